@@ -31,11 +31,7 @@ def set_attention(model: Any, name: str) -> None:
     """Choose the attention kernel of a language model.
 
     Args:
-        model: The language model.
         name: One of transformers' names, or "blocks".
-
-    Raises:
-        ValueError: the model does not take kernels by name, or drops attention weights out.
     """
     if name == BLOCKS and not (model._supports_sdpa and model._supports_attention_backend):
         raise ValueError(f"model.attention blocks: {type(model).__name__} brings its own attention; set eager or auto")
@@ -50,10 +46,6 @@ def lies_end_to_end(model: Any, longest: int) -> bool:
 
     Not with attention windows shorter than the longest row, which the kernel does not know, nor where layers mix tokens
     in another way than by attention (convolutions, states), which a tiny input shows.
-
-    Args:
-        model: The language model.
-        longest: Tokens of the longest row.
     """
     text = model.config.get_text_config()
     sizes = (getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size"))
@@ -87,16 +79,11 @@ def block_attention(
     """Attention as transformers' layers call it; what is not plain self-attention goes to torch's kernel.
 
     Args:
-        module: The layer.
         query: (B, H, T, D).
-        key: (B, K, T, D), K a divisor of H.
-        value: Likewise.
+        key: (B, K, T, D), K a divisor of H; so is `value`.
         attention_mask: (B or 1, 1, T, T), boolean or added to the scores, which lets no token see a later one; or
             (1, 1, R, L), which is true at the tokens of R rows that lie end to end in one; None where each token sees
             all before it.
-        dropout: Of the attention weights.
-        scaling: Of the scores.
-        **kwargs: Passed to torch's kernel.
 
     Returns:
         (B, T, H, D), and None for the weights.

@@ -85,10 +85,8 @@ def learn_labels_only(model: Any) -> bool:
     """Make a causal language model compute logits at label positions alone when it is called with labels.
 
     Its `forward` is replaced, and not the trainer's loss, because DDP, FSDP and PEFT act on calls of `forward`. Without
-    labels, as in generation, and with `full_logits=True` it does what it did before.
-
-    Args:
-        model: A causal language model, before PEFT or anything else is put around it.
+    labels, as in generation, and with `full_logits=True` it does what it did before. Call it before
+    PEFT wraps the model.
 
     Returns:
         Whether it does so now. A mixture of experts keeps its own loss, which has a term for the balance of experts;

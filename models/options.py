@@ -269,6 +269,14 @@ def convert(value: Any, hint: Any) -> Any:
         if not isinstance(items, (list, tuple)):
             raise ValueError(f"{value!r} is not a list")
         return origin(str(item).strip() for item in items if str(item).strip())
+    if origin is dict:
+        try:
+            found = yaml.safe_load(value) if isinstance(value, str) else value
+        except yaml.YAMLError:
+            found = value
+        if not isinstance(found, dict):
+            raise ValueError(f"{value!r} is not a mapping of names and values, such as {{name: value}}")
+        return found
     if hint is bool:
         if isinstance(value, str) and value.lower() in (*_TRUE, *_FALSE):
             return value.lower() in _TRUE

@@ -10,81 +10,117 @@ continues when the same command is given again.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from tripletune.data_builders.trajectories import TrajectoryOptions
+from tripletune.eval.suites.questions import read_options
 from tripletune.models.files import read_text, write_text
-from tripletune.models.options import parse_command_line, setting, to_yaml
+from tripletune.models.options import other_default, parse_command_line, setting, to_arguments, to_yaml
 from tripletune.models.program import run_program
 from tripletune.recipes.demo import run as run_step
 
 
+@dataclass(frozen=True, slots=True)
+class KeepOptions(TrajectoryOptions):
+    """Which runs are kept."""
+
+    min_score: tuple[str, ...] = other_default(TrajectoryOptions, "min_score", ("exact_match=1",))
+    no_repairs: bool = other_default(TrajectoryOptions, "no_repairs", True)
+    min_recall: float | None = other_default(TrajectoryOptions, "min_recall", 1.0)
+    shortest: int | None = other_default(TrajectoryOptions, "shortest", 1)
+
+
+@dataclass
+class TrainingStep:
+    """How a student learns from the runs that are kept: it goes on from its adapter."""
+
+    recipe: str = setting("cirag_distill", "file of recipes/", choices=("cirag_distill", "ras_multitask"))
+    config: str = setting("", "its YAML file")
+    settings: dict[str, Any] = setting({}, "settings beside those of the file, by their dotted names")
+    launcher: str = setting("recipes/accelerate/cpu.yaml", "accelerate's configuration file")
+
+
 @dataclass
 class ExpertConfig:
-    """All rounds. In the words of a command {student} is the round's student and {sample} the number of a sample."""
+    """All rounds."""
 
     output_dir: str = setting("runs/expert", "folder of all rounds")
     student: str = setting("", "the student to begin with: run, adapter or export")
     rounds: int = setting(2, "rounds", at_least=1)
     samples: int = setting(4, "K, runs of each question in a round", at_least=1)
-    loop: str = setting(
-        "", "words of `tripletune eval run` with {student}, such as --system cirag --integrator {student}"
+    loop: dict[str, Any] = setting(
+        {}, "options of `tripletune eval run` and of the system, by name, but the student and the data"
     )
-    sampling: str = setting("--set student_seed={sample}", "its words that make a run a sample")
-    questions: str = setting("", "its words that name the training questions")
-    exam: str = setting("", "its words that name the held-out questions")
-    keep: str = setting(
-        "--min-score exact_match=1 --min-recall 1 --no-repairs --shortest 1",
-        "words of `tripletune build trajectories` that say which are kept",
-    )
-    train: str = setting(
-        "", "the training command without its data and output; with --model.adapter {student} it goes on"
-    )
+    questions: dict[str, Any] = setting({}, "its options for the training questions, such as data and corpus")
+    exam: dict[str, Any] = setting({}, "its options for the held-out questions")
+    draw: str = setting("student", "whose replies are drawn at temperature 1", choices=("student", "teacher"))
+    first_sample: int = setting(0, "number of the first sample, which is its seed", at_least=0)
+    keep: KeepOptions = field(default_factory=KeepOptions)
+    train: TrainingStep = field(default_factory=TrainingStep)
 
     def check(self) -> list[str]:
-        """What is not said."""
-        return [
-            f"{name}: not set" for name in ("student", "loop", "questions", "exam", "train") if not getattr(self, name)
-        ]
+        """What is not set, and options of the loop that do not exist."""
+        needed = {name: getattr(self, name) for name in ("student", "loop", "questions", "exam")}
+        needed["train.config"] = self.train.config
+        found = [f"{name}: not set" for name, value in needed.items() if not value]
+        for name, values in (("questions", self.questions), ("exam", self.exam)) if not found else ():
+            try:
+                read_options(self.loop | values | {"output": self.output_dir})
+            except ValueError as error:
+                found.append(f"loop, {name}: {error}")
+        return found
+
+    def run_command(self, student: str, values: dict[str, Any], output: str, sample: int | None = None) -> list[str]:
+        """The words that run the loop with a student."""
+        role = "integrator" if self.loop["system"] == "cirag" else "model"
+        given = {role: student, "ledger": f"{self.output_dir}/ledger.sqlite", "output": output}
+        options, teacher = read_options(self.loop | values | given)
+        if sample is not None and self.draw == "student":
+            options.student_seed = sample
+        elif sample is not None and teacher is not None:
+            teacher = replace(teacher, temperature=1.0, seed=sample)
+        chat_model = to_arguments(teacher, "teacher") if teacher else []
+        return ["tripletune", "eval", "run", *to_arguments(options), *chat_model]
 
 
 def steps(config: ExpertConfig) -> Iterator[tuple[str, str, str]]:
     """What each step does, its command, and the file that shows that it is done."""
     home, student = config.output_dir, config.student
-    ledger = f"--ledger {home}/ledger.sqlite"
 
-    def loop(output: str, words: str) -> tuple[str, str]:
-        words = f"{config.loop} {words}".replace("{student}", student)
-        return f"tripletune eval run {words} {ledger} --output {output}", f"{output}/metrics.json"
+    def run(output: str, values: dict[str, Any], sample: int | None = None) -> tuple[str, str]:
+        return shlex.join(config.run_command(student, values, output, sample)), f"{output}/metrics.json"
 
-    yield "The student at the start: held-out questions", *loop(f"{home}/exam-0", config.exam)
+    yield "The student at the start: held-out questions", *run(f"{home}/exam-0", config.exam)
     for number in range(1, config.rounds + 1):
         folder = f"{home}/round-{number}"
         runs = [f"{folder}/sample-{sample}" for sample in range(config.samples)]
         for sample, output in enumerate(runs):
-            words = f"{config.questions} {config.sampling}".replace("{sample}", str(sample))
-            yield f"Round {number}: sample {sample + 1} of {config.samples}", *loop(output, words)
+            title = f"Round {number}: sample {sample + 1} of {config.samples}"
+            yield title, *run(output, config.questions, config.first_sample + sample)
         data = f"{folder}/trajectories"
-        results = " ".join(f"--results {output}" for output in runs)
-        build = f"tripletune build trajectories {results} {ledger} {config.keep} --overwrite --output {data}"
-        yield f"Round {number}: keep the best", build, f"{data}/README.md"
-        train = config.train.replace("{student}", student)
+        build = ["tripletune", "build", "trajectories", *(word for one in runs for word in ("--results", one))]
+        keep = to_arguments(TrajectoryOptions(**asdict(config.keep)))
+        build += ["--ledger", f"{home}/ledger.sqlite", *keep, "--overwrite", "--output", data]
+        yield f"Round {number}: keep the best", shlex.join(build), f"{data}/README.md"
+        settings = {**config.train.settings, "model.adapter": student, "data.train": data}
         student = f"{folder}/student"
-        train += f" --data.train {data} --output_dir {student}"
-        yield f"Round {number}: train", train, f"{student}/final/training.json"
-        yield f"Round {number}: held-out questions", *loop(f"{home}/exam-{number}", config.exam)
-    exams = " ".join(f"{home}/exam-{number}" for number in range(config.rounds + 1))
+        train = ["accelerate", "launch", "--quiet", "--config_file", config.train.launcher]
+        train += [f"recipes/{config.train.recipe}.py", "--config", config.train.config]
+        for name, value in {**settings, "output_dir": student}.items():
+            train += [f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else str(value)]
+        yield f"Round {number}: train", shlex.join(train), f"{student}/final/training.json"
+        yield f"Round {number}: held-out questions", *run(f"{home}/exam-{number}", config.exam)
+    exams = shlex.join(f"{home}/exam-{number}" for number in range(config.rounds + 1))
     yield "All students, question by question with the first", f"tripletune eval compare {exams}", ""
 
 
 def main(config: ExpertConfig, dry_run: bool = False) -> int:
-    """Do what is not done yet; the exit code of a step that failed, else 0.
-
-    Raises:
-        ValueError: the folder holds other rounds.
-    """
+    """Do what is not done yet; the exit code of a step that failed, else 0."""
     if dry_run:
         sys.stdout.write("".join(f"{command}\n" for _, command, _ in steps(config)))
         return 0

@@ -45,18 +45,9 @@ def cached_rows(
 
     Args:
         key: JSON data that the rows depend on: the data's digest, settings, template, tokenizer.
-        cache: Folder of such files.
         parts: Make the rows of one part of the data after the other, such as of `train.tasks.Examples.parts`: mappings
             with the columns. Each counts what it leaves out or cuts in the counter it is given, which `rows_meta`
             shows. Rows of tokens have `length` (source and target together where they are apart) and `labels`.
-        columns: Their columns.
-        name: What the rows are, for the name of their folder.
-
-    Returns:
-        A `datasets.Dataset` with these columns.
-
-    Raises:
-        ValueError: there are no rows of tokens.
     """
     import pyarrow as pa
     from datasets import Dataset
@@ -133,15 +124,8 @@ def pack_rows(dataset: Any, tokens: int) -> Any:
 
     Rows that stand within a thousand of each other are packed together, so memory does not grow with the data.
 
-    Args:
-        dataset: From `cached_rows`.
-        tokens: Most tokens of a pack.
-
     Returns:
         A `datasets.Dataset` with `input_ids`, `labels` and `seq_lengths`, the lengths of the rows in a pack.
-
-    Raises:
-        ValueError: a row is longer than a pack.
     """
     from datasets import Dataset
     from trl import pack_dataset
@@ -179,7 +163,6 @@ class TextCollator:
     the positions start again with each sample, which is how transformers' attention keeps samples apart.
 
     Attributes:
-        pad_token_id: Padding token.
         flatten: Put all packs of a batch into one row. Flash attention tells samples apart in a single row alone; other
             kernels make a (T, T) mask, which several rows keep small.
     """
@@ -228,9 +211,7 @@ def encode_rows(
     """Records as integers, one row each; with `prompt_order: interleaved` the records of a question are one row.
 
     Args:
-        records: The records.
         counts: Counts records of each kind, and truncated records, triples, words and labels.
-        processor: Makes prompt and label.
         learn_copies: Whether a first sub-query that repeats the main question is part of its label. A loop whose q_0 is
             the main question (RAS, section 3.1) fills it in itself and reads the action alone.
         long_labels: "truncate", "skip" or "error"; see `GraphLLMProcessor.encode_label`.
@@ -276,9 +257,6 @@ def chain_records(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     In the order `interleaved` a prompt begins with the one before and its reply. Where a reply ends, its
     end-of-sequence token is learned, and what was found stands there. Records that are no beginnings, as where triples
     were left out of a later prompt, stay rows of their own.
-
-    Args:
-        rows: Rows of one record each.
     """
     chains: list[dict[str, Any]] = []
     for row in sorted(rows, key=lambda row: -row["length"]):
@@ -304,10 +282,6 @@ class RecordCollator:
     without a mask attention takes its fast path.
 
     Attributes:
-        pad_token_id: Padding token.
-        table: Embedding table; None for models without graph.
-        action_weight: Weight of the action marker's tokens in the loss.
-        answer_weight: Weight of the label tokens of answering records in the loss.
         tokens_per_record: Label tokens of a record on average: each record then has that weight, divided among its
             label tokens; None gives each token the weight 1.
     """

@@ -50,11 +50,6 @@ class Episode:
     """The `LLMClient` of CIRAG's integration phase in one run of the loop, and the row that the run becomes.
 
     Args:
-        reply: Writes the reply of a request.
-        chat: Makes tokens of turns.
-        ends: Tokens that end a reply.
-        context: Longest sequence of the model.
-        temperature: Of the replies.
         seed: That of the first reply; the next one has the next number.
 
     Attributes:
@@ -147,11 +142,7 @@ class RewardLog(StepLog):
 
 
 class GrpoTrainer(TrlMixin, GRPOTrainer):
-    """Trains a student on its own runs of the loop.
-
-    Args:
-        task: A `train.tasks.grpo.GrpoTask`, its models loaded and its rows made.
-    """
+    """Trains a student on its own runs of the loop."""
 
     task: Any
 

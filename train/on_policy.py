@@ -38,11 +38,7 @@ class TrlMixin(EngineMixin):
 
 
 class OnPolicyTrainer(TrlMixin, DistillationTrainer):
-    """Trains a student on its own replies.
-
-    Args:
-        task: A `train.tasks.cirag_on_policy.OnPolicyTask`, its models loaded and its prompts made.
-    """
+    """Trains a student on its own replies."""
 
     def __init__(self, task: Any) -> None:
         train = task.config.train

@@ -18,7 +18,6 @@ class EpochSampler(Sampler[int]):
     Args:
         lengths: Tokens of each record.
         batch_size: Records of an optimiser step; groups are made of this size.
-        seed: Seed.
         group_by_length: Sort by length within blocks of fifty batches, then shuffle the batches.
     """
 
@@ -60,9 +59,6 @@ class RepeatedSteps(Sampler[int]):
     splits the replies among the others. Rows that do not fill a rollout are left out of the epoch.
 
     Args:
-        order: The order of the rows.
-        rows: Rows of a rollout.
-        times: Micro-batches of a rollout.
         copies: How often a row stands there each time, one behind the other: the rollouts that GRPO compares.
     """
 

@@ -38,13 +38,7 @@ class TextTask(TrainingTask):
     """A task whose model reads and writes text; a subclass makes `tokenised` rows and prompts."""
 
     def load(self) -> tuple[Any, Any]:
-        """The base model, with a fresh adapter under LoRA, and its tokenizer.
-
-        Raises:
-            FileNotFoundError: no such model.
-            ValueError: a LoRA target does not exist, a dtype or attention kernel does not work, or packing is asked of
-                an encoder-decoder.
-        """
+        """The base model, with a fresh adapter under LoRA, and its tokenizer."""
         from transformers import set_seed
 
         from tripletune.models.attention import set_attention
@@ -131,10 +125,6 @@ def generate_replies(
     """Greedy replies to prompts, spread over the processes.
 
     Args:
-        model: Decoder or encoder-decoder, with or without PEFT adapter.
-        tokenizer: Its tokenizer.
-        prompts: Token ids.
-        train: Says how many prompts are in a batch, and the longest reply.
         criterion: Stopping criterion, such as `models.local.chat.Repetition.found`.
 
     Returns:
@@ -157,12 +147,6 @@ def generate_replies(
 
 
 def choose_examples(examples: Iterable[Example], count: int, text: Callable[[Example], str]) -> list[Example]:
-    """The examples whose texts have the smallest hashes: the same ones in any order of the data.
-
-    Args:
-        examples: Streamed; the chosen ones alone are held in memory.
-        count: How many.
-        text: The text of an example.
-    """
+    """The examples whose texts have the smallest hashes: the same ones in any order of the data."""
     keyed = ((hashlib.sha256(text(one).encode(errors="replace")).digest(), one) for one in examples)
     return [one for _, one in heapq.nsmallest(count, keyed, key=lambda item: item[0])]

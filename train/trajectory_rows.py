@@ -25,18 +25,12 @@ class TrajectoryEncoder:
     """Tokenises trajectories for one student.
 
     Args:
-        tokenizer: The student's, with its chat template.
         eos_token_ids: Tokens that end a reply of the student; see `models.local.chat.eos_token_ids`.
-        model: The student's name, for messages.
         rounds: "together" puts all rounds of a trajectory into one row, as long as each prompt goes on where the one
             before ended; "separate" makes a row of each round. Both learn the same tokens.
         learn: "decisions" are the turns that the trajectory marks; "everything" adds all turns after the first
             decision, so retrieved candidates too.
-        max_tokens: Longest row.
         max_prompt_tokens: Longest prompt; from a longer one the oldest candidates are left out.
-
-    Raises:
-        ValueError: the tokenizer has no chat template.
     """
 
     def __init__(
@@ -64,15 +58,11 @@ class TrajectoryEncoder:
         """Rows of trajectories, in their order, streamed.
 
         Args:
-            trajectories: The trajectories.
             counts: Counts `trajectories` and those `of <teacher>`, `rounds`, `shortened_prompts`,
                 `candidates_left_out` and `rounds_too_long`, which are left out.
 
         Yields:
             `input_ids`, `labels` (-100 where nothing is learned) and `length`.
-
-        Raises:
-            ValueError: the chat template does not allow to tell what is learned.
         """
         for trajectory in trajectories:
             counts.update(("trajectories", f"of {trajectory.model}"))
@@ -86,10 +76,6 @@ class TrajectoryEncoder:
     def prompts(self, trajectories: Iterable[Trajectory], counts: Counter[str]) -> Iterator[dict[str, Any]]:
         """The prompts of all learned rounds, for on-policy distillation.
 
-        Args:
-            trajectories: The trajectories.
-            counts: As in `rows`.
-
         Yields:
             `input_ids`, no `labels`, and `length`.
         """
@@ -102,11 +88,7 @@ class TrajectoryEncoder:
                     yield {"input_ids": ids, "labels": [], "length": len(ids)}
 
     def sample(self) -> tuple[list[int], list[int]]:
-        """A row that shows template and tokenizer, which may change while their folder keeps its name.
-
-        Raises:
-            ValueError: the chat template does not allow to tell what is learned.
-        """
+        """A row that shows template and tokenizer, which may change while their folder keeps its name."""
         turns: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
         try:
             return self.encode([*turns, {"role": "assistant", "content": "a"}], {2})
@@ -120,16 +102,8 @@ class TrajectoryEncoder:
     def encode(self, turns: Sequence[Message], learned: set[int]) -> tuple[list[int], list[int]]:
         """Tokens of a chat, and their labels.
 
-        Args:
-            turns: The chat.
-            learned: Places of the turns that are learned.
-
         Returns:
             Two lists of T numbers: token ids, and the same with -100 outside the learned turns.
-
-        Raises:
-            ValueError: the chat template writes a turn otherwise once others follow it, or never ends it.
-            CallError: the chat template refuses the turns.
         """
         text = self._chat.render(turns, reply=False)
         ids = self._chat.tokens(text)

@@ -49,10 +49,13 @@ from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.llm.several import in_role
 from tripletune.models.options import (
     CommandParser,
+    ConfigError,
     add_arguments,
     add_short_flags,
     convert,
     from_arguments,
+    load_config,
+    no_option,
     not_one_of,
     require,
     setting,
@@ -419,13 +422,6 @@ class RunSpec:
         model = args.teacher_model or UNNAMED
         return cls.make(from_arguments(QuestionOptions, args), from_arguments(LLMOptions, args, "teacher", model=model))
 
-    @classmethod
-    def parse(cls, words: Sequence[str]) -> RunSpec:
-        """That of the words behind `tripletune eval run`."""
-        parser = CommandParser(prog="tripletune eval run")
-        QuestionSuite.add_arguments(parser)
-        return cls.from_arguments(parser.parse_args(words))
-
     def suites(self) -> list[QuestionSuite]:
         """Every system on every task, in OUTPUT/TASK/SYSTEM where there are several.
 
@@ -500,6 +496,29 @@ def evaluate(
         (suite,) = RunSpec.make(chosen, teacher).suites()
         run_suites([suite])
         return read_json(Path(chosen.output) / METRICS)
+
+
+def read_options(values: Mapping[str, Any]) -> tuple[QuestionOptions, LLMOptions | None]:
+    """Options of a run by name, as a section of a YAML file holds them, and its chat model.
+
+    Args:
+        values: Fields of `QuestionOptions`, options of the system, and `teacher`, a mapping of `LLMOptions`.
+    """
+    teacher = values.get("teacher")
+    needed = ("system", "task", "data", "output")
+    if missing := [name for name in needed if values.get(name) is None]:
+        raise ValueError(f"not set: {', '.join(missing)}")
+    known = [item.name for item in dataclasses.fields(QuestionOptions)]
+    for system in convert(values["system"], list[str]):
+        known += [item.name for item in dataclasses.fields(find_system(system).options)]
+    for name in values:
+        if name.rpartition(".")[2] not in (*known, "teacher"):
+            raise ValueError(no_option(f"a run of {values['system']}", name, [*known, "teacher"]))
+    options = asdict(QuestionOptions.of(**{name: value for name, value in values.items() if name != "teacher"}))
+    try:
+        return load_config(QuestionOptions, None, options), teacher and load_config(LLMOptions, None, teacher)
+    except ConfigError as error:
+        raise ConfigError("; ".join(str(error).split("\n  - ")[1:])) from None
 
 
 def _listed(counts: Mapping[str, int]) -> str:

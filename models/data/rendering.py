@@ -32,12 +32,7 @@ _ACTION = re.compile(r"\s*\[(SUBQ|SUFFICIENT|NO_RETRIEVAL)\]")
 
 
 def load_instructions(planning: str | Path | None = None, answering: str | Path | None = None) -> dict[Task, str]:
-    """The instructions INST_Plan and INST_Ans by task.
-
-    Args:
-        planning: File that replaces the one in `models/prompts`.
-        answering: Likewise.
-    """
+    """The instructions INST_Plan and INST_Ans by task."""
     files: dict[Task, str | Path] = {
         "planning": planning or PROMPTS / "ras_plan.md",
         "answering": answering or PROMPTS / "ras_answer.md",
@@ -49,12 +44,8 @@ def render(sample: ModelInput, evidence: str = "triples") -> str:
     """Write history and question as text, without the instruction.
 
     Args:
-        sample: What the model may see.
         evidence: "triples" (default); "text" for the paper's ablation without text-to-triples, where each step
             shows the retrieved text itself; "graph" shows nothing, so that the graph token alone holds the facts.
-
-    Returns:
-        The body of the prompt; the question stands last.
     """
     return "\n".join(part for part in render_parts(sample, evidence) if part)
 
@@ -74,10 +65,6 @@ def render_parts(sample: ModelInput, evidence: str = "triples") -> tuple[str, st
 
 def render_growing(sample: ModelInput, evidence: str = "triples") -> list[str | None]:
     """What stands behind the question where each prompt of a question goes on from the one before and its reply.
-
-    Args:
-        sample: What the model may see.
-        evidence: As for `render`.
 
     Returns:
         Pieces, each tokenised by itself; None is the place of a step's graph. What the planner has replied, or would

@@ -9,12 +9,12 @@ import torch
 from peft import LoraConfig, PeftModel, inject_adapter_in_model
 from safetensors import safe_open
 
-from tests.checkpoints.conftest import train_tiny
-from tests.cli import run
 from tripletune.checkpoints import _rounded_away, merge_adapter
 from tripletune.checkpoints.verify import Loaded, cases_of, model_input, verify
 from tripletune.models.graph_llm import load_generator, load_graph_llm
 from tripletune.models.graph_llm.model import GraphLLM
+
+Cli = Callable[..., tuple[int, str, str]]
 
 
 def _names(folder: Path) -> set[str]:
@@ -70,9 +70,9 @@ def test_merged_folder_verifies(merged: Path, tiny_run: Path) -> None:
 
 @pytest.mark.parametrize("lora", [True, False])
 def test_untied_weights_with_and_without_lora(
-    lora: bool, tiny_model: Callable[[str], Path], tiny_encoder: Path, tmp_path: Path
+    lora: bool, tiny_model: Callable[[str], Path], tiny_encoder: Path, tmp_path: Path, train: Callable[..., None]
 ) -> None:
-    train_tiny(tiny_model("llama"), tiny_encoder, tmp_path / "run", lora=lora)
+    train(tiny_model("llama"), tiny_encoder, tmp_path / "run", lora=lora)
     found = merge_adapter(tmp_path / "run", tmp_path / "out")
     assert found.difference < 1e-3
     assert found.same_replies == 3
@@ -107,10 +107,10 @@ def test_a_third_of_a_small_update_is_rounded_away() -> None:
     assert _rounded_away(model, torch.float32) < 1e-3
 
 
-def test_language_model_alone_with_graph(tiny_export: Path, tmp_path: Path) -> None:
+def test_language_model_alone_with_graph(tiny_export: Path, tmp_path: Path, cli: Cli) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    code, _, err = run("checkpoints", "merge", tiny_export, "--output", tmp_path / "lm", "--language-model-only")
+    code, _, err = cli("merge", tiny_export, "--output", tmp_path / "lm", "--language-model-only")
     assert code == 0
     assert "trained with a graph token" in err
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "lm")
@@ -123,31 +123,31 @@ def test_language_model_alone_with_graph(tiny_export: Path, tmp_path: Path) -> N
 
 
 def test_language_model_alone_without_graph(
-    tiny_model: Callable[[str], Path], tiny_encoder: Path, tmp_path: Path
+    tiny_model: Callable[[str], Path], tiny_encoder: Path, tmp_path: Path, train: Callable[..., None], cli: Cli
 ) -> None:
-    train_tiny(tiny_model("smollm2"), tiny_encoder, tmp_path / "run", use_graph=False)
-    code, _, err = run("checkpoints", "merge", tmp_path / "run", "--output", tmp_path / "lm", "--language-model-only")
+    train(tiny_model("smollm2"), tiny_encoder, tmp_path / "run", use_graph=False)
+    code, _, err = cli("merge", tmp_path / "run", "--output", tmp_path / "lm", "--language-model-only")
     assert code == 0
     assert "graph token" not in err
     assert _texts(tmp_path / "lm") == _texts(tmp_path / "run")
 
 
 def test_a_merge_that_went_wrong_writes_nothing(
-    tiny_export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.setattr(PeftModel, "merge_and_unload", lambda self, safe_merge: self.unload(), raising=False)
     for options in ([], ["--language-model-only"]):
-        code, _, err = run("checkpoints", "merge", tiny_export, "--output", tmp_path / "out", *options)
+        code, _, err = cli("merge", tiny_export, "--output", tmp_path / "out", *options)
         assert code == 2
         assert "nothing was written" in err
         assert not list(tmp_path.iterdir())
 
 
-def test_what_can_not_be_merged(merged: Path, tiny_export: Path, tmp_path: Path) -> None:
-    code, _, err = run("checkpoints", "merge", merged, "--output", tmp_path / "out")
+def test_what_can_not_be_merged(merged: Path, tiny_export: Path, tmp_path: Path, cli: Cli) -> None:
+    code, _, err = cli("merge", merged, "--output", tmp_path / "out")
     assert (code, err.count("\n")) == (2, 1)
     assert "needs neither export nor merge" in err
-    code, _, err = run("checkpoints", "merge", tiny_export, "--output", merged)
+    code, _, err = cli("merge", tiny_export, "--output", merged)
     assert (code, err.count("\n")) == (2, 1)
     assert "is not empty" in err
 

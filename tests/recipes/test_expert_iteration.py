@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tripletune.data_builders.trajectories import TrajectoryOptions
-from tripletune.eval.suites.questions import RunSpec
-from tripletune.models.options import load_config, parse_command_line
+from tripletune.eval.__main__ import parser
+from tripletune.models.options import ConfigError, load_config, parse_command_line
 from tripletune.recipes import expert_iteration
 from tripletune.recipes.expert_iteration import ExpertConfig, run, steps
 from tripletune.train.tasks.cirag_distill import StudentConfig
@@ -20,12 +19,14 @@ CONFIG = Path(__file__).resolve().parents[2] / "recipes" / "configs" / "smollm2_
 def test_every_step_is_a_command_that_can_be_given_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(CONFIG.parents[2])
     config = load_config(ExpertConfig, CONFIG)
-    students, trained = [], []
+    students, kept, trained = [], [], []
     for _, command, _ in steps(config):
         words = shlex.split(command)
         if words[1:3] == ["eval", "run"]:
-            given = RunSpec.parse(words[3:]).options
-            students.append((given.integrator, given.student_seed, given.data))
+            given = parser(words[2:]).parse_args(words[2:])
+            students.append((given.integrator, given.student_seed and int(given.student_seed), given.data))
+        elif words[1:3] == ["build", "trajectories"]:
+            kept.append(words[words.index("--ledger") + 2 : words.index("--overwrite")])
         elif words[0] == "accelerate":
             student, _ = parse_command_line(StudentConfig, "", words[words.index("recipes/cirag_distill.py") + 1 :])
             trained.append((student.model.adapter, student.data.train, student.output_dir))
@@ -36,7 +37,31 @@ def test_every_step_is_a_command_that_can_be_given_alone(monkeypatch: pytest.Mon
     assert [one[2].endswith("test.jsonl") for one in students] == [True, *[False] * 4] * 2 + [True]
     assert trained[0] == (start, [f"{home}/round-1/trajectories"], second)
     assert trained[1][0] == second
-    assert TrajectoryOptions(min_score=("exact_match=1",), min_recall=1, no_repairs=True, shortest=1).shortest == 1
+    assert kept == [shlex.split("--min-score exact_match=1 --no-repairs --min-recall 1.0 --shortest 1")] * 2
+
+
+def test_a_graph_llm_and_a_sampled_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(CONFIG.parents[2])
+    values = {
+        "loop": {"system": "ras", "task": "hotpotqa", "teacher": {"backend": "openai", "model": "m"}},
+        "questions": {"data": "q"}, "exam": {"data": "e"}, "student": "s", "draw": "teacher", "first_sample": 20,
+        "keep": {"system": "ras", "records": True}, "train": {"recipe": "ras_multitask", "config": "c.yaml"},
+    }  # fmt: skip
+    commands = [command for _, command, _ in steps(load_config(ExpertConfig, None, values))]
+    assert "--model s" in commands[1]
+    assert "--teacher-seed 20" in commands[1]
+    assert "--teacher-temperature 1" in commands[1]
+    assert "--system ras --records --min-score exact_match=1 --no-repairs" in commands[5]
+    assert "recipes/ras_multitask.py --config c.yaml --model.adapter s --data.train" in commands[6]
+
+
+def test_options_that_do_not_exist_are_named() -> None:
+    values = {"loop": {"system": "cirag", "task": "hotpotqa", "candidats": 5}, "questions": "{data: q}"}
+    values |= {"exam": {"data": "e"}, "student": "s", "train": {"config": "c.yaml"}}
+    with pytest.raises(ConfigError, match=r"loop, questions: .*'candidats'.*did you mean candidates\?"):
+        load_config(ExpertConfig, None, values)
+    with pytest.raises(ConfigError, match="questions: 'q' is not a mapping"):
+        load_config(ExpertConfig, None, values | {"questions": "q"})
 
 
 def test_it_continues_and_refuses_other_settings(
@@ -47,16 +72,18 @@ def test_it_continues_and_refuses_other_settings(
     def step(command: str, done: bool) -> int:
         called.append((command, done))
         if not done and "--output " in command:
-            folder = Path(shlex.split(command)[-1])
+            words = shlex.split(command)
+            folder = Path(words[words.index("--output") + 1])
             folder.mkdir(parents=True)
             (folder / "metrics.json").touch()
             (folder / "README.md").touch()
-        return 7 if "tripletune train" in command else 0
+        return 7 if "accelerate" in command else 0
 
     monkeypatch.setattr(expert_iteration, "run_step", step)
-    words = ["--student", "s", "--loop", "l", "--questions", "q", "--exam", "e", "--train", "tripletune train x"]
+    words = ["--student", "s", "--loop", "{system: cirag, task: hotpotqa}", "--questions", "{data: q}"]
+    words += ["--exam", "{data: e}", "--train.config", "c.yaml"]
     words += ["--samples", "2", "--rounds", "1", "--output_dir", str(tmp_path / "out")]
     assert [run(words), run(words)] == [7, 7]
     assert [done for _, done in called] == [False] * 5 + [True] * 4 + [False]
-    assert run([*words, "--keep=--no-repairs"]) == 2
+    assert run([*words, "--keep.shortest", "2"]) == 2
     assert "is of another run" in capsys.readouterr().err

@@ -208,9 +208,7 @@ def break_data(config: Any) -> None:
     ("damage", "message"),
     [
         ({"data.train": "/nowhere/data"}, "no such file or folder: /nowhere/data"),
-        ({"data.train_split": "test"}, r"no test*.jsonl"),
         (break_data, "train-00000.jsonl:13: not valid JSON"),
-        ({"model.base": "/nowhere/model"}, "'/nowhere/model': there is no such folder"),
         ({"model.base": "nobody/no-such-model"}, "nobody/no-such-model"),
         ({"data.max_label_tokens": 3, "data.long_labels": "error"}, "max_label_tokens is 3"),
         ({"model.lora_targets": ["query_key_value"]}, "['query_key_value'] do not exist"),

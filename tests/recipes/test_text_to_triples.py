@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.recipes.command_lines import ROOT, command_line, lines, run
+from tests.recipes.command_lines import ROOT, command_line, lines
 from tripletune.models.options import load_config
 from tripletune.train.tasks.text_to_triples import PairConfig
 
@@ -91,22 +91,6 @@ def test_bad_input_is_one_clear_message(
     assert message in said
     assert said.count("error: ") == 1
     assert not (Path(config.output_dir) / "final").exists()
-
-
-def test_all_problems_of_a_configuration_come_at_once(tmp_path: Path, run_recipe: Call) -> None:
-    path = tmp_path / "bad.yaml"
-    path.write_text(
-        "model: {lora_rank: 0, dtype: float8, lora_targets: []}\n"
-        "data: {max_source_tokens: 1, prompt: /nowhere.md}\n"
-        "train: {epochs: 0, packing: true, pack_tokens: 8, warmup_ratio: 2, eval_generate_records: -1}\n"
-        "report_to: [wandbb]\n"
-    )
-    done = run([str(ROOT / "recipes" / f"{RECIPE}.py"), "--config", str(path)])
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "10 problem(s)" in done.stderr
-    for said in ("did you mean wandb?", "model.lora_rank: 0", "data.prompt: there is no file", "train.pack_tokens: 8"):
-        assert said in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(("source", "rate", "batch"), [("text", 2e-5, 32), ("table", 5e-5, 8)])

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +66,7 @@ def test_a_run_its_logs_and_its_result(
 
     monkeypatch.setattr(EngineMixin, "evaluation_loop", loop)
     task = made(make_task, case, STEPS)
-    # The steps that the recipe shows; a resumed run below is one of `tripletune train`.
-    recipe = {"ras": "ras_multitask"}.get(CASES[case][0], CASES[case][0])
-    train(task, run=import_module(f"tripletune.recipes.{recipe}").run)
+    train(task)
     assert evaluated == [3, 6], "the last step's evaluation is not repeated"
     whole[case, 6] = folder = tmp_path / "run"
     found = rows(folder, "losses.jsonl")

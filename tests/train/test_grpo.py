@@ -42,12 +42,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def make(world: Path, tiny_llama: Path, tmp_path: Path) -> Make:
     def make(overrides: dict[str, Any] | None = None) -> GrpoTask:
-        loop = (
-            f"--system cirag --task hotpotqa --data {world}/test.jsonl --corpus {world}/test.corpus.jsonl --top-k 1 "
-            f"--triples {world}/test.triples.jsonl --oracle {world}/test --set extraction=store --set rerank=no "
-            "--set candidates=2 --set max_integration_tokens=6 --set repairs=0 "
-            f"--set prompts={world}/prompts"
-        )
+        loop = {
+            "task": "hotpotqa", "data": f"{world}/test.jsonl", "corpus": f"{world}/test.corpus.jsonl", "top_k": 1,
+            "triples": f"{world}/test.triples.jsonl", "oracle": f"{world}/test", "extraction": "store", "rerank": False,
+            "candidates": 2, "max_integration_tokens": 6, "repairs": 0, "prompts": f"{world}/prompts",
+        }  # fmt: skip
         values = {
             "output_dir": str(tmp_path / "run"), "model.base": str(tiny_llama), "model.dtype": "float32",
             "model.lora_rank": 4, "model.lora_dropout": 0.1, "data.loop": loop, "data.max_tokens": 1024,
@@ -101,10 +100,10 @@ def test_a_run_is_one_row_that_learns_what_the_student_wrote(tiny_llama: Path) -
     whole = one._chat.render([*going_on, {"role": "assistant", "content": last}], reply=False)
     assert tokenizer.decode(one.prompt + one.completion) == whole.rstrip("\n")
     # The loop drops an invented triple, so the second prompt does not go on after the first reply.
-    mended = first.replace('["Ada"', '["Cy", "saw", "Bo"], ["Ada"')
-    one, tokenizer = asked(tiny_llama, (turns(), mended, True), (going_on, last, True))
+    repaired = first.replace('["Ada"', '["Cy", "saw", "Bo"], ["Ada"')
+    one, tokenizer = asked(tiny_llama, (turns(), repaired, True), (going_on, last, True))
     assert one.cut
-    assert written(one, tokenizer) == f"{mended}<|im_end|>"
+    assert written(one, tokenizer) == f"{repaired}<|im_end|>"
     # A reply that was cut off has not written its end.
     one, tokenizer = asked(tiny_llama, (turns(), first, False), (going_on, last, False))
     assert written(one, tokenizer) == first + last
@@ -200,19 +199,21 @@ def test_what_is_computed_at_written_tokens_alone_is_what_trl_computes(make: Mak
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("change", "message"),
     [
-        (("--corpus", "--index"), "give it --corpus"),
-        (("--oracle", "--index"), "needs a chat model"),
-        (("--set repairs=0", "--integrator x"), "leave out --integrator"),
-        (("--system cirag", "--system ras"), "CIRAG's student alone is trained"),
+        ({"corpus": None}, "give it corpus"),
+        ({"oracle": None}, "needs a chat model|a teacher that answers at once"),
+        ({"integrator": "x"}, "leave out integrator"),
+        ({"system": "ras"}, "leave out system: CIRAG's integrator is the student"),
+        ({"candidats": 3}, r"a run of cirag has no option 'candidats' \(did you mean candidates\?"),
+        ({"top_k": "many"}, "top_k"),
+        ({"concurrency": 0}, "data.loop: concurrency: 0 must be at least 1"),
     ],
 )
-def test_a_loop_that_no_student_can_be_trained_in(words: tuple[str, str], message: str, make: Make) -> None:
-    task = make()
-    task.config.data.loop = task.config.data.loop.replace(*words)
+def test_a_loop_that_no_student_can_be_trained_in(change: dict[str, Any], message: str, make: Make) -> None:
+    loop = make().config.data.loop | change
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        _ = task.sources
+        _ = make({"data.loop": loop}).sources
 
 
 def test_groups_that_do_not_fill_a_rollout_are_refused_before_anything_is_loaded(make: Make) -> None:

@@ -15,10 +15,8 @@ from tripletune.models.files import lock_folder
 from tripletune.models.options import load_config
 from tripletune.train.resume import (
     check_same_run,
-    forget_checkpoints,
     newest_checkpoint,
     save_run_settings,
-    set_result_aside,
 )
 from tripletune.train.tasks.ras import GraphConfig
 
@@ -33,14 +31,6 @@ def goes_on(config: GraphConfig, digest: str = "aa") -> bool:
     except ValueError:
         return False
     return True
-
-
-def test_the_same_run_goes_on(tmp_path: Path) -> None:
-    other = begun(tmp_path, seed=1)
-    assert goes_on(other)  # the folder says nothing
-    save_run_settings(begun(tmp_path), "aa")
-    assert goes_on(begun(tmp_path))
-    assert not goes_on(other)
 
 
 @pytest.mark.parametrize(
@@ -107,24 +97,6 @@ def test_the_folder_of_a_killed_process_is_free(tmp_path: Path) -> None:
             lock_folder(tmp_path, "another process")
         other.kill()
     lock_folder(tmp_path, "").close()
-
-
-def test_a_run_that_starts_again_forgets_checkpoints_alone(tmp_path: Path) -> None:
-    for name in ("checkpoint-500", "checkpoint-1000", "final", "cache"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_text("x")
-    forget_checkpoints(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["cache", "final"]
-
-
-def test_the_result_of_an_earlier_run_is_set_aside(tmp_path: Path) -> None:
-    set_result_aside(tmp_path)  # there is none
-    for text in ("first", "second"):
-        (tmp_path / "final").mkdir()
-        (tmp_path / "final" / "weights").write_text(text)
-        set_result_aside(tmp_path)
-        assert not (tmp_path / "final").exists()
-        assert (tmp_path / "final.previous" / "weights").read_text() == text
 
 
 def test_settings_that_an_earlier_version_did_not_have_are_no_difference(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What of a trajectory is learned, for chat templates in the style of five families."""
+"""What of a trajectory is learned, for chat templates in the style of four families."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from tripletune.rag.systems.cirag.integration import (
     Decision,
     Round,
     messages_of,
-    read_decision,
     shorten,
     shown_candidates,
     write_decision,
@@ -42,14 +41,6 @@ TEMPLATES = {
         "'<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt "
         "%}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
         "<|eot_id|>",
-    ),
-    "qwen2.5": (
-        "{% for message in messages %}{% if message.role == 'user' or message.role == 'system' %}{{ '<|im_start|>' + "
-        "message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{% elif message.role == 'assistant' %}{{ "
-        "'<|im_start|>' + message.role }}{% if message.content %}{{ '\n' + message.content }}{% endif %}{{ "
-        "'<|im_end|>\n' }}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
-        "<|im_end|>",
     ),
     "gemma": (
         "{{ '<s>' }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}{% for "
@@ -247,12 +238,3 @@ def test_a_round_that_does_not_fit_is_counted(tokenizer: Any) -> None:
     assert all(row["length"] <= limit for row in encoder.rows([one], counts))
     assert counts["rounds_too_long"] > 0
     assert counts["rounds"] == 3
-
-
-def test_decisions_read_back_as_the_teacher_meant_them(tokenizer: Any) -> None:
-    one = trajectory()
-    texts = learned_texts(tokenizer, rows_of(tokenizer, [2], one)[0])
-    for number, text in enumerate(texts):
-        decision = read_decision(text.removesuffix("<|im_end|>"), facts(number))
-        assert decision.faults == ()
-        assert decision.core == facts(number)[: 2 if number == 2 else 1]

@@ -127,12 +127,7 @@ class StudentTask(TextTask):
 
     @cached_property
     def sources(self) -> tuple[Examples, Examples | None]:
-        """Training and validation trajectories; validation is optional where no such shards exist.
-
-        Raises:
-            FileNotFoundError: validation trajectories are named and not there.
-            ValueError: a validation trajectory cannot be read.
-        """
+        """Training and validation trajectories; validation is optional where no such shards exist."""
         data = self.config.data
         train = [folder_and_share(place) for place in data.train]
         named = [folder_and_share(place) for place in data.validation]
@@ -258,11 +253,7 @@ TASK = StudentTask
 
 
 def folder_and_share(place: str) -> tuple[str, float]:
-    """Read an item of `data.train`: a folder, or FOLDER=SHARE.
-
-    Raises:
-        ValueError: the share is not above 0 and at most 1.
-    """
+    """Read an item of `data.train`: a folder, or FOLDER=SHARE."""
     folder, equals, number = place.rpartition("=")
     if not equals:
         return place, 1.0

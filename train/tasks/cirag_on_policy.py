@@ -62,11 +62,7 @@ class PromptTask(TextTask):
     together: int = 1
 
     def sampler(self, rows: Any, micro_batch: int, per_step: int) -> Any:
-        """The order of the prompts; those that do not fill a rollout are left out of the epoch.
-
-        Raises:
-            ValueError: there are fewer prompts than are replied to at once.
-        """
+        """The order of the prompts; those that do not fill a rollout are left out of the epoch."""
         from tripletune.train.resume import process_count
         from tripletune.train.sampling import RepeatedSteps
 
@@ -114,17 +110,7 @@ TASK = OnPolicyTask
 
 
 def load_teacher(config: Any, student: Any, tokenizer: Any) -> Any:
-    """The teacher, frozen, after making sure that its probabilities can be compared with the student's.
-
-    Args:
-        config: The run.
-        student: The student.
-        tokenizer: Its tokenizer.
-
-    Raises:
-        FileNotFoundError: no such model.
-        ValueError: teacher and student do not share a vocabulary, or have not as many logits.
-    """
+    """The teacher, frozen, after making sure that its probabilities can be compared with the student's."""
     from tripletune.models.loading import load_tokenizer, load_weights
 
     spec, revision = str(config.train.teacher), config.train.teacher_revision

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -35,15 +34,26 @@ _COLUMNS = {"prompt": "string", "input_ids": "[int32]", "labels": "[int32]", "le
 class LoopSection:
     """The loop that is run."""
 
-    loop: str = setting(
-        "", "words of `tripletune eval run` for cirag or ras, without --integrator, --model and --output"
+    loop: dict[str, Any] = setting(
+        {},
+        "options of `tripletune eval run` by name, and those of CIRAG, without system, integrator, model and output; "
+        "teacher: those of the chat model",
     )
     max_tokens: int = setting(2048, "longest run in tokens; what is beyond is not learned", at_least=64)
     cache: str | None = other_default(DataSection, "cache", None)
 
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
-        return [] if self.loop else ["data.loop: write the words of `tripletune eval run` that name loop and questions"]
+        from tripletune.eval.suites.questions import read_options
+
+        given = [name for name in ("system", "integrator", "model", "planner_model", "output") if name in self.loop]
+        if given:
+            return [f"data.loop: leave out {', '.join(given)}: CIRAG's integrator is the student"]
+        try:
+            read_options(self.loop | {"system": "cirag", "output": "."})
+        except ValueError as error:
+            return [f"data.loop: {error}"]
+        return []
 
 
 @dataclass
@@ -76,11 +86,7 @@ class GrpoTrainSection(TrainSection):
         return super().check() + ([wrong] if self.save_steps % self.rollout_steps else [])
 
     def micro_batches(self, processes: int) -> int:
-        """Micro-batches of an optimiser step.
-
-        Raises:
-            ValueError: the runs that are made together are not all runs of some questions.
-        """
+        """Micro-batches of an optimiser step."""
         count = super().micro_batches(processes)
         if (made := self.batch_size * count * processes * self.rollout_steps) % self.runs:
             raise ValueError(
@@ -113,24 +119,16 @@ class GrpoTask(PromptTask):
 
     @cached_property
     def suite(self) -> Any:
-        """The loop; nothing of it is opened.
+        """The loop; nothing of it is opened."""
+        from tripletune.eval.suites.questions import RunSpec, read_options
 
-        Raises:
-            FileNotFoundError: a file of it is not there.
-            ValueError: its options can't work together, or a student can't be trained in it.
-        """
-        from tripletune.eval.suites.questions import RunSpec
-
-        spec = RunSpec.parse([*shlex.split(self.config.data.loop), "--output", f"{self.config.output_dir}/loop"])
+        own = {"system": "cirag", "output": f"{self.config.output_dir}/loop"}
+        spec = RunSpec.make(*read_options(self.config.data.loop | own))
         options, teacher = spec.options, spec.teacher
-        if options.integrator or options.model or options.planner_model:
-            raise ValueError("data.loop: leave out --integrator, --model and planner_model: the student is there")
-        if options.system != "cirag":
-            raise ValueError(f"data.loop: --system {options.system}; CIRAG's student alone is trained: --system cirag")
         suite, *others = spec.suites()
         needs = {
             "one task": not others,
-            "--corpus": options.corpus,
+            "corpus": options.corpus,
             "a task with the score f1": "f1" in suite.metrics,
             "a teacher that answers at once": teacher and teacher.backend != "batch",
         }
@@ -163,9 +161,9 @@ class GrpoTask(PromptTask):
 
         def make(counts: Counter[str]) -> Iterator[dict[str, Any]]:
             for item in self.suite.items():
-                told = {name: getattr(item, name) for name in _FIELDS} | {"passages": (), "supporting": ()}
+                shown = {name: getattr(item, name) for name in _FIELDS} | {"passages": (), "supporting": ()}
                 ids = self.processor(item.question)["input_ids"]
-                yield {"prompt": json.dumps(told), "input_ids": ids, "labels": [IGNORED] * len(ids), "length": length}
+                yield {"prompt": json.dumps(shown), "input_ids": ids, "labels": [IGNORED] * len(ids), "length": length}
 
         return cached_rows(["questions", source.digest, length, self._start], cache, [make], _COLUMNS)
 

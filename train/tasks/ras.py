@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tripletune.models.data.graph_settings import GraphSettings, PromptSettings, values_of
-from tripletune.models.data.records import TASKS, ModelInput, Record
+from tripletune.models.data.records import IGNORED, TASKS, ModelInput, Record
 from tripletune.models.files import weights_fingerprint
 from tripletune.models.loading import resolve
 from tripletune.models.options import other_default, setting
@@ -35,6 +37,11 @@ if TYPE_CHECKING:
     from tripletune.models.graph_llm.embeddings import EmbeddingTable
     from tripletune.models.graph_llm.processor import GraphLLMProcessor
     from tripletune.train.batches import RecordCollator
+
+
+logger = logging.getLogger(__name__)
+# Learning rate of the graph modules by themselves, which falls to zero.
+_WARMUP_RATE = 1e-3
 
 
 @dataclass
@@ -256,11 +263,36 @@ class GraphTask(TrainingTask):
         return cached_rows(key, cache, (partial(make, part) for part in source.parts()), columns)
 
     def prepare(self) -> None:
-        """Warm the graph token up, where that is asked for."""
-        from tripletune.train.graph_warmup import warm_up
+        """Train the graph modules to say with one vector what the label says, before anything reads it.
 
-        if steps := self.config.train.graph_warmup_steps:
-            warm_up(self.model, self.train, self.collator(), steps, self.config.seed)
+        Read by a language model from scratch, the graph token is noise that it learns to overlook. The target is the
+        mean embedding of the label's tokens but the last, which ends the sequence; a step takes 16 records. All
+        processes do the same.
+        """
+        if not (steps := self.config.train.graph_warmup_steps):
+            return
+        import torch
+
+        base, collate, rng = self.model.get_base_model(), self.collator(), random.Random(self.config.seed)
+        parts, embed = (base.graph_encoder, base.projector), base.get_input_embeddings()
+        optimizer = torch.optim.AdamW([p for part in parts for p in part.parameters() if p.requires_grad], _WARMUP_RATE)
+        for part in parts:
+            part.train()
+        for step in range(steps):
+            batch = collate([self.train[rng.randrange(len(self.train))] for _ in range(16)])
+            labels = batch["labels"].to(embed.weight.device)
+            shown = (labels != IGNORED) & (labels.roll(-1, 1) != IGNORED)
+            words = embed(labels.clamp(min=0)).float() * shown.unsqueeze(-1)
+            target = words.sum(1) / shown.sum(1, keepdim=True).clamp(min=1)
+            given = parts[1](parts[0](batch["graphs"])).float()
+            # 4-bit weights are on the GPU before a launcher has moved the rest.
+            loss = torch.nn.functional.mse_loss(given, target.detach().to(given.device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.param_groups[0]["lr"] = _WARMUP_RATE * (1 - step / steps)
+            optimizer.step()
+            if (step + 1) % 100 == 0 or step + 1 == steps:
+                logger.info("graph warm-up, step %d/%d: squared error %.4g", step + 1, steps, loss.item())
 
     def warnings(self) -> list[str]:
         """Labels that are too long."""

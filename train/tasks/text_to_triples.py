@@ -173,16 +173,11 @@ class PairEncoder:
     """Tokenises pairs for one model.
 
     Args:
-        tokenizer: The model's tokenizer.
         instruction: The system's turn, from `models.data.pairs.load_instruction`; None for encoder-decoders,
             which get the text alone.
         generation_config: The model's, which knows all tokens that end a reply.
-        model: The model's name, for messages.
         max_source_tokens: Tokens of the text; 512 in the paper.
         max_target_tokens: Tokens of the triples and the end token; 256 in the paper.
-
-    Raises:
-        ValueError: a decoder's tokenizer has no chat template, or there is no end token.
     """
 
     def __init__(
@@ -208,11 +203,7 @@ class PairEncoder:
             self._end = self._end_of_turn(eos_token_ids(tokenizer, generation_config))
 
     def prompts(self, sources: Sequence[str]) -> list[list[int]]:
-        """What the model reads of texts that are short enough.
-
-        Args:
-            sources: From `models.data.pairs.render_source`.
-        """
+        """What the model reads of texts that are short enough."""
         if not sources:
             return []
         if self._chat is None:
@@ -229,7 +220,6 @@ class PairEncoder:
         """Rows of pairs, in their order, streamed.
 
         Args:
-            pairs: The pairs.
             counts: Counts `pairs`, `no_facts`, `cut_sources`, `cut_targets`, `lost_triples` and pairs `left_out`.
 
         Yields:

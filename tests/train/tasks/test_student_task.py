@@ -25,9 +25,9 @@ def facts(name: str) -> tuple[Triple, ...]:
 
 
 def trajectory(number: int, teacher: str = "a", prompt: str = "Go.") -> Trajectory:
-    told = [Round(facts(f"x{number}"), Decision("One.", facts(f"x{number}"), "Who?"))]
+    rounds_before = [Round(facts(f"x{number}"), Decision("One.", facts(f"x{number}"), "Who?"))]
     last = {"role": "assistant", "content": write_decision(Decision("All.", (), ""))}
-    turns = (*messages_of(prompt, f"Which {number}?", facts(f"y{number}"), told), last)
+    turns = (*messages_of(prompt, f"Which {number}?", facts(f"y{number}"), rounds_before), last)
     flags = tuple(turn["role"] == "assistant" for turn in turns)
     return Trajectory(f"{teacher}{number}", f"q{number}", "cirag.integrate", teacher, turns, flags)  # type: ignore[arg-type]
 
