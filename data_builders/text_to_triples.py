@@ -36,7 +36,6 @@ from tripletune.data_builders.readers.triples import (
     read_source,
 )
 from tripletune.models.data.pairs import ExtractionPair, entity_triple, is_only_a_name, predicate_words
-from tripletune.models.data.records import whole_characters
 from tripletune.models.data.triples import Triple
 from tripletune.models.options import CheckedOptions, CommandParser, add_arguments, from_arguments, setting
 from tripletune.models.program import run_program
@@ -242,9 +241,9 @@ def clean_row(row: PairRow, options: PairOptions, issues: Counter[str]) -> PairR
 
 
 def clean_text(text: str) -> str:
-    """Unicode composed (NFC), spaces folded, control characters removed, half characters replaced."""
+    """Unicode composed (NFC), spaces folded, control characters removed."""
     if not text.isascii():
-        text = unicodedata.normalize("NFC", whole_characters(text))
+        text = unicodedata.normalize("NFC", text)
     return " ".join(_UNSEEN.sub("", text).split())
 
 

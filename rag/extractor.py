@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tripletune.models.data.pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs, render_source
-from tripletune.models.data.records import whole_characters
 from tripletune.models.files import weights_fingerprint
 from tripletune.models.llm import CallError, Completion, Endpoint, LLMClient, Message, Sampling, SetupError
 from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
@@ -336,7 +335,7 @@ def split_passage(text: str, limit: int = PIECE_LIMIT, overlap: int = 0) -> list
     Returns:
         The pieces in order; together they hold every character of the text but white space.
     """
-    text = " ".join(whole_characters(text).split())
+    text = " ".join(text.split())
     if len(text) <= limit:
         return [text] if text else []
     from sentencex import segment

@@ -55,7 +55,7 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
 )
 from tripletune.data_builders.readers import get_reader
 from tripletune.models.data.questions import DropReason, Question, Teacher, UnlabelledQuestion
-from tripletune.models.data.records import Record, normalize_answer, whole_characters
+from tripletune.models.data.records import Record, normalize_answer
 from tripletune.models.llm import CallError, LLMClient, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted
 from tripletune.models.llm.replies import repair_digest
@@ -316,8 +316,8 @@ class _Build:
             "question": question.question,
             "stage": error.stage,
             "reason": error.reason.value,
-            "detail": whole_characters(error.detail),
-            "reply": whole_characters(error.reply[:LONGEST_REPLY]),
+            "detail": error.detail,
+            "reply": error.reply[:LONGEST_REPLY],
         }
         with (self.dataset.folder / DROPPED).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -405,12 +405,7 @@ class Passage:
 
         A corpus may name its passages itself, so `id` can't be the key.
         """
-        # Unpaired surrogates, which JSON can spell and no encoding can hold, are one unknown character.
-        parts = (
-            part if part.isascii() else whole_characters(unicodedata.normalize("NFKC", part))
-            for part in (self.title, self.text)
-        )
-        return passage_id(*("".join(part.split()) for part in parts))
+        return passage_id(*("".join(unicodedata.normalize("NFKC", part).split()) for part in (self.title, self.text)))
 
 
 def passage_id(title: str, text: str) -> str:

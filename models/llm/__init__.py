@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-from tripletune.models.data.records import ModelInput
+from tripletune.models.data.records import ModelInput, whole_characters
 
 _KEY_SHAPE = re.compile(r"\bsk-[A-Za-z0-9_*.-]{4,}|(?<=[Bb]earer )[^\s\"']+|(?<=//)[^\s/@]+(?=@)")
 
@@ -172,7 +172,7 @@ class Completion:
     """A model's reply and what it cost.
 
     Attributes:
-        text: The reply without end-of-sequence text.
+        text: The reply without end-of-sequence text; an unpaired surrogate, which no file can hold, is replaced.
         prompt_tokens: Tokens read, the graph token included.
         completion_tokens: Tokens written.
         seconds: Wall-clock seconds of the call; of a batch, its share.
@@ -194,6 +194,9 @@ class Completion:
     cached: bool = False
     truncated_words: int = 0
     key: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", whole_characters(self.text))
 
 
 class Generator(Endpoint):

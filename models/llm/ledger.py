@@ -31,7 +31,6 @@ try:
 except ImportError:
     fcntl = None  # type: ignore[assignment]
 
-from tripletune.models.data.records import whole_characters
 from tripletune.models.llm import Completion, Message, Sampling
 from tripletune.models.sqlite import Kind, UnusableFile, open_database, unusable
 
@@ -118,7 +117,9 @@ def make_call(model: str, sampling: Sampling | str, messages: Sequence[Message] 
         # A line break is escaped in JSON, so that the three parts can't run into each other.
         content = "\n".join((canonical(model), sampling, messages)).encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ValueError(f"the messages hold half a character (U+{ord(error.object[error.start]):04X})") from None
+        raise ValueError(
+            f"the messages contain an unpaired surrogate (U+{ord(error.object[error.start]):04X})"
+        ) from None
     return Call(hashlib.blake2b(content, digest_size=20).hexdigest(), model, sampling, messages)
 
 
@@ -298,7 +299,7 @@ class Ledger(AbstractContextManager["Ledger"]):
             connection.execute("BEGIN IMMEDIATE")
             yield connection
             uses, self._uses = self._uses, []
-            connection.executemany(ADD_USE, [tuple(map(whole_characters, use)) for use in uses])
+            connection.executemany(ADD_USE, uses)
 
     def close(self) -> None:
         """Note what was used and close the file; the second call does nothing."""

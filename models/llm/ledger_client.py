@@ -22,7 +22,6 @@ from typing import Any
 
 from aiolimiter import AsyncLimiter
 
-from tripletune.models.data.records import whole_characters
 from tripletune.models.llm import (
     CALL_ROLE,
     TIMED_OUT,
@@ -302,10 +301,8 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                 raise failure from None
             if completion is None:
                 raise self._ended or CallError(f"{role}: the run has ended")
-            # Half characters, which no file can hold, are replaced.
             completion = replace(
                 completion,
-                text=whole_characters(completion.text),
                 seconds=completion.seconds or time.perf_counter() - flight.sent,
                 retries=attempts - 1,
                 key=call.key,

@@ -216,7 +216,7 @@ def find_triples(text: str, advice: str = "") -> FoundTriples:
     plain = text if _MARKER.match(plain_markers(text).lstrip()) else without_thoughts(text)
     marked = plain if _MARKER.search(plain) else plain_markers(plain)
     if _MARKER.search(marked):
-        parsed = parse_triples(whole_characters(marked))
+        parsed = parse_triples(marked)
         # Predicate or object markers without a subject's: something was meant.
         return FoundTriples(parsed.triples, parsed.malformed or int(not parsed.triples))
     if _NO_FACTS.fullmatch(plain):
@@ -244,7 +244,7 @@ def triple_of(row: object) -> Triple | None:
     if not isinstance(row, (list, tuple)) or len(row) != 3:
         return None
     # A year or a number is often written without quotation marks.
-    fields = [whole_characters(str(field)) for field in row if type(field) in (str, int, float)]
+    fields = [str(field) for field in row if type(field) in (str, int, float)]
     return Triple(*fields) if len(fields) == 3 and all(field.strip() for field in fields) else None
 
 
@@ -305,7 +305,8 @@ def _scan(text: str) -> tuple[list[Any], list[str]]:
         start = bracket.start()
         try:
             value, position = decoder.raw_decode(text, start)
-            found.append(value)
+            # JSON can spell a surrogate without its partner.
+            found.append(whole_characters(value))
         except RecursionError:
             # A thousand brackets in a row are a model that loops; trying each of them takes long.
             break
@@ -329,7 +330,7 @@ def _repaired(text: str, kinds: tuple[type[Any], ...]) -> Any:
         for read, written in ways:
             try:
                 # To and fro: tuples become lists, and what JSON does not know is refused.
-                value = json.loads(json.dumps(read(written), allow_nan=False))
+                value = json.loads(whole_characters(json.dumps(read(written), allow_nan=False, ensure_ascii=False)))
             except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
                 continue
             if isinstance(value, kind):

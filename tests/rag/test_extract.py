@@ -301,7 +301,6 @@ def test_pieces_end_between_sentences():
         "U.S. in 1871. She painted.", "She painted. Was she known?", "Was she known? She was.",
     ]  # fmt: skip
     assert split_passage(text, 30, overlap=13)[2:] == ["She painted. Was she known?", "She was."]
-    assert split_passage("a\ud800. " * 3, 5) == ["a\ufffd.", "a\ufffd.", "a\ufffd."]
 
 
 KILLED = """

@@ -23,13 +23,12 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import count as count_from
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tripletune.models.data.records import read_jsonl, whole_characters
+from tripletune.models.data.records import read_jsonl
 from tripletune.models.files import new_file
 from tripletune.models.llm import Backend, CallError, Completion, Message, RepliesPending, Sampling, redact
 from tripletune.models.llm.backends import BackendKind, LLMOptions
@@ -252,9 +251,9 @@ def batch_reply(line: Mapping[str, Any]) -> BatchReply:
     else:
         raise ValueError("it is not a reply of a batch: no response, error or result (is it a request file?)")
     if good and completion is not None:
-        return BatchReply(key, replace(completion, text=whole_characters(completion.text)))
+        return BatchReply(key, completion)
     said = "a response without a reply" if good else f"{kind}: {error.get('message') or 'no words'}"
-    return BatchReply(key, None, redact(" ".join(whole_characters(said).split()))[:500], refused and not good)
+    return BatchReply(key, None, redact(" ".join(said.split()))[:500], refused and not good)
 
 
 def _store(connection: sqlite3.Connection, reply: BatchReply, ledger: Path) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from tripletune.models.data.records import Passage, whole_characters
+from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import LLMClient
 from tripletune.models.llm.prompts import PromptSet
@@ -161,7 +161,7 @@ def read_statements(text: str, passage: Passage, position: int, issues: Counter[
         if triple is None or not all(all(pair) for pair in labels):
             issues["extract.malformed"] += 1
             continue
-        sentence = " ".join(whole_characters(str(row.get("sentence") or "")).split())
+        sentence = " ".join(str(row.get("sentence") or "").split())
         if not sentence or sentence not in plain:
             issues["extract.sentence_not_in_text"] += 1
             sentence = " ".join(triple.as_list())

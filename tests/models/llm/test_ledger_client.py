@@ -357,9 +357,9 @@ def test_an_empty_reply_that_would_come_again_is_paid_for_once(path, reason):
     assert (found.text, found.finish_reason, len(backend.asked)) == ("", reason, 1)
 
 
-def test_half_characters_are_replaced_in_replies_and_refused_in_messages(path):
+def test_unpaired_surrogates_are_replaced_in_replies_and_refused_in_messages(path):
     assert run(lambda client: client.chat(chat(), role="r"), Fake("a\ud83db"), path).text == "a\ufffdb"
-    with pytest.raises(CallError, match="r: this call can't be sent: the messages hold half a character"):
+    with pytest.raises(CallError, match="r: this call can't be sent: the messages contain an unpaired surrogate"):
         run(lambda client: client.chat(chat("\ud83d"), role="r"), Fake(), path)
 
 
