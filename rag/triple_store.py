@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tripletune.models.data.records import Passage, read_jsonl
-from tripletune.models.data.triples import Triple, triples_from_json
+from tripletune.models.data.triples import Triple
 from tripletune.models.files import file_digest, lock_folder
+from tripletune.models.llm.replies import triple_of
 from tripletune.models.sqlite import Kind, application_of, open_database
 
 logger = logging.getLogger(__name__)
@@ -143,11 +144,12 @@ class TripleStore:
             self._database.execute("BEGIN IMMEDIATE")
             self._insert(extractor, extractions)
 
-    def fill(self, source: str | Path) -> int:
+    def fill(self, source: str | Path, counts: Counter[str] | None = None) -> int:
         """Take in the triples of a JSON-lines file, unless they are there already; an earlier file's go.
 
         Args:
             source: JSON lines of `{"title", "text", "triples": [[s, p, o], ...]}`.
+            counts: Counts what is read: passages, triples, malformed ones.
 
         Returns:
             The number under which they are looked up.
@@ -161,7 +163,7 @@ class TripleStore:
         for number, prompt in files:
             if prompt == digest:
                 return int(number)
-        counts: Counter[str] = Counter()
+        counts = Counter() if counts is None else counts
         with self._database:
             self._database.execute("BEGIN IMMEDIATE")
             for number, _ in files:
@@ -241,13 +243,16 @@ def is_store(path: str | Path) -> bool:
     return application_of(path) == _STORE.application
 
 
-def open_triples(source: str | Path, database: str | Path, model: str | None = None) -> StoredTriples:
+def open_triples(
+    source: str | Path, database: str | Path, model: str | None = None, counts: Counter[str] | None = None
+) -> StoredTriples:
     """Open the triples of a loop: a store, or JSON lines `{"title", "text", "triples"}`.
 
     Args:
         source: The store or the file.
         database: The store that a JSON-lines file is read into; not used for a store.
         model: The extractor of a store that holds several; see `TripleStore.choose`.
+        counts: Counts what is read of a JSON-lines file; see `TripleStore.fill`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -260,7 +265,7 @@ def open_triples(source: str | Path, database: str | Path, model: str | None = N
     with lock or nullcontext():
         store = TripleStore(source, create=False) if made else TripleStore(database)
         try:
-            return StoredTriples(store, store.choose(model).id if made else store.fill(source))
+            return StoredTriples(store, store.choose(model).id if made else store.fill(source, counts))
         except BaseException:
             store.close()
             raise
@@ -268,17 +273,12 @@ def open_triples(source: str | Path, database: str | Path, model: str | None = N
 
 def _rows(source: str | Path, counts: Counter[str]) -> Iterator[Extraction]:
     """The passages of a JSON-lines file; rows without text or list of triples are counted and passed over."""
-    for where, row in read_jsonl(source):
+    for _, row in read_jsonl(source):
         text, listed = row.get("text"), row.get("triples")
         if not isinstance(text, str) or not text.strip() or not isinstance(listed, list):
             counts["malformed rows"] += 1
             continue
-        good: list[Triple] = []
-        for fields in listed:
-            try:
-                good += triples_from_json([fields], where)
-            except ValueError as error:
-                logger.debug("%s", error)
+        good = [triple for fields in listed if (triple := triple_of(fields)) is not None]
         counts["passages"] += 1
         counts["triples"] += len(good)
         malformed = len(listed) - len(good)

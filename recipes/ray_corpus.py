@@ -31,15 +31,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
-from tripletune.data_builders.hotpotqa_subq.__main__ import main as build_subq
-from tripletune.data_builders.hotpotqa_subq.__main__ import subq_parser, teacher_options
-from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
-from tripletune.data_builders.hotpotqa_subq.workers import Labeller, subq_work
+from tripletune.data_builders.hotpotqa_subq.build import build
+from tripletune.data_builders.hotpotqa_subq.options import read_command, subq_parser
 from tripletune.models.data.records import read_corpus
-from tripletune.models.llm import CallError
-from tripletune.models.llm.backends import load_backend
+from tripletune.models.files import check_new
+from tripletune.models.llm import Backend, CallError, Completion, Message, Sampling
+from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
 from tripletune.models.llm.ledger import Ledger
-from tripletune.models.llm.noted_calls import StoredReplies, store_calls
+from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
 from tripletune.models.program import run_program
 from tripletune.rag.__main__ import rag_parser
@@ -64,6 +63,16 @@ class RayOptions:
     )
 
 
+def start_ray(shared: RayOptions) -> Any:
+    """Connect to the cluster of RAY_ADDRESS, else start one here; a context manager that lets go of it."""
+    import ray
+
+    # Two cores more than the workers': Ray Data reads and cuts in tasks of their own.
+    cores = math.ceil(shared.workers * shared.worker_cpus) + 2
+    here = {"address": "local", "num_cpus": cores, "object_store_memory": 2**29, "include_dashboard": False}
+    return ray.init(**({} if "RAY_ADDRESS" in os.environ else here))
+
+
 def in_blocks(
     rows: Iterable[str], make: Callable[..., Work], *given: Any, shared: RayOptions, folder: Path, ordered: bool = False
 ) -> Iterator[list[Any]]:
@@ -84,10 +93,7 @@ def in_blocks(
         logger.info("%s rows to do", f"{count:,}")
         if not count:
             return
-        # Two cores more than the workers': Ray Data reads and cuts in tasks of their own.
-        cores = math.ceil(shared.workers * shared.worker_cpus) + 2
-        here = {"address": "local", "num_cpus": cores, "object_store_memory": 2**29, "include_dashboard": False}
-        opened.enter_context(ray.init(**({} if "RAY_ADDRESS" in os.environ else here)))
+        opened.enter_context(start_ray(shared))
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars, context.execution_options.preserve_order = sys.stderr.isatty(), ordered
         # The file lies on this machine, and need not be seen by the others.
@@ -126,22 +132,85 @@ def embed_work(options: SearchOptions) -> Work:
     return lambda texts: [vector.tobytes() for vector in encode(texts).astype(np.float16)]
 
 
+class RayBackend(Backend):
+    """A server whose calls are made by Ray's workers, each call by the one that has the fewest under way.
+
+    Args:
+        llm: How each worker calls it, with limits and retries of its own.
+        shared: How many workers.
+    """
+
+    def __init__(self, llm: LLMOptions, shared: RayOptions) -> None:
+        self._llm, self._shared = replace(llm, ledger=None), shared
+        self._here = open_client(self._llm)
+        self.model, self.send_temperature = self._here.model, self._here.send_temperature
+        # Calls under way by worker. They are started by the first call that the ledger lacks.
+        self._workers: dict[Any, int] = {}
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """See `Backend`."""
+        from ray.exceptions import RayTaskError
+
+        if not self._workers:
+            self._start()
+        worker = min(self._workers, key=lambda one: self._workers[one])
+        self._workers[worker] += 1
+        try:
+            return await worker.complete.remote(messages, sampling)
+        except RayTaskError as error:
+            raise error.cause from None
+        finally:
+            self._workers[worker] -= 1
+
+    def _start(self) -> None:
+        import ray
+
+        start_ray(self._shared)
+        # A worker that is killed is started again, and its calls are made again.
+        worker = ray.remote(_Caller).options(
+            num_cpus=self._shared.worker_cpus,
+            num_gpus=self._shared.worker_gpus,
+            max_concurrency=self._llm.concurrency,
+            max_restarts=-1,
+            max_task_retries=-1,
+        )
+        self._workers = {worker.remote(self._llm): 0 for _ in range(self._shared.workers)}
+
+    async def close(self) -> None:
+        """See `Endpoint.close`."""
+        await self._here.close()
+        if self._workers:
+            import ray
+
+            ray.shutdown()
+
+
+class _Caller:
+    """A worker that calls the server."""
+
+    def __init__(self, llm: LLMOptions) -> None:
+        self._client = open_client(llm)
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        return await self._client.chat(messages, role="ray", sampling=sampling)
+
+
 def share_subq(argv: list[str], shared: RayOptions) -> int:
-    """Let workers make the calls of `tripletune build subq`, then build from its ledger."""
-    parser = subq_parser()
-    parsed = parser.parse_args(argv)
-    sources, options = [Source.parse(text) for text in parsed.source], from_arguments(BuildOptions, parsed)
-    llm = teacher_options(parser, parsed, options)
+    """`tripletune build subq`, the calls of its teacher made by workers."""
+    parsed = subq_parser().parse_args(argv)
+    sources, options, llm = read_command(parsed)
     if llm is None or llm.is_local or not load_backend(llm.backend).sends:
         raise ValueError("workers ask servers: name a --teacher that is one, such as openai with --teacher-url")
-    if options.direct_answer_model or options.direct_answers or options.shard or parsed.dry_run:
-        raise ValueError("direct answers, --shard and --dry-run are for `tripletune build subq` alone: leave them out")
-    with Ledger(str(llm.ledger)) as ledger:
-        rows = Labeller(options, StoredReplies(llm.ledger_name, ledger), llm.sampling(1)).waiting(sources)
-        there = replace(llm, ledger=shared.replies)
-        for calls in in_blocks(rows, subq_work, options, there, shared=shared, folder=ledger.path.parent):
-            store_calls(ledger, calls)
-    return build_subq(argv)
+    if options.direct_answer_model or parsed.dry_run:
+        raise ValueError("--direct-answer-model and --dry-run are for `tripletune build subq` alone: leave them out")
+    check_new(options.output, [str(llm.ledger)])
+
+    def client() -> LedgerClient:
+        # The workers try again; here a call is made once.
+        return LedgerClient(RayBackend(llm, shared), Ledger(str(llm.ledger)), retry=Retry(1, empty_attempts=1))
+
+    build(sources, options, client, llm.sampling(1))
+    return 0
 
 
 def share_extract(argv: list[str], shared: RayOptions) -> int:
@@ -149,9 +218,10 @@ def share_extract(argv: list[str], shared: RayOptions) -> int:
     args, start = rag_parser().parse_args(["extract", *argv]), time.monotonic()
     if args.teacher and not load_backend(args.teacher).sends:
         raise ValueError("--teacher batch is for `tripletune rag extract` alone: leave it out")
-    there, read = argparse.Namespace(**vars(args)), TypeAdapter(Extraction).validate_json
-    if args.teacher or args.teacher_ledger:
-        there.teacher_ledger = shared.replies
+    # Workers keep a teacher's replies on their own disk until a block is done.
+    kept = ["--teacher-ledger", shared.replies] if args.teacher or args.teacher_ledger else []
+    there = rag_parser().parse_args(["extract", *argv, *kept])
+    read = TypeAdapter(Extraction).validate_json
     with closing(TripleStore(args.output)) as store:
         run = CorpusExtraction(open_extractor(args), store, args.piece_limit)
         passages = islice(read_corpus(args.corpus, blank_texts=True), args.limit)
@@ -168,7 +238,9 @@ def share_extract(argv: list[str], shared: RayOptions) -> int:
 
 def share_index(argv: list[str], shared: RayOptions) -> int:
     """Let workers embed what the index of `tripletune rag index` lacks."""
-    options = from_arguments(SearchOptions, rag_parser().parse_args(["index", *argv]))
+    parser = CommandParser(prog="tripletune ray index")
+    add_arguments(parser, SearchOptions)
+    options = from_arguments(SearchOptions, parser.parse_args(argv))
     if options.retriever == "bm25" or not options.encoder:
         raise ValueError("workers embed: name --retriever dense or hybrid, and an --encoder")
 
@@ -185,7 +257,10 @@ def share_index(argv: list[str], shared: RayOptions) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line: how to share out, and the options of the one-machine command."""
-    parser = CommandParser(description=(__doc__ or "").split("\n")[0])
+    # The command reads what this parser does not know.
+    parser = argparse.ArgumentParser(
+        prog="tripletune ray", description=(__doc__ or "").split("\n")[0], allow_abbrev=False
+    )
     commands = {"subq": share_subq, "extract": share_extract, "index": share_index}
     parser.add_argument("command", choices=commands)
     add_arguments(parser, RayOptions)

@@ -45,7 +45,7 @@ class FolderOptions:
 
     output: str = field(metadata={"help": "folder of the data set"})
     format: Literal["jsonl", "parquet"] = setting("jsonl", "format of the shards")
-    shard_size: int = setting(50_000, "rows per shard", at_least=1)
+    shard_size: int = setting(50_000, "rows per shard", at_least=1, flag=False)
     overwrite: bool = setting(False, "replace a data set in the output folder")
     tokenizer: str | None = setting(None, "count the card's tokens with this model's tokenizer instead of words")
 

@@ -11,13 +11,18 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from functools import partial
 
 from tripletune.data_builders.datasets import token_counter
 from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.hotpotqa_subq.build import build
-from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source, usable_questions
+from tripletune.data_builders.hotpotqa_subq.options import (
+    BuildOptions,
+    Source,
+    read_command,
+    subq_parser,
+    usable_questions,
+)
 from tripletune.data_builders.hotpotqa_subq.teacher import (
     FILTER_ROLE,
     QUERY_ROLE,
@@ -31,45 +36,24 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
 from tripletune.models.data.questions import Question
 from tripletune.models.files import check_new
 from tripletune.models.llm import LLMClient
-from tripletune.models.llm.backends import LLMOptions, backend_names, open_client
-from tripletune.models.options import CommandParser, add_arguments, from_arguments
+from tripletune.models.llm.backends import open_client
 from tripletune.models.program import run_program
 
 _PRICE = re.compile(r"\d+(\.\d+)?,\d+(\.\d+)?")
-# No model: recorded replies and gold annotations, as they are.
-ANNOTATIONS = "annotations"
-_GROUPS = {
-    "labels": ("first_subquery", "distractors", "failed_searches", "triple_file", "check_facts"),
-    "what the teacher is asked": (
-        "prompts", "show_documents", "triples_from", "json_schema", "on_call_error", "concurrency",
-        "shard"),
-    "direct-answer test": ("direct_answer_model", "direct_answers", "filtered_answers", "batch_size", "max_new_tokens"),
-    "which questions": ("limit", "asqa_count", "arc_easy_count", "validation_fraction", "split_name", "seed"),
-    "files": ("overwrite", "format", "shard_size", "tokenizer"),
-}  # fmt: skip
-# What only a teacher LLM takes notice of, besides `--teacher-...`.
-_LLM_ALONE = ("prompts", "show_documents", "triples_from", "json_schema", "on_call_error", "dry_run", "price")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; None takes the arguments of the process. Returns the exit code."""
-    parser = subq_parser()
-    parsed = parser.parse_args(arguments)
+    parsed = subq_parser().parse_args(arguments)
     kept = "interrupted; replies received so far are in the ledger, run the command again to continue"
-    return run_program(lambda: _run(parser, parsed), stopped=kept)
+    return run_program(lambda: _run(parsed), stopped=kept)
 
 
-def _run(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
-    sources = [Source.parse(text) for text in parsed.source]
-    options = from_arguments(BuildOptions, parsed)
-    llm = teacher_options(parser, parsed, options)
-    if llm is not None and not any(source.needs_teacher for source in sources):
-        raise ValueError("a teacher LLM is given, but every source has annotations: leave out those it shall make")
+def _run(parsed: argparse.Namespace) -> int:
+    sources, options, llm = read_command(parsed)
     if parsed.dry_run:
         _show(sources, options, parsed.price)
         return 0
-    if options.shard and llm is None and options.direct_answer_model is None:
-        raise ValueError(f"--shard {options.shard} shares out calls of a model, and no --teacher is named")
     ledger = parsed.teacher_ledger or options.ledger
     check_new(options.output, [ledger])
     build(
@@ -95,29 +79,6 @@ def open_base_model(options: BuildOptions, ledger: str) -> LLMClient:
     return LedgerClient(backend, Ledger(ledger), retry=Retry(empty_attempts=1))
 
 
-def teacher_options(
-    parser: argparse.ArgumentParser, parsed: argparse.Namespace, options: BuildOptions
-) -> LLMOptions | None:
-    """The teacher LLM's options; None without one. Its ledger stands beside the output unless it is named.
-
-    Raises:
-        ValueError: options of a teacher LLM are given and no such teacher is, most often a forgotten `--teacher`.
-    """
-    if parsed.teacher != ANNOTATIONS:
-        parsed.teacher_ledger = parsed.teacher_ledger or options.ledger
-        return from_arguments(LLMOptions, parsed, "teacher")
-    names = [name for name in vars(parsed) if name in _LLM_ALONE or name.startswith("teacher_")]
-    if parsed.direct_answer_model:
-        names.remove("teacher_ledger")
-    idle = [f"--{name.replace('_', '-')}" for name in names if getattr(parsed, name) != parser.get_default(name)]
-    if idle:
-        raise ValueError(
-            f"{', '.join(idle)}: without effect, since --teacher {parsed.teacher} asks no model; name a backend, for "
-            "example --teacher openai, or leave it out"
-        )
-    return None
-
-
 def _show(sources: list[Source], options: BuildOptions, price: str | None) -> None:
     if price and not _PRICE.fullmatch(price):
         raise ValueError(f"--price {price}: write dollars per million tokens as IN,OUT, for example 0.15,0.6")
@@ -140,32 +101,6 @@ def _show(sources: list[Source], options: BuildOptions, price: str | None) -> No
     if dollars is None:
         lines.append("For the cost give the model's price: --price IN,OUT in dollars per million tokens.")
     print("\n".join(lines))
-
-
-def subq_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = CommandParser(
-        prog="tripletune build subq",
-        description="Build HotpotQA-SUBQ records from benchmark files and a teacher.",
-    )
-    add = parser.add_argument
-    add("--source", action="append", required=True, metavar="[NAME=]READER:FILE[:ANNOTATIONS]",
-        help="a benchmark file (.json, .jsonl, .parquet, or a hub id owner/name[@configuration][#split]) with its "
-        "reader (hotpotqa, musique, two_wiki, ...) and annotations: recorded teacher replies, or a triple file for "
-        "musique and two_wiki; without any, the teacher LLM labels it; repeat it for several")  # fmt: skip
-    add_arguments(parser, BuildOptions, only=("output",))
-    add("--teacher", choices=(ANNOTATIONS, *backend_names()), default=ANNOTATIONS,
-        help="who labels: recorded replies and gold annotations, or an LLM of one of the backends, which labels "
-        "the sources without annotations (default: annotations)")  # fmt: skip
-    add_arguments(parser, LLMOptions, "teacher", only=("model",))
-    add("--dry-run", action="store_true", help="send nothing; show the most calls and tokens it would take")
-    for title, names in _GROUPS.items():
-        add_arguments(parser.add_argument_group(title), BuildOptions, only=names)
-    group = parser.add_argument_group("how the teacher is called")
-    group.add_argument("--price", metavar="IN,OUT", help="dollars per million tokens read and written, for --dry-run")
-    rest = [item.name for item in fields(LLMOptions) if item.name not in ("backend", "model")]
-    add_arguments(group, LLMOptions, "teacher", only=rest)
-    return parser
 
 
 # Prompts in which tokens per character are measured.

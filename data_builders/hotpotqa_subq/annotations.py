@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import re
+import tempfile
+import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -16,10 +18,10 @@ from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.hotpotqa_subq import BRACKETED, record_of, step_of
 from tripletune.data_builders.readers._rows import Row, find_passage, title_key
 from tripletune.models.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
-from tripletune.models.data.records import Action, Passage, Record, read_jsonl, shown, text_fields
+from tripletune.models.data.records import Action, Passage, Record, read_jsonl
 from tripletune.models.data.triples import Triple, triples_from_json
-from tripletune.models.llm.replies import triple_of
 from tripletune.models.options import read_yaml
+from tripletune.rag.triple_store import open_triples
 
 PROMPT_FOLDER = Path(__file__).parents[1] / "prompts"
 # Parts of the mix by reader: questions in the paper, the first ones of Self-RAG's training data.
@@ -28,7 +30,7 @@ MALFORMED_TRIPLES = "malformed triples in the triple file"
 _REFERENCE = re.compile(r"#(\d+)")
 
 
-class RecordedTeacher:
+class RecordedTeacher(Teacher):
     """Replies recorded in a file, one line per question.
 
     `{"_id", "helpful": [titles in reasoning order], "subqueries": [{"title", "question"}],
@@ -76,7 +78,7 @@ class RecordedTeacher:
         return found is not None and found[1].get("direct") is True
 
 
-class MusiqueTeacher:
+class MusiqueTeacher(Teacher):
     """Gold decompositions: the hops in order, each `#k` replaced by the gold answer of hop k.
 
     Two hops that read the same paragraph give one document with the first hop's question: its triples are in the
@@ -87,9 +89,9 @@ class MusiqueTeacher:
         issues: Counts malformed triples of that file.
     """
 
-    def __init__(self, triple_file: str | Path, issues: Counter[str] | None = None) -> None:
+    def __init__(self, triple_file: str | Path, issues: Counter[str]) -> None:
         self.name = f"MuSiQue decompositions, triples of {Path(triple_file).name}"
-        self._triples = TripleFile(triple_file, issues)
+        self._triples = stored_triples(triple_file, issues)
 
     async def annotate(self, question: Question) -> list[Annotation]:
         """See `Teacher`."""
@@ -97,10 +99,10 @@ class MusiqueTeacher:
         for number, hop in enumerate(question.hops, 1):
             wordings = hop_question(question, number), hop_question(question, number, plain=True)
             asked.setdefault(hop.passage_index, wordings)
-        return [Annotation(d, one, self._triples.of(question.passages[d]), other) for d, (one, other) in asked.items()]
+        return [Annotation(d, one, self._triples(question.passages[d]), other) for d, (one, other) in asked.items()]
 
 
-class TwoWikiTeacher:
+class TwoWikiTeacher(Teacher):
     """Gold evidence: each evidence triple belongs to a supporting passage and is what is asked of it.
 
     Args:
@@ -111,8 +113,8 @@ class TwoWikiTeacher:
 
     name = "2WikiMultiHopQA evidence"
 
-    def __init__(self, triple_file: str | Path | None = None, issues: Counter[str] | None = None) -> None:
-        self._triples = TripleFile(triple_file, issues) if triple_file else None
+    def __init__(self, triple_file: str | None, issues: Counter[str]) -> None:
+        self._triples = stored_triples(triple_file, issues) if triple_file else None
         if triple_file:
             self.name += f", triples of {Path(triple_file).name}"
 
@@ -126,14 +128,14 @@ class TwoWikiTeacher:
             wordings = [relation_question(name, evidence.predicate, plain) for plain in (False, True)]
             asked.setdefault(document, []).append(wordings)
             if document not in facts:
-                facts[document] = self._triples.of(question.passages[document]) if self._triples else []
+                facts[document] = self._triples(question.passages[document]) if self._triples else []
             if not self._triples or not facts_name(facts[document], [evidence.object]):
                 facts[document].append(evidence)
         joined = {document: map(joined_question, zip(*wordings)) for document, wordings in asked.items()}
         return [Annotation(document, one, facts[document], other) for document, (one, other) in joined.items()]
 
 
-class PartTeacher:
+class PartTeacher(Teacher):
     """Labels the questions of a part of the mix, ASQA or ARC-Easy, which RAS adds to HotpotQA-SUBQ (sections 4.1, C.4).
 
     What the paper leaves open is decided so:
@@ -154,48 +156,38 @@ class PartTeacher:
             passages in Self-RAG's output); None leaves every history empty.
         issues: Counts malformed triples of that file.
 
-    Attributes:
-        name: As the card calls it.
     """
 
-    def __init__(self, reader: str, triple_file: str | None, issues: Counter[str] | None = None) -> None:
+    collects_failures = False
+
+    def __init__(self, reader: str, triple_file: str | None, issues: Counter[str]) -> None:
         self._template = (PROMPT_FOLDER / f"{reader}.md").read_text(encoding="utf-8").strip()
-        self._triples = TripleFile(triple_file, issues) if triple_file else None
+        self._triples = stored_triples(triple_file, issues) if triple_file else None
         given = f"triples of {Path(triple_file).name}" if triple_file else "no triples"
         self.name = f"gold answers, {given}"
 
-    def records(self, question: Question) -> list[Record]:
+    async def records(self, question: Question, label: object = None) -> list[Record]:
         """The one answering record of a question."""
-        found = [(passage, self._triples.of(passage)) for passage in question.passages] if self._triples else []
+        found = [(passage, self._triples(passage)) for passage in question.passages] if self._triples else []
         covered = [(passage, triples) for passage, triples in found if triples]
         steps = (step_of(question.question, covered),) if covered else ()
         record = record_of(question, "answer", Action.SUFFICIENT if steps else Action.NO_RETRIEVAL, steps)
         return [replace(record, question=self._template.replace("{question}", question.question))]
 
 
-class TripleFile:
-    """Triples by passage, from JSON lines `{"title", "text", "triples"}`; a passage is found by its content.
+def stored_triples(source: str | Path, issues: Counter[str]) -> Callable[[Passage], list[Triple]]:
+    """Gives the triples of a passage, found by its content; none where the source does not cover it.
 
-    Malformed triples, of which model output has some, are left out and counted.
+    Args:
+        source: A triple store, or JSON lines `{"title", "text", "triples"}`, which are read into a temporary one.
+        issues: Counts malformed triples, of which model output has some.
     """
-
-    def __init__(self, path: str | Path, issues: Counter[str] | None = None) -> None:
-        self.path = Path(path)
-        self.issues: Counter[str] = Counter() if issues is None else issues
-
-        def keys(where: str, row: Row) -> list[str]:
-            title, text = text_fields(row, where, "line of a triple file", ("title", "text")).values()
-            if not isinstance(row.get("triples"), list):
-                raise ValueError(f"{where}: triples must be a list, found {shown(row.get('triples'))}")
-            self.issues[MALFORMED_TRIPLES] += len(row["triples"]) - len(_good_triples(row["triples"]))
-            return [Passage(title, text).key]
-
-        self._index = JsonlIndex(path, keys)
-
-    def of(self, passage: Passage) -> list[Triple]:
-        """The well-formed triples of a passage; empty when the file does not cover it."""
-        found = self._index.get(passage.key)
-        return _good_triples(found[1]["triples"]) if found else []
+    scratch = tempfile.TemporaryDirectory(prefix="tripletune-")
+    counts = Counter[str]()
+    stored = open_triples(source, Path(scratch.name) / "triples.sqlite", counts=counts)
+    issues[MALFORMED_TRIPLES] += counts["malformed triples"]
+    weakref.finalize(stored.store, scratch.cleanup)
+    return lambda passage: list(stored.get(passage) or ())
 
 
 def hop_question(question: Question, number: int, plain: bool = False) -> str:
@@ -222,7 +214,7 @@ def hop_question(question: Question, number: int, plain: bool = False) -> str:
     return relation_question(subject.strip(), relation.strip(), plain) if arrow else tidy_question(text)
 
 
-def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> Teacher | PartTeacher:
+def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> Teacher:
     """The teacher of one source that needs no model.
 
     Args:
@@ -238,7 +230,7 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
         return PartTeacher(reader, annotations, issues)
     if annotations is None:
         if reader == "two_wiki":
-            return TwoWikiTeacher()
+            return TwoWikiTeacher(None, issues)
         needed = "a triple file" if reader == "musique" else "a file of recorded teacher replies"
         raise ValueError(
             f"source {reader!r} has no annotations; add {needed}, {reader}:FILE:ANNOTATIONS, or a teacher LLM, for "
@@ -275,10 +267,6 @@ def _recorded_keys(where: str, row: Row) -> list[str]:
     for rows in row.get("triples", {}).values():
         triples_from_json(rows, where)
     return [identity]
-
-
-def _good_triples(rows: list[object]) -> list[Triple]:
-    return [triple for row in rows if (triple := triple_of(row)) is not None]
 
 
 _WORD = re.compile(r"\w+")

@@ -27,6 +27,7 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from tripletune.data_builders.datasets import SmallestHashes
@@ -37,10 +38,8 @@ from tripletune.data_builders.datasets.writer import DROPPED, BuildFacts, Datase
 from tripletune.data_builders.hotpotqa_subq import AGAIN, label_question
 from tripletune.data_builders.hotpotqa_subq.annotations import (
     PARTS,
-    PartTeacher,
-    RecordedTeacher,
-    TripleFile,
     open_teacher,
+    stored_triples,
 )
 from tripletune.data_builders.hotpotqa_subq.checks import missing_facts
 from tripletune.data_builders.hotpotqa_subq.failures import FailedSearches
@@ -80,7 +79,7 @@ def build(
     sampling: Sampling | None = None,
     open_base_model: Callable[[], LLMClient] | None = None,
 ) -> dict[str, Any]:
-    """Build the data set folder; with `options.shard`, make the calls of one shard and write no folder.
+    """Build the data set folder.
 
     Args:
         sources: Benchmark files, each with its annotations.
@@ -90,23 +89,13 @@ def build(
         open_base_model: Opens the model of the direct-answer test.
 
     Returns:
-        The statistics that are also in `statistics.json`; nothing for a shard.
+        The statistics that are also in `statistics.json`.
 
     Raises:
-        FileNotFoundError: an input file is missing.
-        FileExistsError: the output folder is taken.
-        ValueError: an input file is malformed, another program writes the folder, or no question at all could be
-            labelled and no teacher LLM was asked.
         NothingLabelled: a teacher LLM was asked, and not one question could be labelled.
-        CallError: a call of the teacher can't be answered. What was answered is in its ledger.
-        RepliesPending: calls of the teacher wait in a request file.
     """
-    job = _Build(options, sampling or Sampling())
-    if options.shard is not None:
-        asyncio.run(job.run(sources, open_client, open_base_model))
-        return {}
     with new_dataset(options, RECORDS, options.inputs(sources)) as dataset:
-        job.dataset = dataset
+        job = _Build(options, sampling or Sampling(), dataset)
         asyncio.run(job.run(sources, open_client, open_base_model))
         facts = job.facts()
         records = dataset.statistics.records
@@ -124,22 +113,20 @@ class OpenSource:
     """A source with its teacher, and what is counted while it is read.
 
     Attributes:
-        source: The file.
-        teacher: Who labels its questions.
         issues: Warnings that cost no question.
         count: Questions to read from it at most.
         labelled: Questions that gave records.
         drops: Questions left out, by reason.
-        told: What the card says in a sentence, with its number.
+        notes: What the card says in a sentence, with its number.
     """
 
     source: Source
-    teacher: Teacher | PartTeacher
+    teacher: Teacher
     issues: Counter[str]
     count: int | None = None
     labelled: int = 0
     drops: Counter[str] = field(default_factory=Counter)
-    told: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
 
     def ordered_drops(self) -> dict[str, int]:
         """The drops in the order of `DropReason`, so that they read the same in every build."""
@@ -154,22 +141,23 @@ class OpenSource:
 
 
 class _Build:
-    """One pass over the questions; without a data set only their calls are made."""
+    """One pass over the questions."""
 
-    def __init__(self, options: BuildOptions, sampling: Sampling) -> None:
-        self.dataset: DatasetWriter[Record] | None = None
-        self._options, self._sampling = options, sampling
+    def __init__(self, options: BuildOptions, sampling: Sampling, dataset: DatasetWriter[Record]) -> None:
+        self._options, self._sampling, self._dataset = options, sampling, dataset
         self._prompts = load_subq_prompts(options.prompts)
         self._client: LLMClient | None = None
         self._opened: list[OpenSource] = []
+        # The teacher LLM of each source that it labels.
+        self._llm: dict[str, LLMTeacher] = {}
         self._examples: dict[str, SmallestHashes] = defaultdict(partial(SmallestHashes, EXAMPLES))
-        self._stored = TripleFile(options.triples_from) if options.triples_from != "teacher" else None
-        wanted = options.triple_file and (options.distractors or options.failed_searches)
-        others = TripleFile(str(options.triple_file)).of if wanted else None
+        others = None
+        if options.triple_file and (options.distractors or options.failed_searches):
+            others = stored_triples(options.triple_file, Counter())
         self._failures = FailedSearches(
             options.failed_searches, 1 + options.distractors, options.split_of, options.seed, others
         )
-        self._records = partial(
+        self._make_records = partial(
             label_question, first_subquery=options.first_subquery, distractors=options.distractors,
             triples_of=others, seed=options.seed, failures=self._failures.draw if options.failed_searches else None,
         )  # fmt: skip
@@ -209,27 +197,31 @@ class _Build:
         for source in sources:
             get_reader(source.reader)
         opened: dict[str, OpenSource] = {}
+        stored = None
         for source in sorted(sources, key=lambda source: source.needs_teacher):
             issues = Counter[str]()
-            teacher: Teacher | PartTeacher
+            teacher: Teacher
             if source.needs_teacher and open_client is not None:
                 if self._client is None:
-                    # One file for all sources: what is wrong with it is told once, with the first that reads it.
-                    issues.update(self._stored.issues if self._stored is not None else ())
+                    if options.triples_from != "teacher":
+                        # One file for all sources: its malformed triples are counted with the first.
+                        stored = stored_triples(options.triples_from, issues)
                     self._client = open_client()
                 shown, first = options.show_documents, options.first_subquery
-                teacher = LLMTeacher(
-                    self._client, self._prompts, self._stored, shown, first, self._sampling, options.json_schema
+                teacher = self._llm[source.name] = LLMTeacher(
+                    self._client, self._prompts, stored, shown, first, self._sampling, options.json_schema
                 )
+                if stored is not None:
+                    teacher.name += f", triples of {Path(options.triples_from).name}"
             else:
                 teacher = open_teacher(source.reader, source.annotations, issues)
             opened[source.name] = OpenSource(source, teacher, issues, options.most_questions(source.reader))
         self._opened = [opened[source.name] for source in sources]
 
     async def _collect_failures(self) -> None:
-        """Read what failed searches bring for other questions; what only a teacher LLM can label gives nothing."""
+        """Read what failed searches bring for other questions."""
         for one in self._opened:
-            if not isinstance(one.teacher, (PartTeacher, LLMTeacher)):
+            if one.teacher.collects_failures:
                 rows = get_reader(one.source.reader)(one.source.location, Counter(), one.source.name)
                 questions = (row for row in islice(rows, one.count) if isinstance(row, Question))
                 await self._failures.collect(questions, one.teacher)
@@ -246,35 +238,35 @@ class _Build:
                             pending = found
                         elif isinstance(found, UnlabelledQuestion):
                             one.drops[found.reason.value] += 1
-                            if isinstance(one.teacher, LLMTeacher):
+                            if one.source.name in self._llm:
                                 self._drop(one.source.name, question, found)
                         else:
                             one.labelled += 1
-                            if self.dataset is not None and not pending:
-                                for record in found:
-                                    self.dataset.write(record, self._options.split_of(question.question))
+                            for record in () if pending else found:
+                                self._dataset.write(record, self._options.split_of(question.question))
         if pending:
             # A client over the `batch` backend knows how many calls wait, and where.
-            told = self._client.pending_message() if self._client is not None else None
-            raise RepliesPending(told or str(pending))
+            message = self._client.pending_message() if self._client is not None else None
+            raise RepliesPending(message or str(pending))
+
+    async def _records_of(self, one: OpenSource, question: Question, teacher: Teacher) -> list[Record]:
+        """Sample labelling, with the direct-answer test before it and the check of the facts after it."""
+        known = teacher.answers_directly(question)
+        direct = known or await self._is_direct(question)
+        records = await self._make_records(question, teacher, direct)
+        if direct and not known and self._options.filtered_answers and await teacher.keeps_nothing(question):
+            records = records[-1:]
+            one.notes[_FILTERED] += 1
+        for reason, name in missing_facts(question, records) if self._options.check_facts != "off" else ():
+            if self._options.check_facts == "drop":
+                raise UnlabelledQuestion(reason, name)
+            one.issues[reason.value] += 1
+        one.notes["failed searches stand in its histories"] += sum(r.id.endswith(AGAIN) for r in records)
+        return records
 
     async def _label(self, one: OpenSource, question: Question) -> list[Record] | UnlabelledQuestion | RepliesPending:
         try:
-            if isinstance(one.teacher, PartTeacher):
-                return one.teacher.records(question)
-            # A recorded reply can say so of its question.
-            said = isinstance(one.teacher, RecordedTeacher) and one.teacher.answers_directly(question)
-            direct = said or await self._is_direct(question)
-            records = await self._records(question, one.teacher, direct)
-            if direct and not said and self._options.filtered_answers and await _is_filtered(question, one.teacher):
-                records = records[-1:]
-                one.told[_FILTERED] += 1
-            for reason, name in missing_facts(question, records) if self._options.check_facts != "off" else ():
-                if self._options.check_facts == "drop":
-                    raise UnlabelledQuestion(reason, name)
-                one.issues[reason.value] += 1
-            one.told["failed searches stand in its histories"] += sum(r.id.endswith(AGAIN) for r in records)
-            return records
+            return await one.teacher.records(question, partial(self._records_of, one))
         except UnlabelledQuestion as error:
             logger.debug("%s %s left out: %s", question.source, question.id, error)
             # Without the frames it came through, which would be held until its turn.
@@ -308,8 +300,6 @@ class _Build:
         `dropped.ndjson` says the stage and the reason, what was wrong, and how the reply begins that stayed unusable
         after its repair turn. The whole reply is in the ledger.
         """
-        if self.dataset is None:
-            return
         line = {
             "source": source,
             "question_id": question.id,
@@ -319,14 +309,14 @@ class _Build:
             "detail": error.detail,
             "reply": error.reply[:LONGEST_REPLY],
         }
-        with (self.dataset.folder / DROPPED).open("a", encoding="utf-8") as file:
+        with (self._dataset.folder / DROPPED).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
         self._examples[error.reason.value].add(f"{source}\n{question.id}", line)
 
     def facts(self) -> BuildFacts:
         """What the card says of the build besides its numbers."""
         options, client = self._options, self._client
-        notes = [told for one in self._opened if (told := one.shortage())]
+        notes = [note for one in self._opened if (note := one.shortage())]
         for note in notes:
             logger.warning("%s", note)
         if options.direct_answer_model is None and options.direct_answers is None:
@@ -335,11 +325,11 @@ class _Build:
                 "marks as direct are labelled [NO_RETRIEVAL]."
             )
         for one in self._opened:
-            notes += [f"Source {one.source.name}: {n:,} {what}." for what, n in sorted(one.told.items()) if n]
+            notes += [f"Source {one.source.name}: {n:,} {what}." for what, n in sorted(one.notes.items()) if n]
         models = {} if client is None else {"teacher": f"{client.model}{_drawn(client, self._sampling)}"}
         if options.direct_answer_model is not None:
             models["direct answers"] = options.direct_answer_model
-        llm = {one.source.name: one.teacher for one in self._opened if isinstance(one.teacher, LLMTeacher)}
+        llm = {one.source.name: self._llm[one.source.name] for one in self._opened if one.source.name in self._llm}
         return BuildFacts(
             title="HotpotQA-SUBQ records",
             summary="Planning and answering records for triple-based iterative retrieval, labelled as in RAS, "
@@ -358,16 +348,6 @@ class _Build:
             calls=_calls(list(llm.values())),
             notes=notes,
         )
-
-
-async def _is_filtered(question: Question, teacher: Teacher) -> bool:
-    """Whether the document filter keeps nothing of a question (RAS, section C.1)."""
-    try:
-        # Sub-queries and triples, which a teacher LLM would be asked for too, are not needed.
-        ask = teacher.helpful_documents if isinstance(teacher, LLMTeacher) else teacher.annotate
-        return not question.supporting or not await ask(question)
-    except UnlabelledQuestion as error:
-        return error.reason in (DropReason.NO_HELPFUL, DropReason.ANSWER_NOT_KEPT, DropReason.NOT_ANSWERABLE)
 
 
 def _drawn(client: LLMClient, sampling: Sampling) -> str:

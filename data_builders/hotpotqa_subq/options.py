@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
+import argparse
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Literal
 
@@ -15,9 +15,21 @@ from tripletune.data_builders.hotpotqa_subq import FirstSubquery, Shown
 from tripletune.data_builders.hotpotqa_subq.annotations import PARTS
 from tripletune.data_builders.readers import get_reader
 from tripletune.models.data.questions import Dropped, DropReason, Question
-from tripletune.models.options import require, setting
+from tripletune.models.llm.backends import LLMOptions, backend_names
+from tripletune.models.options import CommandParser, add_arguments, from_arguments, require, setting
 
-_SHARD = re.compile(r"(\d+)/(\d+)")
+# No model: recorded replies and gold annotations, as they are.
+ANNOTATIONS = "annotations"
+_GROUPS = {
+    "labels": ("first_subquery", "distractors", "failed_searches", "triple_file", "check_facts"),
+    "what the teacher is asked": (
+        "triples_from", "show_documents", "prompts", "json_schema", "on_call_error", "concurrency"),
+    "direct-answer test": ("direct_answer_model", "direct_answers", "filtered_answers", "batch_size", "max_new_tokens"),
+    "which questions": ("limit", "asqa_count", "arc_easy_count", "validation_fraction", "split_name", "seed"),
+    "files": ("overwrite", "format", "shard_size", "tokenizer"),
+}  # fmt: skip
+# What only a teacher LLM takes notice of, besides `--teacher-...`.
+_LLM_ALONE = ("prompts", "show_documents", "triples_from", "json_schema", "on_call_error", "dry_run", "price")
 
 
 @dataclass(frozen=True)
@@ -88,48 +100,51 @@ class BuildOptions(FolderOptions):
         "leave it out, count it in the card, or do not look (the paper)",
     )  # fmt: skip
     triple_file: str | None = setting(
-        None, "triples of distractors and failed searches: JSON lines of title, text, triples"
+        None, "triples of distractors and failed searches: a store, or JSON lines of title, text, triples"
     )
     triples_from: str = setting(
         "teacher", "where triples of kept documents come from: teacher, or a file like --triple-file"
     )
     show_documents: Shown = setting(
-        "supporting", "documents the teacher's filter chooses from: the supporting passages (the paper) or all passages"
+        "supporting",
+        "documents the teacher's filter chooses from: the supporting passages (the paper) or all passages",
+        flag=False,
     )
     prompts: str | None = setting(
         None, "folder with prompts of your own: subq_filter.md, subq_query.md, subq_triples.md; ours for the others"
     )
     json_schema: bool = setting(
-        False, "send a JSON schema with each call, for OpenAI-compatible servers; such calls have other ledger keys"
+        False,
+        "send a JSON schema with each call, for OpenAI-compatible servers; such calls have other ledger keys",
+        flag=False,
     )
     on_call_error: Literal["stop", "drop"] = setting(
         "stop", "when a retry cannot fix a call: stop, or drop the question"
     )
     concurrency: int = setting(64, "questions under way at once", at_least=1)
-    shard: str | None = setting(
-        None, "i/n (i from 0): ask only every n-th question and write no data set; join the "
-        "ledgers of all shards with `tripletune ledger import`, then build without --shard",
-    )  # fmt: skip
     direct_answer_model: str | None = setting(
         None, "base model of the direct-answer test: hub id, folder or pypi:package; without it and without stored "
         "answers there is no test",
     )  # fmt: skip
-    direct_answers: str | None = setting(None, "stored answers of that test: JSON lines of question_id, answer")
+    direct_answers: str | None = setting(
+        None, "stored answers of that test: JSON lines of question_id, answer", flag=False
+    )
     filtered_answers: bool = setting(
         False, "give a question that the base model answers, but whose documents the filter drops, an answering record "
-        "and no plan (RAS, section C.4); by default it is not shown to the filter",
-    )  # fmt: skip
-    batch_size: int = setting(8, "questions per batch in the direct-answer test", at_least=1)
-    max_new_tokens: int = setting(16, "longest answer in the direct-answer test, in tokens", at_least=1)
+        "and no plan (RAS, section C.4); by default it is not shown to the filter", flag=False)  # fmt: skip
+    batch_size: int = setting(8, "questions per batch in the direct-answer test", at_least=1, flag=False)
+    max_new_tokens: int = setting(16, "longest answer in the direct-answer test, in tokens", at_least=1, flag=False)
     limit: int | None = setting(None, "only the first N questions of each source", at_least=1)
-    asqa_count: int = setting(PARTS["asqa"], "questions to take from sources of asqa", at_least=1)
-    arc_easy_count: int = setting(PARTS["arc_easy"], "questions to take from sources of arc_easy", at_least=1)
+    asqa_count: int = setting(PARTS["asqa"], "questions to take from sources of asqa", at_least=1, flag=False)
+    arc_easy_count: int = setting(
+        PARTS["arc_easy"], "questions to take from sources of arc_easy", at_least=1, flag=False
+    )
     validation_fraction: float = setting(0.05, "share of the questions for validation", at_least=0, below=1)
     split_name: str | None = setting(None, "put everything into one split of this name instead")
     seed: int = setting(0, "seed of split, distractors and failed searches")
 
     def __post_init__(self) -> None:
-        # The folder is looked at when it is written: a shard and a dry run write none.
+        # The folder is looked at when it is written: a dry run writes none.
         require(self)
 
     def check(self) -> list[str]:
@@ -142,16 +157,12 @@ class BuildOptions(FolderOptions):
         found += split_name_problems(self.split_name)
         if self.direct_answer_model and self.direct_answers:
             found.append("direct_answer_model and direct_answers: name the model or a file of its answers, not both")
-        match = _SHARD.fullmatch(self.shard or "0/1")
-        if not match or int(match[1]) >= int(match[2]):
-            found.append(f"shard: {self.shard!r} must be i/n with i from 0 to n - 1, for example 0/4")
         return found
 
     @property
     def ledger(self) -> str:
-        """The ledger of a build that names none: beside the output, another one for each shard."""
-        shard = f".shard-{self.shard.replace('/', '-of-')}" if self.shard else ""
-        return f"{self.output.rstrip('/')}{shard}.ledger.sqlite"
+        """The ledger of a build that names none: beside the output."""
+        return f"{self.output.rstrip('/')}.ledger.sqlite"
 
     def split_of(self, question: str) -> str:
         """The split of a question; see `data_builders.datasets.writer.split_of`."""
@@ -173,13 +184,11 @@ class BuildOptions(FolderOptions):
 def usable_questions(
     source: Source, options: BuildOptions, seen: SeenTable, drops: Counter[str], issues: Counter[str] | None = None
 ) -> Iterator[Question]:
-    """The questions of a source that this process labels.
-
-    A process of several looks at every row, so that all of them take the same rows for repeated.
+    """The questions of a source that can be labelled.
 
     Args:
         source: The file.
-        options: How many to take, and which of them.
+        options: How many to take.
         seen: The ids of the sources before it.
         drops: Counts what can't be used, by reason.
         issues: Counts warnings that cost no question.
@@ -187,13 +196,64 @@ def usable_questions(
     rows = islice(
         get_reader(source.reader)(source.location, issues, source.name), options.most_questions(source.reader)
     )
-    shard, count = map(int, (options.shard or "0/1").split("/"))
-    for position, row in enumerate(progress(rows, source.name)):
-        mine = position % count == shard
-        reason = row.reason if isinstance(row, Dropped) else None
-        if reason is None and seen.first("id", row.id) is not None:
-            reason = DropReason.REPEATED_ID
-        if mine and reason is not None:
-            drops[reason.value] += 1
-        elif mine and isinstance(row, Question):
+    for row in progress(rows, source.name):
+        if isinstance(row, Dropped):
+            drops[row.reason.value] += 1
+        elif seen.first("id", row.id) is not None:
+            drops[DropReason.REPEATED_ID.value] += 1
+        else:
             yield row
+
+
+def subq_parser() -> CommandParser:
+    """The command line of `tripletune build subq`."""
+    parser = CommandParser(
+        prog="tripletune build subq",
+        description="Build HotpotQA-SUBQ records from benchmark files and a teacher.",
+        example="tripletune build subq --source hotpotqa:hotpot_train_v1.1.json --teacher openai --teacher-model MODEL "
+        "--output data/subq",
+    )
+    add = parser.add_argument
+    add("--source", action="append", required=True, metavar="[NAME=]READER:FILE[:ANNOTATIONS]",
+        help="a benchmark file (.json, .jsonl, .parquet, or a hub id owner/name[@configuration][#split]) with its "
+        "reader (hotpotqa, musique, two_wiki, ...) and annotations: recorded teacher replies, or a triple file for "
+        "musique and two_wiki; without any, the teacher LLM labels it; repeat it for several")  # fmt: skip
+    add_arguments(parser, BuildOptions, only=("output",))
+    add("--teacher", choices=(ANNOTATIONS, *backend_names()), default=ANNOTATIONS,
+        help="who labels: recorded replies and gold annotations, or an LLM of one of the backends, which labels "
+        "the sources without annotations (default: annotations)")  # fmt: skip
+    add_arguments(parser, LLMOptions, "teacher", only=("model",))
+    add("--dry-run", action="store_true", help="send nothing; show the most calls and tokens it would take")
+    add("--price", metavar="IN,OUT", help="dollars per million tokens read and written, for --dry-run")
+    for title, names in _GROUPS.items():
+        add_arguments(parser.add_argument_group(title), BuildOptions, only=names)
+    rest = [item.name for item in fields(LLMOptions) if item.name not in ("backend", "model")]
+    add_arguments(parser.add_argument_group("how the teacher is called"), LLMOptions, "teacher", only=rest)
+    return parser
+
+
+def read_command(parsed: argparse.Namespace) -> tuple[list[Source], BuildOptions, LLMOptions | None]:
+    """What a command line of `subq_parser` asks for; no `LLMOptions` without a teacher LLM."""
+    sources, options = [Source.parse(text) for text in parsed.source], from_arguments(BuildOptions, parsed)
+    if parsed.teacher == ANNOTATIONS:
+        _refuse_idle(parsed)
+        return sources, options, None
+    if not any(source.needs_teacher for source in sources):
+        raise ValueError("a teacher LLM is given, but every source has annotations: leave out those it shall make")
+    ledger = parsed.teacher_ledger or options.ledger
+    return sources, options, from_arguments(LLMOptions, parsed, "teacher", ledger=ledger)
+
+
+def _refuse_idle(parsed: argparse.Namespace) -> None:
+    """Refuse options of a teacher LLM where there is none: most often `--teacher` was forgotten."""
+    default = subq_parser().get_default
+    names = [name for name in vars(parsed) if name in _LLM_ALONE or name.startswith("teacher_")]
+    if parsed.direct_answer_model:
+        names.remove("teacher_ledger")
+    by_set = {one.dest: f"--set {name}" for name, one in parsed.settable.items()}
+    idle = [by_set.get(name, f"--{name.replace('_', '-')}") for name in names if getattr(parsed, name) != default(name)]
+    if idle:
+        raise ValueError(
+            f"{', '.join(idle)}: without effect, since --teacher {parsed.teacher} asks no model; name a backend, for "
+            "example --teacher openai, or leave it out"
+        )

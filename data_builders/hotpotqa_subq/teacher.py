@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.hotpotqa_subq import FirstSubquery, Shown
-from tripletune.data_builders.hotpotqa_subq.annotations import PROMPT_FOLDER, TripleFile
+from tripletune.data_builders.hotpotqa_subq.annotations import PROMPT_FOLDER
 from tripletune.data_builders.hotpotqa_subq.checks import (
     check_answer_kept,
     check_subquery,
@@ -37,7 +37,7 @@ from tripletune.data_builders.hotpotqa_subq.checks import (
     read_triples,
 )
 from tripletune.data_builders.readers._rows import Row
-from tripletune.models.data.questions import Annotation, DropReason, Question, UnlabelledQuestion
+from tripletune.models.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.models.data.records import Passage, text_fields
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import LLMClient, Message, RepliesPending, Sampling
@@ -71,8 +71,8 @@ def prompt_digests(prompts: PromptSet) -> dict[str, str]:
     return {prompts.files[name]: digest for name, digest in prompts.digests().items()}
 
 
-class LLMTeacher:
-    """A teacher behind an LLM client; see the module for what it asks. Implements `Teacher`.
+class LLMTeacher(Teacher):
+    """A teacher behind an LLM client; see the module for what it asks.
 
     Args:
         client: Answers the calls; it holds cache, limits and retries.
@@ -85,7 +85,6 @@ class LLMTeacher:
         json_schema: Whether the server is to hold replies to `reply_schema`.
 
     Attributes:
-        name: As the card calls it.
         calls: Replies that were asked for, by stage, those from the ledger included and repair turns not.
         refused: Replies that were rejected, those of repair turns included, by stage and reason.
         repairs: Replies that became usable in the repair turn, by stage.
@@ -93,17 +92,19 @@ class LLMTeacher:
         malformed: Triples that were left out of usable replies since they were malformed.
     """
 
+    collects_failures = False
+
     def __init__(
         self,
         client: LLMClient,
         prompts: PromptSet | None = None,
-        triples_from: TripleFile | None = None,
+        triples_from: Callable[[Passage], list[Triple]] | None = None,
         shown: Shown = "supporting",
         first_subquery: FirstSubquery = "main_question",
         sampling: Sampling | None = None,
         json_schema: bool = False,
     ) -> None:
-        self.name = client.model if triples_from is None else f"{client.model}, triples of {triples_from.path.name}"
+        self.name = client.model
         self.calls: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.repairs: Counter[str] = Counter()
@@ -174,7 +175,7 @@ class LLMTeacher:
     async def triples(self, question: Question, document: int) -> list[Triple]:
         """The facts of one document, f_t2t(d_i)."""
         if self._triples_from is not None:
-            return self._triples_from.of(question.passages[document])
+            return self._triples_from(question.passages[document])
         messages = self._prompts.chat("subq_triples", f"Document: {document_text(question.passages[document])}")
         triples, malformed = await self._ask(TRIPLES_ROLE, messages, lambda text, _: read_triples(text), question)
         self.malformed += malformed

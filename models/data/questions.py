@@ -8,11 +8,12 @@ does the two steps before sample labelling (sections C.1 and C.2, figures 7 and 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from tripletune.models.data.records import Passage
+from tripletune.models.data.records import Passage, Record
 from tripletune.models.data.triples import Triple
 
 
@@ -128,10 +129,16 @@ class Annotation(NamedTuple):
     reworded: str = ""
 
 
-class Teacher(Protocol):
-    """What sample labelling asks of a teacher."""
+class Teacher:
+    """What sample labelling asks of a teacher; only `annotate` must be written.
+
+    Attributes:
+        name: As the data card calls it.
+        collects_failures: Whether it is asked for documents of other questions, which failed searches bring.
+    """
 
     name: str
+    collects_failures = True
 
     async def annotate(self, question: Question) -> list[Annotation]:
         """The documents that help, in reasoning order; empty when none does.
@@ -139,3 +146,25 @@ class Teacher(Protocol):
         Raises:
             UnlabelledQuestion: it cannot say; the question is left out and the reason counted.
         """
+        raise NotImplementedError
+
+    def answers_directly(self, question: Question) -> bool:
+        """Whether the question is known to need no retrieval."""
+        return False
+
+    async def helpful_documents(self, question: Question) -> list[int]:
+        """What the document filter keeps (RAS, section C.1), as indices into `question.passages`."""
+        return [one.document for one in await self.annotate(question)]
+
+    async def keeps_nothing(self, question: Question) -> bool:
+        """Whether the document filter keeps no document."""
+        try:
+            return not question.supporting or not await self.helpful_documents(question)
+        except UnlabelledQuestion as error:
+            return error.reason in (DropReason.NO_HELPFUL, DropReason.ANSWER_NOT_KEPT, DropReason.NOT_ANSWERABLE)
+
+    async def records(
+        self, question: Question, label: Callable[[Question, Teacher], Awaitable[list[Record]]]
+    ) -> list[Record]:
+        """The records of a question; `label` makes them of its annotations."""
+        return await label(question, self)

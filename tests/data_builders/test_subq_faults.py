@@ -32,7 +32,7 @@ def command(url: str, output: Path) -> list[str]:
         *("--source", f"hotpotqa:{output.with_name('questions.jsonl')}"),
         *("--output", str(output), "--teacher", "openai", "--teacher-model", "m", "--teacher-url", url),
         *("--teacher-api-key-env", "SUBQ_KEY", "--teacher-concurrency", str(CONCURRENCY), "--teacher-timeout", "2"),
-        *("--concurrency", str(CONCURRENCY), "--shard-size", "50", "--validation-fraction", "0.3"),
+        *("--concurrency", str(CONCURRENCY), "--set", "shard_size=50", "--validation-fraction", "0.3"),
     ]
 
 

@@ -46,7 +46,7 @@ def failing(capsys, *arguments):
 
 @pytest.mark.parametrize("format", ["jsonl", "parquet"])
 def test_pairs_come_back_with_their_split(tmp_path, format):
-    options = ("--validation-rows", 7, "--format", format, "--shard-size", 10)
+    options = ("--validation-rows", 7, "--format", format, "--set", "shard_size=10")
     folder, numbers = run(tmp_path, rows(40), *options)
     train, validation = list(read_pairs(folder, "train")), list(read_pairs(folder, "validation"))
     assert (len(train), len(validation)) == (33, 7)

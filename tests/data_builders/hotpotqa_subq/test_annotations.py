@@ -8,7 +8,6 @@ from tripletune.data_builders.hotpotqa_subq.annotations import (
     MALFORMED_TRIPLES,
     MusiqueTeacher,
     RecordedTeacher,
-    TripleFile,
     TwoWikiTeacher,
     hop_question,
     joined_question,
@@ -16,6 +15,7 @@ from tripletune.data_builders.hotpotqa_subq.annotations import (
     place_evidences,
     relation_question,
     spoken_name,
+    stored_triples,
     tidy_question,
 )
 from tripletune.models.data.questions import DropReason, Hop, Question, UnlabelledQuestion
@@ -113,7 +113,7 @@ def test_musique_documents_follow_the_hops_and_repeat_none(tmp_path):
     ]
     path = write_lines(tmp_path / "t.jsonl", rows)
     asked = question("Frank Herbert", "Dune", hops=(*HOPS, Hop("who is #2", "x", 1)))
-    documents, subqueries, triples = replies(MusiqueTeacher(path), asked)
+    documents, subqueries, triples = replies(MusiqueTeacher(path, Counter()), asked)
     assert documents == [1, 0]
     assert subqueries == ["Who is the author of Dune?", "Where was Frank Herbert born?"]
     assert triples == [[Triple("Dune", "author", "Frank Herbert")], []]
@@ -127,11 +127,11 @@ def test_triple_file_matches_content_and_counts_malformed_rows(tmp_path):
         {"title": "Twice", "text": "second\u00a0text ", "triples": [["second", "is", "it"]]},
     ]
     path = write_lines(tmp_path / "t.jsonl", rows)
-    file = TripleFile(path, issues)
+    triples_of = stored_triples(path, issues)
     assert issues[MALFORMED_TRIPLES] == 3
-    assert file.of(Passage("Twice", "second text")) == [Triple("second", "is", "it")]
-    assert file.of(Passage("Twice", "third")) == []
-    assert file.of(Passage("Alone", "old text")) == [Triple("a", "b", "c")]
+    assert triples_of(Passage("Twice", "second text")) == [Triple("second", "is", "it")]
+    assert triples_of(Passage("Twice", "third")) == []
+    assert triples_of(Passage("Alone", "old text")) == [Triple("a", "b", "c")]
 
 
 def test_two_wiki_asks_by_names_the_planner_has_seen():
@@ -141,7 +141,7 @@ def test_two_wiki_asks_by_names_the_planner_has_seen():
         text="Where did the director of film Steel (1979 Film) die?",
         evidences=[("Steel", "director", "Harold Young"), ("Harold Young", "place of death", "Rome")],
     )
-    assert replies(TwoWikiTeacher(), asked) == [
+    assert replies(TwoWikiTeacher(None, Counter()), asked) == [
         [1, 0],
         ["Who directed Steel (1979 film)?", "Where did Harold Young die?"],
         [[asked.evidences[0]], [asked.evidences[1]]],
@@ -155,7 +155,7 @@ def test_two_wiki_joins_what_is_asked_of_one_document():
         text="Who lived longer, Ann or Bob?",
         evidences=[(n, r, "1900") for n in ("Ann", "Bob") for r in ("date of birth", "date of death")],
     )
-    documents, subqueries, triples = replies(TwoWikiTeacher(), asked)
+    documents, subqueries, triples = replies(TwoWikiTeacher(None, Counter()), asked)
     assert documents == [0, 1]
     assert subqueries[1] == "When was Bob born and when did Bob die?"
     assert [len(found) for found in triples] == [2, 2]

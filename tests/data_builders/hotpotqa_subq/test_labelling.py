@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli import write_lines
 from tripletune.data_builders.hotpotqa_subq import gives_away_answer, label_question
-from tripletune.data_builders.hotpotqa_subq.annotations import PartTeacher, TripleFile, open_teacher
+from tripletune.data_builders.hotpotqa_subq.annotations import PartTeacher, open_teacher, stored_triples
 from tripletune.data_builders.hotpotqa_subq.build import OpenSource, build
 from tripletune.data_builders.hotpotqa_subq.checks import missing_facts
 from tripletune.data_builders.hotpotqa_subq.failures import FailedSearches
@@ -112,7 +112,7 @@ def test_gives_away_answer(subquery, question, answers, expected):
 def triples_of(tmp_path):
     # "Other 3" is not covered: a passage without triples can't be a distractor.
     rows = [{"title": p.title, "text": p.text, "triples": [[p.title, "is", "there"]]} for p in PASSAGES[:-1]]
-    return TripleFile(write_lines(tmp_path / "triples.jsonl", rows)).of
+    return stored_triples(write_lines(tmp_path / "triples.jsonl", rows), Counter())
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
@@ -217,7 +217,7 @@ def test_arc_rows_of_other_splits_are_counted(read):
 
 def test_a_part_gives_one_answering_record_in_the_words_of_its_task(read):
     ((question,), _) = read("arc_easy", ARC)
-    (record,) = PartTeacher("arc_easy", None).records(question)
+    (record,) = asyncio.run(PartTeacher("arc_easy", None, Counter()).records(question))
     assert (record.task, record.action, record.steps) == ("answering", Action.NO_RETRIEVAL, ())
     assert record.question == load_task("arc").template.replace("{question}", question.question)
     assert (record.label, record.id, record.question_id) == ("B", "arc_easy:x1:answer", "x1")
@@ -229,7 +229,8 @@ def test_triples_of_the_passages_make_one_step(tmp_path, read):
         {"title": "Song", "text": "Ann sang it.", "triples": [["Ann", "sang", "it"], ["Ben", "sang", "it"]]},
     ]
     ((question,), _) = read("asqa", ASQA)
-    (record,) = PartTeacher("asqa", write_lines(tmp_path / "triples.jsonl", rows)).records(question)
+    teacher = PartTeacher("asqa", write_lines(tmp_path / "triples.jsonl", rows), Counter())
+    (record,) = asyncio.run(teacher.records(question))
     facts = (Triple("Ben", "sang", "it"), Triple("Ann", "sang", "it"))
     assert record.steps == (Step("Who sang it?", facts, "Ben sang it.\nSong\nAnn sang it."),)
     assert record.action is Action.SUFFICIENT
@@ -242,7 +243,7 @@ def test_triples_of_the_passages_make_one_step(tmp_path, read):
 )
 def test_shortages_are_said(wanted, sentence):
     source = Source.parse("a=asqa:f")
-    assert OpenSource(source, PartTeacher("asqa", None), Counter(), wanted, 150).shortage() == sentence
+    assert OpenSource(source, PartTeacher("asqa", None, Counter()), Counter(), wanted, 150).shortage() == sentence
 
 
 def test_parts_join_a_build_as_sources(tmp_path):

@@ -1,7 +1,6 @@
 import asyncio
 import sqlite3
 from collections import Counter
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,6 @@ from tripletune.models.llm.backends import open_client
 from tripletune.models.llm.backends.batch import import_replies
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
-from tripletune.models.llm.programs import import_calls
 
 
 @pytest.fixture
@@ -209,27 +207,6 @@ def test_a_batch_build_stops_three_times(files, teacher, backend, capsys, monkey
     assert shards(files / "out") == shards(files / "calm")
 
 
-def test_shards_fill_ledgers_and_the_final_build_finds_every_reply(files, backend):
-    assert run(arguments(files, files / "whole")) == 0
-    one = files / "out.ledger.sqlite"
-    for number in range(3):
-        backend.asked.clear()
-        assert run(arguments(files, files / "out", "--shard", f"{number}/3")) == 0
-        part = files / f"out.shard-{number}-of-3.ledger.sqlite"
-        new, known = import_calls(one, part)
-        # A paragraph that two shards need is asked for by both.
-        assert new + known == len(backend.asked) > 0
-    assert not (files / "out").exists()
-    backend.asked.clear()
-    assert run(arguments(files, files / "out")) == 0
-    assert not backend.asked
-    assert shards(files / "out") == shards(files / "whole")
-    with closing(sqlite3.connect(files / "out.shard-0-of-3.ledger.sqlite")) as ledger:
-        assert {row[0] for row in ledger.execute("SELECT question_id FROM uses WHERE role = 'subq.filter'")} == {
-            row["_id"] for row in read_lines(files / "questions.jsonl")[::3]
-        }
-
-
 def test_a_direct_answer_spares_the_question_its_calls(files, backend, monkeypatch):
     first = read_lines(files / "questions.jsonl")[0]
     base = WorldBackend("hf:base plain", lambda body: f" {first['answer']}\nQuestion: more")
@@ -245,15 +222,17 @@ def test_a_direct_answer_spares_the_question_its_calls(files, backend, monkeypat
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--shard", "3/3"], "shard: '3/3' must be i/n"),
         (["--prompts", "gone"], "no such folder of prompts: gone"),
-        (["--triples-from", "gone.jsonl"], "no such file: gone.jsonl"),
+        (["--triples-from", "gone.jsonl"], "no such file of triples: gone.jsonl"),
         (["--teacher-concurrency", "0"], "concurrency: 0 must be"),
-        (["--asqa-count", "0"], "asqa_count: 0 must be at least 1"),
+        (["--set", "asqa_count=0"], "asqa_count: 0 must be at least 1"),
         (["--dry-run", "--price", "1"], "--price 1: write dollars per million tokens as IN,OUT"),
-        (["--direct-answer-model", "m", "--direct-answers", "f"], "name the model or a file of its answers, not both"),
         (
-            ["--validation-fraction", "1", "--shard-size", "0"],
+            ["--direct-answer-model", "m", "--set", "direct_answers=f"],
+            "name the model or a file of its answers",
+        ),
+        (
+            ["--validation-fraction", "1", "--set", "shard_size=0"],
             "shard_size: 0 must be at least 1; validation_fraction: 1.0",
         ),
         (["--source", "nope:f:t"], "reader 'nope' is not one of"),
@@ -274,8 +253,10 @@ def test_bad_options_are_one_line_and_exit_code_2(files, backend, capsys, more, 
         (["two_wiki:q.json", "--teacher", "openai", "--teacher-model", "m"], "every source has annotations"),
         (["hotpotqa:q.jsonl", "--teacher", "openai"], "options --teacher-...: model is not set"),
         (["hotpotqa:q:t", "--teacher-model", "m"], "--teacher-model: without effect, since --teacher annotations asks"),
-        (["hotpotqa:q:t", "--show-documents", "all", "--triples-from", "f"], "--show-documents, --triples-from: with"),
-        (["two_wiki:q.json", "--shard", "0/2"], "--shard 0/2 shares out calls of a model, and no --teacher is named"),
+        (
+            ["hotpotqa:q:t", "--set", "show_documents=all", "--triples-from", "f"],
+            "--triples-from, --set show_documents: wit",
+        ),
         (["two_wiki:q.json", "--dry-run"], "--dry-run: without effect"),
         (["hotpotqa:q", "--teacher", "openai", "--teacher-model", "m"], "OPENAI_API_KEY"),
         (["hotpotqa:q", "--teacher", "openai", "--teacher-model", "m", "--teacher-temperature", "nan"], "temperature"),
@@ -320,7 +301,6 @@ def counted(tmp_path, rows, **options):
         ({}, (3, 4, 5)),
         ({"first_subquery": "generated"}, (3, 5, 5)),
         ({"triples_from": "f"}, (3, 4, 0)),
-        ({"shard": "0/2"}, (2, 2, 3)),
         ({"limit": 1}, (1, 2, 2)),
     ],
 )
