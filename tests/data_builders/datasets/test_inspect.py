@@ -204,7 +204,7 @@ def test_names_are_no_mermaid_syntax():
 def test_a_pipe_that_is_closed_early_is_no_error(folder):
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "data_builders", "peek", str(folder)]
+    command = [sys.executable, "-m", "tripletune", "data", "peek", str(folder)]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
