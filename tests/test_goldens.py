@@ -184,7 +184,7 @@ def stored(name: str, folder: Path) -> Path:
 
 def test_a_ledger_of_an_older_revision_answers(tmp_path: Path, check: Callable[..., None]) -> None:
     nobody = ["--teacher", "openai", "--teacher-model", "m", "--teacher-url", "http://127.0.0.1:9/v1"]
-    done("build subq", "--source", f"hotpotqa:{STORES}/questions.jsonl", *nobody, "--teacher-attempts", 1,
+    done("build subq", "--source", f"hotpotqa:{STORES}/questions.jsonl", *nobody, "--set", "teacher.attempts=1",
          "--teacher-ledger", stored("ledger.sqlite", tmp_path), "--output", tmp_path / "out")  # fmt: skip
     check("subq_teacher", (tmp_path / "out" / "train-00000.jsonl").read_text(encoding="utf-8"))
 

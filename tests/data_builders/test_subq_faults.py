@@ -31,7 +31,7 @@ def command(url: str, output: Path) -> list[str]:
         *(sys.executable, "-m", "tripletune.data_builders.hotpotqa_subq"),
         *("--source", f"hotpotqa:{output.with_name('questions.jsonl')}"),
         *("--output", str(output), "--teacher", "openai", "--teacher-model", "m", "--teacher-url", url),
-        *("--teacher-api-key-env", "SUBQ_KEY", "--teacher-concurrency", str(CONCURRENCY), "--teacher-timeout", "2"),
+        *("--set", "teacher.api_key_env=SUBQ_KEY", "--teacher-concurrency", str(CONCURRENCY), "--teacher-timeout", "2"),
         *("--concurrency", str(CONCURRENCY), "--set", "shard_size=50", "--validation-fraction", "0.3"),
     ]
 

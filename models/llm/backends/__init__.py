@@ -40,27 +40,34 @@ class LLMOptions(CheckedOptions):
     url: str | None = setting(
         None, "base URL of the server (default: the provider's); several, separated by commas, share the calls"
     )
-    api_key_env: str | None = setting(None, "name of the environment variable with the key (default: the provider's)")
+    api_key_env: str | None = setting(
+        None, "name of the environment variable with the key (default: the provider's)", flag=False
+    )
     ledger: str | None = setting(None, "SQLite file of the call ledger: cache, resume and account of all calls")
     concurrency: int = setting(64, "most calls under way", above=0)
-    requests_per_minute: float | None = setting(None, "most calls per minute", above=0)
-    tokens_per_minute: float | None = setting(None, "most tokens per minute, prompts and replies together", above=0)
+    requests_per_minute: float | None = setting(None, "most calls per minute", above=0, flag=False)
+    tokens_per_minute: float | None = setting(
+        None, "most tokens per minute, prompts and replies together", above=0, flag=False
+    )
     timeout: float = setting(120.0, "seconds for one attempt at a call over the network", above=0)
-    attempts: int = setting(8, "most attempts at a call, when errors are temporary", above=0)
+    attempts: int = setting(8, "most attempts at a call, when errors are temporary", above=0, flag=False)
     temperature: float = setting(0.0, "0 is greedy", at_least=0)
-    top_p: float = setting(1.0, "nucleus sampling; 1 keeps every token", above=0, at_most=1)
+    top_p: float = setting(1.0, "nucleus sampling; 1 keeps every token", above=0, at_most=1, flag=False)
     seed: int | None = setting(None, "seed, for servers that take one; part of the ledger key")
     send_temperature: str = setting(
         "auto", "whether temperature and top_p are sent; hosted reasoning models refuse them",
-        choices=("auto", "yes", "no"),
+        choices=("auto", "yes", "no"), flag=False,
     )  # fmt: skip
     token_field: str = setting(
-        "auto", "name of the reply's limit in requests", choices=("auto", "max_tokens", "max_completion_tokens")
+        "auto",
+        "name of the reply's limit in requests",
+        choices=("auto", "max_tokens", "max_completion_tokens"),
+        flag=False,
     )
     extra: str | None = setting(
-        None, 'more fields of the request body as JSON, for example {"reasoning_effort": "low"}'
+        None, 'more fields of the request body as JSON, for example {"reasoning_effort": "low"}', flag=False
     )
-    batch_layout: str = setting("openai", "layout of request files", choices=("openai", "anthropic"))
+    batch_layout: str = setting("openai", "layout of request files", choices=("openai", "anthropic"), flag=False)
     batch_size: int = setting(32, "most calls in one forward pass of a local model", above=0)
     dtype: str = setting("auto", "number type of a local model: auto, float32, bfloat16 or float16")
 

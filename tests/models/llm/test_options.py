@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 from pathlib import Path
@@ -10,23 +9,25 @@ import pytest
 from tripletune.models.llm import CallError, Sampling
 from tripletune.models.llm.backends import LLMOptions, open_client
 from tripletune.models.llm.backends.batch import BatchBackend
-from tripletune.models.options import add_arguments, from_arguments
+from tripletune.models.options import CommandParser, add_arguments, from_arguments
 
 SECRET = "sk-hunter2-0123456789"
 
 
 def test_every_field_is_an_option():
-    parser = argparse.ArgumentParser()
+    parser = CommandParser()
     add_arguments(parser, LLMOptions, "teacher")
     words = (
         *("--teacher", "anthropic", "--teacher-model", "m", "--teacher-url", "http://127.0.0.1:1/v1"),
-        *("--teacher-api-key-env", "MY_KEY", "--teacher-ledger", "l.sqlite", "--teacher-concurrency", "3"),
-        *("--teacher-requests-per-minute", "60", "--teacher-tokens-per-minute", "1e5", "--teacher-timeout", "7.5"),
-        *("--teacher-attempts", "2", "--teacher-temperature", "0.5", "--teacher-top-p", "0.9", "--teacher-seed", "4"),
-        *("--teacher-send-temperature", "yes", "--teacher-token-field", "max_tokens", "--teacher-extra", '{"a": 1}'),
-        *("--teacher-batch-layout", "anthropic", "--teacher-batch-size", "8"),
+        *("--teacher-ledger", "l.sqlite", "--teacher-concurrency", "3", "--teacher-timeout", "7.5"),
+        *("--teacher-temperature", "0.5", "--teacher-seed", "4", "--teacher-batch-size", "8"),
         *("--teacher-dtype", "float32"),
     )
+    rare = (
+        *("api_key_env=MY_KEY", "requests_per_minute=60", "tokens_per_minute=1e5", "attempts=2", "top_p=0.9"),
+        *("send_temperature=yes", "token_field=max_tokens", 'extra={"a": 1}', "batch_layout=anthropic"),
+    )
+    words += tuple(word for one in rare for word in ("--set", f"teacher.{one}"))
     found = from_arguments(LLMOptions, parser.parse_args(words), "teacher")
     assert found == LLMOptions(
         *("anthropic", "m", "http://127.0.0.1:1/v1", "MY_KEY", "l.sqlite", 3, 60.0, 1e5, 7.5, 2, 0.5, 0.9, 4, "yes"),
