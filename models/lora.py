@@ -23,9 +23,6 @@ def chosen_layers(model: Any, targets: Sequence[str], name: str) -> set[str]:
         model: A language model.
         targets: Names, or "all-linear" for every linear layer but the output layer.
         name: The model's name, for the message.
-
-    Raises:
-        ValueError: a target does not exist.
     """
     import torch
     from transformers.pytorch_utils import Conv1D
@@ -62,9 +59,6 @@ def add_lora(
         targets: See `chosen_layers`.
         base: What the model is loaded by; the adapter names it (`models.loading.adapter_base`).
         revision: Its hub revision.
-
-    Raises:
-        ValueError: a target does not exist.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -84,12 +78,7 @@ def add_lora(
 
 
 def take_over(model: PeftModel, folder: str | Path) -> None:
-    """Give a fresh adapter the weights of a trained one, to train on from there.
-
-    Raises:
-        FileNotFoundError: the folder holds no adapter.
-        ValueError: the adapters have other layers, sizes or factors.
-    """
+    """Give a fresh adapter the weights of a trained one, to train on from there."""
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from safetensors.torch import load_file
 

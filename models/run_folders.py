@@ -36,11 +36,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def trained_folder(folder: str | Path) -> Path:
-    """The folder with the trained model: `final/` of a run, else the folder itself.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or it is a run without result.
-    """
+    """The folder with the trained model: `final/` of a run, else the folder itself."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {folder}")
@@ -76,12 +72,7 @@ def is_text_model(folder: str | Path) -> bool:
 
 
 def task_of(folder: str | Path) -> dict[str, Any]:
-    """What a model on plain text was made for: the content of `extractor.json` or `student.json`.
-
-    Raises:
-        FileNotFoundError: the folder has neither.
-        ValueError: it is malformed.
-    """
+    """What a model on plain text was made for: the content of `extractor.json` or `student.json`."""
     names = [name for name in TASK_FILES if (Path(folder) / name).is_file()]
     if not names:
         raise FileNotFoundError(
@@ -91,12 +82,7 @@ def task_of(folder: str | Path) -> dict[str, Any]:
 
 
 def check_model_folder(folder: str | Path) -> None:
-    """Make sure that a folder can be loaded, without loading it.
-
-    Raises:
-        FileNotFoundError: configuration, tokenizer, processor settings or weights are missing.
-        ValueError: a JSON file is malformed, a weight file is cut off, or it is another kind of model.
-    """
+    """Make sure that a folder can be loaded, without loading it."""
     folder = Path(folder)
     text = is_text_model(folder)
     main = ADAPTER_CONFIG if text and is_adapter(folder) else CONFIG
@@ -139,12 +125,7 @@ def weight_files(folder: str | Path) -> list[Path]:
 
 
 def check_weights(file: Path) -> None:
-    """Read the header of a safetensors file, which tells how long the file must be.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is cut off or damaged.
-    """
+    """Read the header of a safetensors file, which tells how long the file must be."""
     from safetensors import SafetensorError, safe_open
 
     if not file.is_file():

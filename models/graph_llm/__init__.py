@@ -73,9 +73,6 @@ def build_graph_llm(
 
     Returns:
         The model in eval mode, and its processor.
-
-    Raises:
-        ValueError: the language model has no attention.
     """
     language_model, tokenizer = load_causal_lm(base_model, dtype, revision, nf4=nf4)
     if "past_key_values" not in inspect.signature(language_model.forward).parameters:
@@ -128,9 +125,6 @@ def add_adapter(
         model: The base.
         lora: False tunes the graph token alone (ablation "No LoRA").
         targets: Linear layers of the language model to adapt; "all-linear" adapts every one but the output layer.
-
-    Raises:
-        ValueError: a target does not exist.
     """
     use_graph = model.config.use_graph
     chosen = chosen_layers(model.language_model, targets, model.config.base_model) if lora else set()
@@ -166,10 +160,6 @@ def load_graph_llm(
 
     Returns:
         The model in eval mode and its processor.
-
-    Raises:
-        FileNotFoundError: no such folder, or files are missing in it.
-        ValueError: weights cannot be read, for example because a file was cut off, or do not fit the base model.
     """
     path = Path(resolve(folder))
     if not is_graph_llm_folder(path):

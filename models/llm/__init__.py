@@ -74,11 +74,7 @@ class Endpoint:
         """Load a model on this machine now; otherwise the first call does."""
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
-        """Tokens of a chat as the model reads it.
-
-        Raises:
-            ValueError: the model is not on this machine.
-        """
+        """Tokens of a chat as the model reads it."""
         raise ValueError(
             f"max_prompt_tokens is set, and the tokens of {self.model} can't be counted here: leave it out, or name a "
             "local model with --integrator"

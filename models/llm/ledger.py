@@ -175,9 +175,6 @@ class Ledger(AbstractContextManager["Ledger"]):
 
     Args:
         path: The file. One that is not there is made for the first call, so that a run that can't start leaves none.
-
-    Raises:
-        UnusableFile: the file is no ledger, is damaged, or was written by a newer version.
     """
 
     def __init__(self, path: str | Path) -> None:

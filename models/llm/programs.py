@@ -89,9 +89,6 @@ def import_calls(path: Path, source: Path) -> tuple[int, int]:
 
     Returns:
         How many calls were new, and how many the ledger had.
-
-    Raises:
-        ValueError: a line can't be used; then nothing was imported.
     """
     # Read twice, so that a bad line leaves no ledger behind and memory does not grow with the file.
     total = sum(bool(_row(values, where)) for where, values in _calls(source))

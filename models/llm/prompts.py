@@ -46,10 +46,6 @@ def load_prompts(names: tuple[str, ...], folder: str | Path | None = None, room:
         names: Names of the prompts, which are the files' names without `.md`.
         folder: A user's folder of prompts.
         room: The top-level package whose folder `prompts` holds ours.
-
-    Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: a file in it is none of the prompts or is empty, or it holds none of them.
     """
     files = {name: f"{room}/prompts/{name}.md" for name in names}
     paths = {name: _ROOT / file for name, file in files.items()}

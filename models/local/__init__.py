@@ -85,9 +85,6 @@ class Request:
         done: Whether nothing more will be written.
         abandoned: Set by who no longer waits for it: it is dropped at its next token.
         seconds: Its share of the time: that of each step, divided by the rows under way.
-
-    Raises:
-        ValueError: the prompt is empty, or the limit below 1.
     """
 
     prompt: list[int]

@@ -47,9 +47,6 @@ class ChatEncoder:
         template_options: More arguments of the template, for example {"enable_thinking": False}. Templates that show a
             date get `DATE` where it is not among them.
         plain: For base models, which have no template: the turns' texts, with blank lines between them.
-
-    Raises:
-        ValueError: the tokenizer has no chat template and `plain` is not set.
     """
 
     def __init__(
@@ -65,11 +62,7 @@ class ChatEncoder:
         self._beginnings: dict[str, list[int]] = {}
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """The prompt's tokens, up to where the reply begins.
-
-        Raises:
-            CallError: the template refuses the turns.
-        """
+        """The prompt's tokens, up to where the reply begins."""
         return self.tokens(self.render(messages))
 
     def shared(self, messages: Sequence[Message], ids: Sequence[int]) -> int:
@@ -99,9 +92,6 @@ class ChatEncoder:
         Args:
             messages: The turns.
             reply: Go on to where a reply to the last turn begins.
-
-        Raises:
-            CallError: the template refuses the turns.
         """
         if self.plain:
             return "\n\n".join(turn["content"] for turn in messages)
@@ -145,11 +135,7 @@ def join_system(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 class TripleGrammar:
-    """Only tokens that keep a reply within the format.
-
-    Raises:
-        ValueError: xgrammar is not installed, or does not know this kind of tokenizer.
-    """
+    """Only tokens that keep a reply within the format."""
 
     def __init__(self, tokenizer: Any, vocabulary: int, ends: Collection[int]) -> None:
         try:

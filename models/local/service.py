@@ -50,11 +50,7 @@ class DecodingService(Endpoint):
         self._executor: ThreadPoolExecutor | None = None
 
     async def open(self) -> None:
-        """Load the model, if that has not been done.
-
-        Raises:
-            SetupError: it can't be loaded.
-        """
+        """Load the model, if that has not been done."""
         if self._decoder is not None:
             return
         if self._opening is None or self._opening.done():
@@ -72,12 +68,7 @@ class DecodingService(Endpoint):
             self._decoder = self._make()
 
     async def reply(self, request: Request) -> None:
-        """Write the reply of a request.
-
-        Raises:
-            SetupError: the model can't be loaded.
-            CallError: the request does not fit the memory, or the service was closed.
-        """
+        """Write the reply of a request."""
         await self.open()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._futures[request] = future

@@ -29,11 +29,7 @@ _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 @dataclass(frozen=True)
 class LLMOptions(CheckedOptions):
-    """How to call a model; the fields' help texts say what they mean.
-
-    Raises:
-        ValueError: options make no sense; all problems in one message, which never quotes a key or an address.
-    """
+    """How to call a model; the fields' help texts say what they mean."""
 
     backend: str = setting("openai", f"what runs the model: {', '.join(names_in(_BACKENDS))}", is_prefix=True)
     model: str = setting("", "the model's name there; for hf a hub id, a folder or pypi:NAME")
@@ -96,11 +92,7 @@ class LLMOptions(CheckedOptions):
 
     @cached_property
     def extra_fields(self) -> dict[str, Any] | None:
-        """The fields of `extra`.
-
-        Raises:
-            ValueError: it is no JSON object.
-        """
+        """The fields of `extra`."""
         try:
             found = None if self.extra is None else json.loads(self.extra)
         except ValueError:
@@ -148,11 +140,7 @@ def backend_names() -> list[str]:
 
 
 def load_backend(name: str) -> BackendKind:
-    """What a backend says of itself; imports its module, and no other.
-
-    Raises:
-        ValueError: there is none of that name.
-    """
+    """What a backend says of itself; imports its module, and no other."""
     return load_from(_BACKENDS, name, "backend").BACKEND
 
 
@@ -161,9 +149,6 @@ def open_client(options: LLMOptions, environment: Mapping[str, str] = os.environ
 
     Returns:
         A client; `close` closes the ledger too.
-
-    Raises:
-        ValueError: a key or a package is missing, or the backend or the ledger can't be opened.
     """
     kind = load_backend(options.backend)
     key = _key(options, kind, environment)

@@ -77,9 +77,6 @@ def messages_body(options: LLMOptions, messages: Sequence[Message], sampling: Sa
         options: Model, whether temperature and top_p (if below 1) are sent, and more fields.
         messages: The chat; several system texts are joined by a blank line.
         sampling: How the reply is drawn; its seed is not sent.
-
-    Raises:
-        SetupError: a temperature or a schema was asked for that is not sent.
     """
     system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
     turns = [{"role": turn["role"], "content": turn["content"]} for turn in messages if turn["role"] != "system"]

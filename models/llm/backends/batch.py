@@ -53,9 +53,6 @@ class BatchBackend(Backend):
 
     Attributes:
         model: The name that `OpenAIBackend` and `AnthropicBackend` have, so that replies serve both ways of calling.
-
-    Raises:
-        ValueError: there is no ledger.
     """
 
     def __init__(self, options: LLMOptions, ledger: Ledger | None, room: tuple[int, int] | None = None) -> None:
@@ -202,9 +199,6 @@ def import_replies(ledger: Ledger, path: str | Path) -> Counter[str] | None:
         None when the file was imported before, so that nothing was done. Else counts: "stored" replies that are new;
         "known" ones; "again": calls that failed for now (errors of the provider, expired, canceled), which the next run
         writes again; "refused": calls that fail until `reset`; "unknown": calls that the ledger does not have.
-
-    Raises:
-        ValueError: a line cannot be read, or no line belongs to this ledger; then nothing was imported.
     """
     with Path(path).open("rb") as file:
         digest = hashlib.file_digest(file, "blake2b").hexdigest()[:40]

@@ -39,10 +39,6 @@ class HFBackend(DecodingService, Backend):
 
     Attributes:
         model: "hf:<model>" with the template's options, the other settings that change replies, and its `identity`.
-
-    Raises:
-        FileNotFoundError: no such model.
-        ValueError: an option makes no sense, or the model has no chat template and `plain` is not set.
     """
 
     def __init__(

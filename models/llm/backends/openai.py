@@ -64,9 +64,6 @@ class HostedBackend(Backend):
     Attributes:
         model: "<kind>:<model>" and the extra fields. Not the host: a model that moves to another port is the same
             model, and what it answered is not asked again.
-
-    Raises:
-        ValueError: the key is missing, the environment's url makes no sense, or the SDK is not installed.
     """
 
     kind: ClassVar[str]
@@ -191,9 +188,6 @@ def sampling_fields(sampling: Sampling, send: bool) -> dict[str, float]:
         sampling: What is asked for.
         send: Whether this model takes them. If not, only the default (0, which stands for "not asked for" here) and
             1, the provider's own setting, can be met.
-
-    Raises:
-        SetupError: a setting was asked for that is not sent.
     """
     if send:
         return {"temperature": sampling.temperature, "top_p": sampling.top_p}
@@ -262,9 +256,6 @@ def chat_body(options: LLMOptions, official: bool, messages: Sequence[Message], 
         official: Whether it is for OpenAI's or Azure's own service.
         messages: The chat.
         sampling: How the reply is drawn.
-
-    Raises:
-        SetupError: a temperature was asked for that is not sent.
     """
     token_field = options.token_field
     if token_field == "auto":
