@@ -44,8 +44,9 @@ def run(program: str, *words: Any) -> Ran:
     return Ran(int(code or 0), out.getvalue(), err.getvalue())
 
 
-def write_lines(path: Path, rows: Iterable[Any]) -> str:
+def write_lines(path: str | Path, rows: Iterable[Any]) -> str:
     """A JSON-lines file of these rows; its folder is made."""
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)

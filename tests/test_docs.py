@@ -21,6 +21,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+from tests.cli import write_lines
 from tripletune.__main__ import PROGRAMS
 from tripletune.data_builders.hotpotqa_subq import label_question
 from tripletune.data_builders.hotpotqa_subq.annotations import RecordedTeacher
@@ -228,7 +229,7 @@ def test_examples_on_the_pages_are_read_by_the_code(tmp_path):
     shown = Record.from_json(record)
     assert shown.to_json() == record
     replies = tmp_path / "teacher.jsonl"
-    replies.write_text(json.dumps(teacher) + "\n", encoding="utf-8")
+    write_lines(replies, [teacher])
     passages = tuple(Passage(title, "text") for title in teacher["helpful"])
     question = Question(teacher["_id"], shown.question, shown.answers, passages, (0, 1), "", "hotpotqa")
     labelled = asyncio.run(label_question(question, RecordedTeacher(replies), direct_answer=False))

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from tests.cli import write_lines
+from tests.cli import read_lines, write_lines
 from tests.data_builders.rows import shared
 from tripletune.data_builders.__main__ import main
 from tripletune.data_builders.adapt import AdaptOptions, adapt_rows
@@ -15,7 +15,7 @@ def adapt(tmp_path, content, **options):
     source, output = tmp_path / options.pop("name", "in.json"), tmp_path / "out.jsonl"
     source.write_text(content if isinstance(content, str) else json.dumps(content, indent=1))
     counts = adapt_rows(AdaptOptions(str(source), str(output), **options))
-    return [json.loads(line) for line in output.read_text().splitlines()], counts
+    return read_lines(output), counts
 
 
 def test_openie_files_become_a_triple_store_and_the_graph_is_counted(tmp_path):

@@ -188,7 +188,7 @@ def loop(folder, *replies, kind=Replies, **options):
 
     trace = asyncio.run(answer())
     row = {"id": "q1", "question": QUESTION, "scores": {"f1": 1.0}, "error": "", "supporting_recall": None}
-    (folder / "results.jsonl").write_text(json.dumps(row | {"trace": trace.to_json()}) + "\n")
+    write_lines(folder / "results.jsonl", [row | {"trace": trace.to_json()}])
     return trace
 
 

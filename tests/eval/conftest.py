@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 
@@ -31,15 +29,3 @@ def error_of(capsys):
         return lines[0]
 
     return read
-
-
-@pytest.fixture
-def write():
-    """`write(path, rows)`: a JSON-lines file."""
-
-    def put(path, rows):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        return path
-
-    return put

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli import read_lines, write_lines
 from tests.models.llm.provider import answer_batch
 from tripletune.data_builders.corpus import CorpusOptions, build_corpus
 from tripletune.data_builders.trajectories import main as build_trajectories
@@ -44,7 +45,7 @@ def command(world, output, *more, oracle=True, split="test"):
 
 
 def rows(folder):
-    found = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    found = read_lines(folder / "results.jsonl")
     for row in found:
         for name in ("seconds", "structuring_seconds", "cached"):
             row["trace"].pop(name)
@@ -80,14 +81,14 @@ def test_supporting_passages_are_found_by_content_and_by_gold_links_alike(world,
     named = [{"id": str(n), "title": one.title, "text": f"  {one.text}"}
              for n, one in enumerate(read_corpus(world / "test.corpus.jsonl"))]  # fmt: skip
     corpus = tmp_path / "named.jsonl"
-    corpus.write_text("".join(json.dumps(row) + "\n" for row in named))
+    write_lines(corpus, named)
     contents = {passage_id(row["title"], row["text"].strip()): row["id"] for row in named}
     questions = list(task_questions(load_task("hotpotqa"), f"{world}/test.jsonl"))
     assert context_links(questions, corpus) == {
         name: {contents[one] for one in passages} for name, passages in supporting.items()
     }
     first = contents[min(supporting[questions[0].id])]
-    corpus.write_text("".join(json.dumps(row) + "\n" for row in named if row["id"] != first))
+    write_lines(corpus, (row for row in named if row["id"] != first))
     assert questions[0].id not in context_links(questions, corpus)
     assert main(["score", str(run), "--metrics", "recall@15", "--gold", str(gold)]) == 0
     assert {row["scores"]["recall@15"] for row in read_scored(run)} == {1.0}
@@ -204,11 +205,11 @@ def test_gold_links_of_other_questions_are_refused_and_missing_ones_told(world, 
     assert "has no link of any question: is it the file of another split?" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     first = json.loads((world / "test.jsonl").read_text().splitlines()[0])["_id"]
-    gold.write_text(json.dumps({"question_id": first, "passages": ["p"]}) + "\n")
+    write_lines(gold, [{"question_id": first, "passages": ["p"]}])
     assert main(command(world, tmp_path / "out", "--gold", str(gold))) == 2
     assert "names no passage of" in capsys.readouterr().err
     passages = [passage.id for passage in read_corpus(world / "test.corpus.jsonl")]
-    gold.write_text(json.dumps({"question_id": first, "passages": passages}) + "\n")
+    write_lines(gold, [{"question_id": first, "passages": passages}])
     assert main(command(world, tmp_path / "out", "--gold", str(gold))) == 0
     assert "7 questions have no gold link" in capsys.readouterr().err
 
@@ -252,7 +253,7 @@ def test_the_chain_of_commands(world, student, tmp_path):
     decisions += ["--max-reply-tokens", "4", "--limit", "3", "--output", str(tmp_path / "decisions")]
     assert main(decisions) == 0
     assert json.loads((tmp_path / "decisions" / "metrics.json").read_text())["metrics"]["malformed"]["mean"] == 1.0
-    scored = [json.loads(line) for line in (tmp_path / "decisions" / "results.jsonl").read_text().splitlines()]
+    scored = read_lines(tmp_path / "decisions" / "results.jsonl")
     assert [(row["completion_tokens"], row["error"]) for row in scored] == [(4, "")] * 3
 
     # The oracle extracts and answers, the student integrates.

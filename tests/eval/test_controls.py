@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.cli import write_lines
 from tripletune.eval.__main__ import main
 from tripletune.eval.controls import Controls, OtherFacts, Rule, compare_controls, control_table
 from tripletune.models.data.records import Action, Record, Step
@@ -138,11 +139,11 @@ def test_differences_are_control_minus_model_and_paired():
 
 
 @pytest.fixture
-def data(tmp_path, write):
+def data(tmp_path):
     """A data set whose training questions have two steps, and one of its validation questions three."""
     train = [record for number in range(10, 14) for record in of(number)]
     for split, rows in (("train", train), ("validation", [*RECORDS, *of(6, steps=3)])):
-        write(tmp_path / "subq" / f"{split}-00000.jsonl", [one.to_json() for one in rows])
+        write_lines(tmp_path / "subq" / f"{split}-00000.jsonl", [one.to_json() for one in rows])
     return tmp_path / "subq"
 
 

@@ -4,13 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.cli import write_lines
 from tripletune.eval.__main__ import main
 
 
 @pytest.fixture
-def command(tmp_path, tiny_llama, write):
+def command(tmp_path, tiny_llama):
     row = {"question": "Q?", "answers": ["gold answer"], "scores": {}}
-    write(tmp_path / "results.jsonl", [{"id": str(n), "prediction": f"answer {n % 3}", **row} for n in range(12)])
+    write_lines(tmp_path / "results.jsonl", [{"id": str(n), "prediction": f"answer {n % 3}", **row} for n in range(12)])
     return ["mauve", str(tmp_path), "--model", str(tiny_llama)]
 
 

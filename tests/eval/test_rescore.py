@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from tests.cli import write_lines
 from tripletune.eval.__main__ import main
 from tripletune.eval.metrics.ranking import mrr, ndcg, precision, recall
 from tripletune.eval.rescore import final_ranking
@@ -47,7 +48,7 @@ def row(name, prediction, passages, supporting, error=""):
 
 
 @pytest.fixture
-def run(tmp_path, write):
+def run(tmp_path):
     """`run(name, predictions)`: the folder of a finished run over four questions."""
 
     def make(name, predictions):
@@ -57,7 +58,8 @@ def run(tmp_path, write):
             row("3", predictions[2], ["x"], []),
             row("4", predictions[3], ["a"], ["a"], "TimeoutError"),
         ]
-        folder = write(tmp_path / name / "results.jsonl", rows).parent
+        folder = tmp_path / name
+        write_lines(folder / "results.jsonl", rows)
         (folder / "settings.json").write_text(json.dumps(SETTINGS))
         (folder / "run.json").write_text(json.dumps({"questions": 4}))
         metrics = {"system": "standard", "task": "hotpotqa", "primary": "exact_match", "cost_per_question": {}}
@@ -100,19 +102,19 @@ def test_new_scores_stand_beside_the_old_and_in_comparisons(run, tmp_path, capsy
     assert any("golden_match, which other runs of its task lack" in told for told in report["missing"])
 
 
-def test_gold_links_may_come_later(run, write, tmp_path, error_of):
+def test_gold_links_may_come_later(run, tmp_path, error_of):
     folder = run("one", ["Paris"] * 4)
     rows = [{**one, "supporting": []} for one in read_scored(folder)]
-    write(folder / "results.jsonl", rows)
+    write_lines(folder / "results.jsonl", rows)
     assert main(["score", str(folder), "--metrics", "recall@5"]) == 2
     assert "no question has gold passages, which recall@5 need" in error_of()
     assert not (folder / "scores.jsonl").exists()
     assert main(["score", str(folder), "--metrics", "recall@5,golden_match"]) == 0
     assert scores_of(folder)["1"] == {"exact_match": 1, "golden_match": 1}, "what needs no gold passage is scored"
-    gold = write(tmp_path / "gold.jsonl", [{"question_id": "3", "passages": ["x", "q"]}])
+    gold = write_lines(tmp_path / "gold.jsonl", [{"question_id": "3", "passages": ["x", "q"]}])
     assert main(["score", str(folder), "--metrics", "recall@5", "--gold", str(gold)]) == 0
     assert scores_of(folder)["3"]["recall@5"] == 0.5
-    write(gold, [{"question_id": "3", "passages": ["of another corpus"]}])
+    write_lines(gold, [{"question_id": "3", "passages": ["of another corpus"]}])
     assert main(["score", str(folder), "--metrics", "recall@5", "--gold", str(gold)]) == 2
     assert "--gold names no passage that the run found" in error_of()
 

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
 
+from tests.cli import write_lines
 from tests.fakes import Client
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.rag import Trace, TraceAction, TraceStep
@@ -38,8 +38,8 @@ def client(monkeypatch):
 def system(tmp_path, client):
     corpus, triples = tmp_path / "corpus.jsonl", tmp_path / "triples.jsonl"
     rows = [{"title": title, "text": text} for title, text in PASSAGES]
-    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    triples.write_text("".join(json.dumps({**row, "triples": [[row["title"], "in", "Oslo"]]}) + "\n" for row in rows))
+    write_lines(corpus, rows)
+    write_lines(triples, ({**row, "triples": [[row["title"], "in", "Oslo"]]} for row in rows))
     options = SystemOptions.of(corpus=str(corpus), triples=str(triples), top_k=1, first_query="generated")
     return open_system(options, LLMOptions(backend="openai", model="m"))
 

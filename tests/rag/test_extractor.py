@@ -1,5 +1,4 @@
 import asyncio
-import json
 import os
 import re
 import shutil
@@ -7,6 +6,7 @@ import shutil
 import pytest
 import torch
 
+from tests.cli import write_lines
 from tripletune.models.llm import SetupError
 from tripletune.rag.__main__ import main
 from tripletune.rag.extractor import LocalOptions, choose_shots, open_local_extractor
@@ -136,7 +136,7 @@ def test_examples_and_bfloat16_are_other_extractors(tiny_llama, t5):
 
 
 def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_lines(path, rows)
     return path
 
 

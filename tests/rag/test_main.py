@@ -1,10 +1,10 @@
-import json
 import re
 import sqlite3
 
 import pytest
 
 import tripletune.rag.extractor as extractor_options
+from tests.cli import read_lines, write_lines
 from tests.fakes import Client, Model
 from tripletune.models.data.records import Passage, Step
 from tripletune.models.data.triples import Triple
@@ -45,7 +45,7 @@ def clients(monkeypatch):
 
 def corpus(tmp_path, rows=ROWS):
     path = tmp_path / "corpus.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     return path
 
 
@@ -67,7 +67,7 @@ def test_a_corpus_becomes_the_file_the_loops_read(tmp_path, clients):
     assert "S> subject" in clients[0].asked[0].messages[0]["content"]
     assert clients[0].options.ledger == f"{tmp_path / 's.sqlite'}.ledger.sqlite"
     assert export(tmp_path, path) == 0
-    rows = [json.loads(line) for line in (tmp_path / "triples.jsonl").read_text().splitlines()]
+    rows = read_lines(tmp_path / "triples.jsonl")
     assert [row["title"] for row in rows] == ["Ada", "Oslo", "", "Bad"]
     assert rows[1]["triples"] == [["Oslo", "is", "Oslo"]]
     store = open_triples(tmp_path / "triples.jsonl", tmp_path / "look-up.sqlite")
@@ -176,8 +176,8 @@ def world(tmp_path):
     ]
     facts = [[["Glass Harbour", "Author", "Ida Morn"]], [["Ida Morn", "Birthplace", "Velsund"]]]
     corpus, triples = tmp_path / "corpus.jsonl", tmp_path / "triples.jsonl"
-    corpus.write_text("".join(json.dumps(row) + "\n" for row in passages))
-    triples.write_text("".join(json.dumps({**p, "triples": t}) + "\n" for p, t in zip(passages, facts)))
+    write_lines(corpus, passages)
+    write_lines(triples, ({**p, "triples": t} for p, t in zip(passages, facts)))
     return ["--corpus", str(corpus), "--triples", str(triples), "--top-k", "1"]
 
 

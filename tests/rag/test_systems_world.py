@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
 
 import pytest
 
+from tests.cli import write_lines
 from tests.fakes import Words
 from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.data_builders.world.oracle import WorldOracle
@@ -41,7 +41,7 @@ def build(world, folder, without=()):
     """Retriever and triples of the world's articles, without some of them."""
     for name, triples in (("corpus", False), ("triples", True)):
         rows = (row for row in world.article_rows(triples=triples) if row["title"] not in without)
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(folder / f"{name}.jsonl", rows)
     retriever = open_retriever("bm25", folder / "corpus.jsonl", folder / "index")
     store = open_triples(folder / "triples.jsonl", folder / "triples.sqlite")
     triples = TripleIndex("bm25", retriever.passages, store, folder / "index")

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 
 import numpy as np
 import pytest
 
+from tests.cli import write_lines
 from tripletune.models.data.triples import Triple
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.index import PassageStore
@@ -27,8 +27,8 @@ def opened(tmp_path):
     def open_index(kind="bm25", embedder=None, stated=STATED):
         corpus, triples = tmp_path / "corpus.jsonl", tmp_path / "triples.jsonl"
         rows = [{"title": title, "text": f"About {title}.", "triples": found} for title, found in stated]
-        corpus.write_text("".join(json.dumps({"title": r["title"], "text": r["text"]}) + "\n" for r in rows))
-        triples.write_text("".join(json.dumps(r) + "\n" for r in rows if r["triples"] is not None))
+        write_lines(corpus, ({"title": r["title"], "text": r["text"]} for r in rows))
+        write_lines(triples, (r for r in rows if r["triples"] is not None))
         store = open_triples(triples, tmp_path / "triples.sqlite")
         passages = PassageStore(corpus, tmp_path / "index")
         return TripleIndex(kind, passages, store, tmp_path / "index", embedder)

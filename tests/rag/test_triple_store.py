@@ -1,10 +1,10 @@
-import json
 import multiprocessing
 import os
 import sqlite3
 
 import pytest
 
+from tests.cli import write_lines
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.rag.triple_store import Extraction, TripleStore, is_store, open_triples, read_gold
@@ -139,7 +139,7 @@ ROWS = [
 @pytest.fixture
 def source(tmp_path):
     path = tmp_path / "triples.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    write_lines(path, ROWS)
     return path
 
 
@@ -160,7 +160,7 @@ def test_database_is_used_again_until_the_source_changes(source, tmp_path):
     stamp = database.stat().st_mtime_ns
     open_triples(source, database).close()
     assert database.stat().st_mtime_ns == stamp
-    source.write_text(json.dumps({"title": "T", "text": "t", "triples": [["a", "b", "c"]]}) + "\n")
+    write_lines(source, [{"title": "T", "text": "t", "triples": [["a", "b", "c"]]}])
     store = open_triples(source, database)
     assert store.get(Passage("T", "t")) == (Triple("a", "b", "c"),)
     assert store.get(Passage("Oslo", "Oslo is in Norway.")) is None

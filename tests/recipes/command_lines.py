@@ -1,12 +1,12 @@
 """Recipes as people run them: command lines, real kills, and what a run wrote."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from tests.cli import read_lines
 from tripletune.models.options import to_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,5 +34,5 @@ def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess
 
 def lines(config: Any, name: str = "losses.jsonl") -> list[dict[str, Any]]:
     """The lines of a log, without the time."""
-    rows = [json.loads(line) for line in (Path(config.output_dir) / name).read_text().splitlines()]
+    rows = read_lines(Path(config.output_dir) / name)
     return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from tests.cli import write_lines
 from tripletune.models.data.records import IGNORED, Record
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.graphs import build_graph
@@ -119,11 +120,11 @@ def test_the_digest_follows_content_and_selection(tmp_path: Path) -> None:
     def digest(**options: Any) -> str:
         return Examples(lambda row, where: row, ((str(path), 1.0),), "train", **options).digest
 
-    path.write_text(json.dumps({"id": "1"}) + "\n")
+    write_lines(path, [{"id": "1"}])
     first = digest(limit=5)
     assert digest(limit=5) == first
     assert len({first, digest(limit=6), digest(limit=5, selection=("planning",))}) == 3
-    path.write_text(json.dumps({"id": "2"}) + "\n")
+    write_lines(path, [{"id": "2"}])
     assert digest(limit=5) != first
 
 

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
+from tests.cli import read_lines
 from tripletune.models.program import names_in
 from tripletune.train import TASKS, engine_of, train
 from tripletune.train.engine import EngineMixin
@@ -30,11 +31,6 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 EACH = pytest.mark.parametrize("case", CASES)
 STEPS = {"train.gradient_accumulation": 1, "train.max_steps": 6, "train.save_steps": 2, "train.eval_steps": 3}
-
-
-def rows(folder: Path, name: str) -> list[dict[str, Any]]:
-    lines = (folder / name).read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
 
 
 def made(make: Make, case: str, overrides: dict[str, Any] | None = None) -> Any:
@@ -69,9 +65,9 @@ def test_a_run_its_logs_and_its_result(
     train(task)
     assert evaluated == [3, 6], "the last step's evaluation is not repeated"
     whole[case, 6] = folder = tmp_path / "run"
-    found = rows(folder, "losses.jsonl")
+    found = read_lines(folder / "losses.jsonl", "seconds")
     assert [line["step"] for line in found] == [1, 2, 3, 4, 5, 6]
-    evaluations = rows(folder, "evaluations.jsonl")
+    evaluations = read_lines(folder / "evaluations.jsonl", "seconds")
     assert [line["step"] for line in evaluations] == [3, 6]
     assert len(evaluations[0]) > 3, "scores of generated replies stand beside the loss"
     result = json.loads((folder / "final" / "training.json").read_text())
@@ -116,7 +112,7 @@ def test_a_resumed_run_is_the_uninterrupted_run(
     assert newest_checkpoint(parts.config.output_dir) == tmp_path / "parts" / f"checkpoint-{last}"
     train(made(make_task, case, {**settings, "output_dir": str(tmp_path / "parts")}))
     for name in ("losses.jsonl", "evaluations.jsonl"):
-        assert rows(tmp_path / "parts", name) == rows(whole[case, steps], name)
+        assert read_lines(tmp_path / "parts" / name, "seconds") == read_lines(whole[case, steps] / name, "seconds")
     folders = (whole[case, steps], tmp_path / "parts")
     one, other = (load_file(folder / "final" / "adapter_model.safetensors") for folder in folders)
     assert one.keys() == other.keys()
@@ -128,7 +124,7 @@ def test_weights_and_autocast_of_bfloat16_train(case: str, make_task: Make) -> N
     half = {"train.bf16": "true", "model.dtype": "bfloat16", "train.max_steps": 2, "train.gradient_accumulation": 1}
     task = made(make_task, case, half)
     train(task)
-    assert all(line["loss"] > 0 for line in rows(Path(task.config.output_dir), "losses.jsonl"))
+    assert all(line["loss"] > 0 for line in read_lines(Path(task.config.output_dir) / "losses.jsonl"))
 
 
 # So it does not depend on the batch size. The replies of on-policy distillation are drawn.

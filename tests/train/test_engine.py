@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import TrainerCallback, TrainingArguments
 
+from tests.cli import read_lines
 from tripletune.models.files import lock_folder
 from tripletune.train import engine_of
 from tripletune.train.engine import (
@@ -218,17 +219,13 @@ def write_steps(log: LossLog, steps: range, saved: int | None = None) -> None:
         log.on_step_end(ONE_PROCESS, state(step), SimpleNamespace(should_save=step == saved))
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def test_steps_that_are_done_again_leave_no_second_line(tmp_path: Path) -> None:
     path = tmp_path / "losses.jsonl"
     write_steps(LossLog(path, 1), range(1, 6))
     with path.open("a") as out:
         out.write('{"step": 6, "lo')
     write_steps(LossLog(path, 1), range(4, 6))
-    assert [row["step"] for row in rows(path)] == [1, 2, 3, 4, 5]
+    assert [row["step"] for row in read_lines(path)] == [1, 2, 3, 4, 5]
 
 
 def test_what_can_not_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

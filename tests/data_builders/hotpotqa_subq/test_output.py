@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.cli import write_lines
+from tests.cli import read_lines, write_lines
 from tests.data_builders.rows import hotpot_row
 from tests.fakes import Backend
 from tripletune.data_builders.__main__ import main
@@ -80,7 +80,7 @@ def test_a_build_without_records_has_a_card_that_says_why(tmp_path, build, capsy
 
 def test_every_left_out_question_is_a_line(tmp_path, build):
     build()
-    lines = [json.loads(line) for line in (tmp_path / "out" / DROPPED).read_text(encoding="utf-8").splitlines()]
+    lines = read_lines(tmp_path / "out" / DROPPED)
     assert [line["question_id"] for line in lines] == [f"id{n}" for n in range(QUESTIONS)]
     assert "no JSON object" in lines[3].pop("detail")
     assert lines[3] == {

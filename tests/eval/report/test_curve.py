@@ -1,15 +1,18 @@
 import pytest
 
+from tests.cli import write_lines
 from tripletune.eval.__main__ import main
 from tripletune.eval.report.curve import draw_curve, panels_of, read_curve
 
 
 @pytest.fixture
-def run(tmp_path, write):
+def run(tmp_path):
     folder = tmp_path / "run"
-    write(folder / "losses.jsonl", [{"step": n, "loss": 3 / n, "tokens": 10, "seconds": 0.1} for n in range(1, 301)])
+    write_lines(
+        folder / "losses.jsonl", [{"step": n, "loss": 3 / n, "tokens": 10, "seconds": 0.1} for n in range(1, 301)]
+    )
     scores = {"rougeL": 0.25, "exact/micro/f1": 0.2, "normalised/micro/f1": 0.667, "malformed_output": 0.1}
-    write(
+    write_lines(
         folder / "evaluations.jsonl", [{"step": n, "epoch": n / 100, "loss": 2 / n, **scores} for n in (100, 200, 300)]
     )
     return folder
@@ -37,7 +40,7 @@ def test_what_is_drawn(run):
     assert draw_curve(losses, evaluations[:1]) != draw_curve(losses, evaluations)
 
 
-def test_a_run_under_way_or_of_another_kind(run, write, capsys):
+def test_a_run_under_way_or_of_another_kind(run, capsys):
     with (run / "losses.jsonl").open("a") as file:
         file.write('{"step": 301, "lo')
     (run / "evaluations.jsonl").unlink()
@@ -46,16 +49,16 @@ def test_a_run_under_way_or_of_another_kind(run, write, capsys):
     assert len(read_curve(run)[0]) == 300
     assert main(["curve", str(run), "--output", "curve.pdf"]) == 2
     assert "must end in .png" in capsys.readouterr().err
-    write(run / "evaluations.jsonl", [{"step": 5, "loss": 1.0, "core_f1": 0.5, "stop_accuracy": 0.9}])
+    write_lines(run / "evaluations.jsonl", [{"step": 5, "loss": 1.0, "core_f1": 0.5, "stop_accuracy": 0.9}])
     assert list(panels_of(read_curve(run)[1])) == ["scores"]
     (run / "losses.jsonl").unlink()
     assert draw_curve(*read_curve(run)).startswith(b"\x89PNG")
 
 
-def test_rewards_are_drawn_beside_the_loss(run, write):
+def test_rewards_are_drawn_beside_the_loss(run):
     plain = draw_curve(*read_curve(run))
     rows = [{"step": n, "reward": n / 300, "tokens": 90.0, "kl": None, "entropy": 0.1} for n in range(1, 300, 4)]
-    write(run / "rewards.jsonl", rows)
+    write_lines(run / "rewards.jsonl", rows)
     losses, evaluations = read_curve(run)
     assert [len([row for row in losses if name in row]) for name in ("loss", "reward", "tokens")] == [300, 75, 75]
     drawn = draw_curve(losses, evaluations)

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from tests.cli import write_lines
 from tests.eval.report.browser import CHROMIUM, new_page
 from tripletune.eval.__main__ import main
 
@@ -42,7 +43,7 @@ def runs(tmp_path_factory):
     home = tmp_path_factory.mktemp("runs")
     corpus = home / "corpus.jsonl"
     lines = [{"id": f"p{n}", "title": title, "text": f"text of {title}"} for n, title in enumerate(TITLES)]
-    corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(corpus, lines)
     for system in ("bad", "good"):
         folder = home / "hotpotqa" / system
         folder.mkdir(parents=True)
@@ -51,7 +52,7 @@ def runs(tmp_path_factory):
         (folder / "run.json").write_text(json.dumps({"questions": 12, "command": ["tripletune", EVIL]}))
         (folder / "metrics.json").write_text(json.dumps({"session": {}}))
         rows = [row(number, system) for number in range(12)]
-        (folder / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+        write_lines(folder / "results.jsonl", rows)
     corpus.rename(home / "hotpotqa" / "corpus.jsonl")
     return home
 

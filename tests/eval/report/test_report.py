@@ -8,6 +8,7 @@ import shutil
 import pandas as pd
 import pytest
 
+from tests.cli import read_lines, write_lines
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.__main__ import main
 from tripletune.eval.costs import read_prices
@@ -56,10 +57,6 @@ def report(home, tmp_path_factory):
     return output
 
 
-def rows_of(folder):
-    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
-
-
 def killed(home, folder, lines):
     """What a run leaves that was killed while it wrote its next line."""
     folder.mkdir()
@@ -71,7 +68,7 @@ def killed(home, folder, lines):
 
 
 def test_figures_are_those_of_the_rows(home):
-    rows = rows_of(home / "one_round")
+    rows = read_lines(home / "one_round" / "results.jsonl")
     figures = figures_of(read_folder(str(home / "one_round")))
     matches = [row["scores"]["exact_match"] for row in rows]
     assert 0 < sum(matches) < len(matches)
@@ -112,7 +109,7 @@ NAMES = [
 def test_the_report_compares_with_the_first_run(home, report):
     group = json.loads((report / "report.json").read_text())["groups"][0]
     assert [run["name"] for run in group["runs"]] == NAMES
-    first, fourth = rows_of(home / "full"), rows_of(home / "one_round")
+    first, fourth = read_lines(home / "full" / "results.jsonl"), read_lines(home / "one_round" / "results.jsonl")
     expected = paired_difference(
         [row["scores"]["exact_match"] for row in first], [row["scores"]["exact_match"] for row in fourth]
     )
@@ -185,8 +182,8 @@ def copy(home, tmp_path):
     def make(change):
         folder = tmp_path / "run"
         shutil.copytree(home / "full", folder)
-        rows = change(rows_of(folder))
-        (folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rows = change(read_lines(folder / "results.jsonl"))
+        write_lines(folder / "results.jsonl", rows)
         return folder
 
     return make

@@ -3,10 +3,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.cli import read_lines, write_lines
 from tripletune.eval.__main__ import main
 from tripletune.eval.suites.decisions import DecisionSuite, decision_cases, score_reply, summarise_decisions
 from tripletune.models.data.trajectories import Trajectory
@@ -129,7 +129,7 @@ def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     folder.mkdir()
     rows = [trajectory(f"t{n}", f"q{n}").to_json() for n in range(3)]
-    (folder / "validation-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(folder / "validation-00000.jsonl", rows)
     return folder
 
 
@@ -145,13 +145,9 @@ def command(data: Path, tmp_path: Path, *more: str, model: str | None = None) ->
     return ["decisions", "--data", str(data), *named, *more]
 
 
-def rows_of(tmp_path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
-
-
 def test_the_command_goes_on_where_it_was(data: Path, tmp_path: Path, student: Student) -> None:
     assert main(command(data, tmp_path)) == 0
-    rows = rows_of(tmp_path)
+    rows = read_lines(tmp_path / "out" / "results.jsonl")
     assert [row["id"] for row in rows] == [f"t{n}@{number}" for n in range(3) for number in (1, 2)]
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert (metrics["decisions"], metrics["split"]) == (6, "validation")
@@ -166,7 +162,7 @@ def test_long_prompts_are_shortened_and_failures_stay(data: Path, tmp_path: Path
     student.fears = "Ada 1"
     limit = student.count_tokens(trajectory("t").messages[:4]) - 1
     assert main(command(data, tmp_path, "--max-prompt-tokens", str(limit), "--limit", "4")) == 0
-    rows = rows_of(tmp_path)
+    rows = read_lines(tmp_path / "out" / "results.jsonl")
     assert [row["candidates_left_out"] for row in rows] == [0, 0, 0, 0]
     assert [row["error"] for row in rows] == ["", "CallError: too long", "", "CallError: too long"]
     assert rows[1]["scores"] == {"core_f1": 0.0, "stop_accuracy": 0.0, "malformed": 1.0}

@@ -4,6 +4,7 @@ from itertools import pairwise
 import pytest
 
 import tripletune.rag.extractor as extractor_options
+from tests.cli import read_lines, write_lines
 from tests.fakes import Rule
 from tripletune.eval.__main__ import main
 from tripletune.eval.report import compare_folders
@@ -22,11 +23,11 @@ def pairs(count):
 
 
 @pytest.fixture
-def extract(tmp_path, write):
+def extract(tmp_path):
     """`extract(pairs, extractor, ...)`: the rows by id."""
 
     def run(given, extractor, **options):
-        data = write(tmp_path / "pairs.jsonl", [pair.to_json() for pair in given])
+        data = write_lines(tmp_path / "pairs.jsonl", [pair.to_json() for pair in given])
         options = ExtractionOptions(data=str(data), output=str(tmp_path / "out"), model="m", **options)
         run_suites([ExtractionSuite(options, extractor)])
         return {row["id"]: row for row in read_results(tmp_path / "out" / "results.jsonl")}
@@ -136,11 +137,11 @@ def clients(monkeypatch):
 
 
 @pytest.fixture
-def data(tmp_path, write):
+def data(tmp_path):
     facts = [(Triple("a", "b", "c"), Triple("d", "e", str(n))) for n in range(5)]
     shots = [ExtractionPair(f"s{n}", f"Ada{n} was born in London.", "", found) for n, found in enumerate(facts)]
-    write(tmp_path / "pairs" / "train-00000.jsonl", [one.to_json() for one in shots])
-    write(tmp_path / "pairs" / "test-00000.jsonl", PAIRS)
+    write_lines(tmp_path / "pairs" / "train-00000.jsonl", [one.to_json() for one in shots])
+    write_lines(tmp_path / "pairs" / "test-00000.jsonl", PAIRS)
     return tmp_path / "pairs"
 
 
@@ -154,7 +155,7 @@ def read(data, name="metrics.json", output="out"):
 
 
 def rows(data, name="results.jsonl", output="out"):
-    return [json.loads(line) for line in (data.parent / output / name).read_text().splitlines()]
+    return read_lines(data.parent / output / name)
 
 
 def test_a_teacher_is_scored(data, clients, capsys, error_of):
@@ -264,7 +265,7 @@ def finished(place, shift, name="t"):
     head = {"evaluation": "extraction", "model": "m", "cost_per_text": {}, **summarise_extractions(rows)}
     (place / "metrics.json").write_text(json.dumps(head))
     # In another order than the other run has them.
-    (place / "scores.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:: 1 - 2 * shift]))
+    write_lines(place / "scores.jsonl", rows[:: 1 - 2 * shift])
     return place
 
 

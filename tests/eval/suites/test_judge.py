@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from tests.cli import write_lines
 from tests.fakes import Client
 from tripletune.eval.suites import run_suites
 from tripletune.eval.suites.judge import CRITERIA, JudgeOptions, JudgeSuite, read_verdict
@@ -12,7 +13,7 @@ from tripletune.models.llm.replies import UnusableReply
 def run(tmp_path, name, *answers):
     rows = [{"id": f"q{n}", "question": f"Q{n}?", "prediction": one, "scores": {}} for n, one in enumerate(answers)]
     (tmp_path / name).mkdir()
-    (tmp_path / name / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / name / "results.jsonl", rows)
     return str(tmp_path / name)
 
 

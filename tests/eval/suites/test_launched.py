@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli import read_lines, write_lines
 from tests.conftest import _writer
 from tests.recipes.command_lines import run
 from tripletune.eval.__main__ import main
@@ -39,7 +40,7 @@ def commands(tmp_path: Path, make_graph_llm: Any, records: list[Any]) -> dict[st
     ]  # fmt: skip
     triples = [{"title": town, "text": fact, "triples": [[town, "lies on", river]]} for town, river, fact in towns]
     for name, rows in (("questions", questions), ("triples", triples)):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(tmp_path / f"{name}.jsonl", rows)
     shared = ["--model", str(tmp_path / "model"), "--max-plan-tokens", "6", "--max-answer-tokens", "6"]
     files = ["--data", str(tmp_path / "questions.jsonl"), "--triples", str(tmp_path / "triples.jsonl")]
     return {
@@ -62,7 +63,7 @@ def outcome(folder: Path) -> Any:
         return [timeless(one) for one in value] if isinstance(value, list) else value
 
     assert not list(folder.glob("results.*.jsonl")), "what processes have written is in one file"
-    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    rows = read_lines(folder / "results.jsonl")
     metrics, settings = (json.loads((folder / f"{name}.json").read_text()) for name in ("metrics", "settings"))
     return timeless([rows, {name: value for name, value in metrics.items() if name != "session"}, settings])
 

@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+from tests.cli import write_lines
 from tests.fakes import Client
 from tripletune.eval import load_task, task_names
 from tripletune.eval.__main__ import main
@@ -50,12 +51,12 @@ def oracle(serve):
 
 
 @pytest.fixture
-def files(tmp_path, write):
+def files(tmp_path):
     """A question file and its triples."""
-    write(tmp_path / "hotpot.jsonl", HOTPOT)
+    write_lines(tmp_path / "hotpot.jsonl", HOTPOT)
     found = [[[f"Town{n}", "lies on", f"River{n}"]] for n in range(6)]
     triples = [{"title": f"Town{n}", "text": fact, "triples": found[n]} for n, fact in enumerate(FACTS)]
-    write(tmp_path / "triples.jsonl", triples)
+    write_lines(tmp_path / "triples.jsonl", triples)
     return tmp_path
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.cli import read_lines, write_lines
 from tripletune.eval.__main__ import main
 from tripletune.eval.statistics import flatten_means
 from tripletune.eval.suites import records as module
@@ -78,7 +79,7 @@ def test_missing_kinds_are_none_and_left_out_of_the_flat_form():
 
 
 def test_a_batch_is_of_one_task(tmp_path, monkeypatch):
-    (tmp_path / "validation-00000.jsonl").write_text("".join(json.dumps(one.to_json()) + "\n" for one in RECORDS))
+    write_lines(tmp_path / "validation-00000.jsonl", (one.to_json() for one in RECORDS))
     monkeypatch.setattr(module, "model_spec", lambda spec, untrained: spec)
     suite = RecordSuite(RecordOptions(data=str(tmp_path), output="o", model="m"))
     found = [[one.id for one in batch] for batch in suite.batches(suite.items())]
@@ -177,12 +178,12 @@ def scores(tmp_path, command, *more, output="out"):
     return code, json.loads((tmp_path / output / "metrics.json").read_text()) if code == 0 else None
 
 
-def test_the_command_keeps_the_order_of_the_records(model, tmp_path, write, capsys, error_of):
-    data = write(tmp_path / "subq" / "validation-00000.jsonl", [one.to_json() for one in RECORDS])
-    call = ("records", "--data", str(data.parent))
+def test_the_command_keeps_the_order_of_the_records(model, tmp_path, capsys, error_of):
+    write_lines(tmp_path / "subq" / "validation-00000.jsonl", [one.to_json() for one in RECORDS])
+    call = ("records", "--data", f"{tmp_path}/subq")
     found = scores(tmp_path, *call)[1]
     assert (found["planning"]["malformed"]["mean"], found["answering"]["records"]) == (1.0, 2)
-    rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    rows = read_lines(tmp_path / "out" / "results.jsonl")
     assert [row["id"] for row in rows] == [one.id for one in RECORDS]
     assert "gold action: [SUBQ]" in capsys.readouterr().out
     assert scores(tmp_path, *call, "--split", "test")[0] == 2
@@ -191,11 +192,11 @@ def test_the_command_keeps_the_order_of_the_records(model, tmp_path, write, caps
     assert "limit: 0 must be at least 1; batch_size: 0 must be at least 1" in error_of()
 
 
-def test_records_and_the_loop_read_a_store(store, model, tmp_path, write, capsys):
+def test_records_and_the_loop_read_a_store(store, model, tmp_path, capsys):
     store.close()
     given = replace(record(Passage("Oslo", "Oslo is a city.").content), answers=("city",))
-    data = write(tmp_path / "records" / "test-00000.jsonl", [given.to_json()])
-    records = ("records", "--data", str(data.parent), "--split", "test")
+    write_lines(tmp_path / "records" / "test-00000.jsonl", [given.to_json()])
+    records = ("records", "--data", f"{tmp_path}/records", "--split", "test")
     assert scores(tmp_path, *records)[1]["answering"]["exact_match"]["mean"] == 0.0
     code, _ = scores(tmp_path, *records, "--triples", str(store.path))
     assert code == 2, "the same folder holds the results with gold triples"
@@ -206,7 +207,7 @@ def test_records_and_the_loop_read_a_store(store, model, tmp_path, write, capsys
 
     question = {"_id": "q", "question": "What is Oslo?", "answer": "city", "type": "bridge"}
     question |= {"supporting_facts": [["Oslo", 0]], "context": [["Oslo", ["Oslo is a city."]]]}
-    questions = write(tmp_path / "questions.jsonl", [question])
+    questions = write_lines(tmp_path / "questions.jsonl", [question])
     loop = ("run", "--system", "ras", "--task", "hotpotqa", "--data", str(questions))
     found = scores(tmp_path, *loop, "--triples", str(store.path), output="loop")[1]
     assert found["metrics"]["exact_match"]["mean"] == 1.0

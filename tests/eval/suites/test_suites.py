@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.cli import read_lines
 from tripletune.eval import Task, find_metrics
 from tripletune.eval.__main__ import main
 from tripletune.eval.results import ResultLog
@@ -90,12 +91,8 @@ def run(folder, model=None, questions=QUESTIONS, **options):
     return json.loads((folder / "metrics.json").read_text())
 
 
-def rows(folder):
-    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
-
-
 def without_times(folder):
-    found = rows(folder)
+    found = read_lines(folder / "results.jsonl")
     for row in found:
         row["trace"].pop("seconds"), row["trace"].pop("structuring_seconds")
     return found
@@ -106,7 +103,7 @@ def test_64_at_once_equals_one_by_one(tmp_path):
     many = run(tmp_path / "many", model)
     one = run(tmp_path / "one", concurrency=1)
     assert model.most_at_once > 10
-    assert [row["id"] for row in rows(tmp_path / "many")] == IDS
+    assert [row["id"] for row in read_lines(tmp_path / "many" / "results.jsonl")] == IDS
     assert without_times(tmp_path / "many") == without_times(tmp_path / "one")
     for metrics in (many, one):
         metrics.pop("session")
@@ -144,7 +141,7 @@ def test_metrics_count_what_happened(tmp_path):
 
 def test_failing_questions_score_0_and_are_asked_again_alone(tmp_path):
     metrics = run(tmp_path, Model(failing=("What is 2?", "What is 3?")))
-    row = rows(tmp_path)[2]
+    row = read_lines(tmp_path / "results.jsonl")[2]
     assert (row["id"], row["error"], row["prediction"]) == ("q2", "RuntimeError: out of memory", "")
     assert row["scores"] == {"f1_hotpotqa": 0.0, "exact_match": 0.0}
     assert metrics["counts"]["errors"] == 2
@@ -155,7 +152,7 @@ def test_failing_questions_score_0_and_are_asked_again_alone(tmp_path):
     assert model.answered == []
     assert run(tmp_path, model, retry_errors=True)["counts"]["errors"] == 0
     assert sorted(model.answered) == ["What is 2?", "What is 3?"]
-    assert [row["id"] for row in rows(tmp_path)] == IDS
+    assert [row["id"] for row in read_lines(tmp_path / "results.jsonl")] == IDS
 
 
 def test_killed_run_goes_on_and_loses_nothing(tmp_path):
@@ -187,7 +184,7 @@ def test_other_settings_are_refused_unless_overwritten(tmp_path):
     run(tmp_path)
     with pytest.raises(ValueError, match=r"version was 1 and is 2.*--overwrite"):
         ResultLog(tmp_path, {"version": 2})
-    assert len(rows(tmp_path)) == 70
+    assert len(read_lines(tmp_path / "results.jsonl")) == 70
     log = ResultLog(tmp_path, {"version": 2}, overwrite=True)
     assert log.done == set()
     log.close()
@@ -212,7 +209,7 @@ def test_overwritten_results_are_there_until_there_are_new_ones(tmp_path):
     log = ResultLog(tmp_path, {"version": 2}, overwrite=True)
     log.append({"id": "q1"})
     # At once, so that a kill loses nothing.
-    assert [row["id"] for row in rows(tmp_path)] == ["q1"]
+    assert [row["id"] for row in read_lines(tmp_path / "results.jsonl")] == ["q1"]
     log.close()
     left = {path.name for path in tmp_path.iterdir() if path.is_file()}
     assert left == {".lock", "results.jsonl", "run.json", "settings.json"}
@@ -291,5 +288,5 @@ def test_a_new_suite_is_one_file(tmp_path, monkeypatch, capsys):
     call = ["even", "--data", str(tmp_path / "numbers"), "--output", str(tmp_path / "out")]
     assert main(call) == 0
     assert "even: 0.5" in capsys.readouterr().out
-    assert [bool(row["error"]) for row in rows(tmp_path / "out")] == [False, False, True, False]
+    assert [bool(row["error"]) for row in read_lines(tmp_path / "out" / "results.jsonl")] == [False, False, True, False]
     assert main([*call, "--limit", "0"]) == 2

@@ -1,9 +1,8 @@
-import json
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cli import write_lines
 from tripletune.models.data.pairs import (
     ExtractionPair,
     ExtractionReply,
@@ -131,7 +130,7 @@ def test_pairs_come_back_from_files(tmp_path, ending):
     pairs = [PAIR, ExtractionPair("b", "Nothing is said.")]
     path = tmp_path / f"train-00000.{ending}"
     if ending == "jsonl":
-        path.write_text("".join(json.dumps(pair.to_json()) + "\n" for pair in pairs))
+        write_lines(path, (pair.to_json() for pair in pairs))
     else:
         pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         pq.write_table(pa.Table.from_pylist([pair.to_json() for pair in pairs]), path)
@@ -152,6 +151,6 @@ def test_pairs_come_back_from_files(tmp_path, ending):
 )
 def test_bad_rows_are_named(tmp_path, row, message):
     path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(row) + "\n")
+    write_lines(path, [row])
     with pytest.raises(ValueError, match=rf"rows\.jsonl:1: .*{message}"):
         list(read_pairs(path))

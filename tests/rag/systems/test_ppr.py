@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from tests.cli import write_lines
 from tests.fakes import Client
 from tripletune.rag.retrievers import open_retriever
 from tripletune.rag.systems import Tools
@@ -35,7 +35,7 @@ class Letters:
 def tools(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ppr")
     rows = [{"title": title, "text": text, "triples": triples} for title, (text, triples) in PASSAGES.items()]
-    (folder / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(folder / "all.jsonl", rows)
     retriever = open_retriever("bm25", folder / "all.jsonl", folder / "index")
     store = open_triples(folder / "all.jsonl", folder / "triples.sqlite")
     return Tools(
