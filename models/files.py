@@ -80,23 +80,14 @@ def file_digest(path: str | Path) -> str:
 
 
 def weights_fingerprint(folder: str | Path) -> str:
-    """Name the weights in a local model folder by name, size and time of the weight files.
-
-    Returns:
-        Sixteen hexadecimal digits, or nothing when there are no weight files, as for a hub id.
-    """
+    """Name the weights in a local model folder by name, size and time of the weight files; "" where there are none."""
     files = sorted(file for ending in ("safetensors", "bin") for file in Path(folder).rglob(f"*.{ending}"))
     stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.blake2b(repr(stats).encode(), digest_size=8).hexdigest() if stats else ""
 
 
 def check_new(output: str | Path, sources: Sequence[str | Path] = ()) -> Path:
-    """The place that an output path means, symbolic links followed.
-
-    Args:
-        output: File or folder to write.
-        sources: Files and folders that are read.
-    """
+    """The place that an output path means; refused where it is, holds or lies in one of the `sources` that are read."""
     place = Path(output).resolve()
     for source in map(Path, sources):
         read = source.resolve()
@@ -107,11 +98,7 @@ def check_new(output: str | Path, sources: Sequence[str | Path] = ()) -> Path:
 
 @contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
-    """A scratch file that takes the place of `path` when the block ends well, and is removed when it fails.
-
-    Args:
-        path: The file to write; one that is there is replaced (`check_new` says whether it is read).
-    """
+    """A scratch file that takes the place of `path` when the block ends well, and is removed when it fails."""
     place = Path(path).resolve()
     if place.is_dir():
         raise IsADirectoryError(f"output {path} is a folder; give a file")
@@ -151,11 +138,10 @@ def new_folder(
     """A scratch folder beside `output` that takes its place when the block ends well.
 
     Args:
-        output: The folder to write.
         made: Patterns of the names (`fnmatch`) that such a folder holds; one with other names in it is never replaced.
         overwrite: Whether a folder that is there may be replaced.
         sources: Files and folders that are read, which must survive.
-        resume: Whether the scratch folder stays when the block fails, and the next call goes on with what it holds.
+        resume: Whether the scratch folder stays when the block fails, and the next call continues with what it holds.
     """
     place = Path(output).resolve()
     old = place.with_name(f".{place.name}.{_OLD}")
@@ -203,15 +189,14 @@ def _empty(folder: Path) -> None:
 
 
 def lock_folder(folder: str | Path, refusal: str, wait: bool = False) -> IO[str] | None:
-    """Lock a folder, which is made when it is missing; the system lets go when the process ends in any way.
+    """Lock a folder, which is made when it is missing; the system releases it when the process ends in any way.
 
     Args:
-        folder: The folder.
         refusal: The message when another process holds it.
         wait: Log that message and wait for the other process, instead of raising.
 
     Returns:
-        The open lock file: closing it lets go. None where there are no such locks (Windows).
+        The open lock file: closing it releases the lock. None where there are no such locks (Windows).
 
     Raises:
         ValueError: another process holds the folder.
@@ -251,9 +236,8 @@ def build_together(
     """Make a folder's content in parts, together with all processes that make the same folder at this time.
 
     Each process takes the parts that nobody has finished or holds, and waits for the others at the end by looking at
-    the files. So processes that share a disk share the work, whoever has started them, and those that do not each do
-    all of it. The parts that a killed process has finished are used, and another process takes the one it was at.
-    Where a disk has no locks everybody does everything, with the same result.
+    the files: processes that share a disk share the work, those that do not each do all of it. The parts that a killed
+    process has finished are used. Without file locks every process builds all parts; the result is the same.
 
     Args:
         folder: The folder, whose name says all that its content depends on.

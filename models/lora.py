@@ -17,13 +17,7 @@ ALL_LINEAR = "all-linear"
 
 
 def chosen_layers(model: Any, targets: Sequence[str], name: str) -> set[str]:
-    """The linear layers that LoRA adapts, by the last part of their names.
-
-    Args:
-        model: A language model.
-        targets: Names, or "all-linear" for every linear layer but the output layer.
-        name: The model's name, for the message.
-    """
+    """The linear layers that LoRA adapts, by the last part of their names; "all-linear": all but the output layer."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
@@ -52,14 +46,7 @@ def add_lora(
     base: str,
     revision: str | None = None,
 ) -> PeftModel:
-    """Freeze a language model and put LoRA on some of its layers.
-
-    Args:
-        model: The model.
-        targets: See `chosen_layers`.
-        base: What the model is loaded by; the adapter names it (`models.loading.adapter_base`).
-        revision: Its hub revision.
-    """
+    """Freeze a language model and put LoRA on `chosen_layers`; the adapter names `base` and its hub revision."""
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(

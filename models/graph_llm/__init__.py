@@ -60,19 +60,15 @@ def build_graph_llm(
     processor_settings: dict[str, Any] | None = None,
     **settings: Any,
 ) -> tuple[GraphLLM, GraphLLMProcessor]:
-    """Put fresh graph modules in front of a pretrained language model.
+    """Put fresh graph modules in front of a pretrained language model, and make the processor.
 
     Args:
         base_model: Hub id, folder or `pypi:package`.
         dtype: Weight type of the language model; graph modules stay float32.
-        revision: Hub revision of the base model.
         attention: See `models.attention.set_attention`; None takes the choice of transformers.
         nf4: Keep the language model's linear layers in 4 bits; see `models.loading.load_weights`.
         processor_settings: Fields of `ProcessorSettings`.
         **settings: Fields of `GraphSettings`.
-
-    Returns:
-        The model in eval mode, and its processor.
     """
     language_model, tokenizer = load_causal_lm(base_model, dtype, revision, nf4=nf4)
     if "past_key_values" not in inspect.signature(language_model.forward).parameters:
@@ -122,7 +118,6 @@ def add_adapter(
     All that is trained lies in one PEFT adapter. Defaults are the paper's table 8 and the authors' target modules.
 
     Args:
-        model: The base.
         lora: False tunes the graph token alone (ablation "No LoRA").
         targets: Linear layers of the language model to adapt; "all-linear" adapts every one but the output layer.
     """
@@ -152,14 +147,10 @@ def is_graph_llm_folder(folder: str | Path) -> bool:
 def load_graph_llm(
     folder: str | Path, dtype: torch.dtype | None = None
 ) -> tuple[PreTrainedModel | PeftModel, GraphLLMProcessor]:
-    """Load a trained Graph-LLM, or any causal language model as an untrained one without graph.
+    """Load a trained Graph-LLM and its processor, or any causal language model as an untrained one without graph.
 
     Args:
         folder: Adapter folder (a run's `final`, checkpoint, export), merged folder, or a plain base-model spec.
-        dtype: Weight type of the language model.
-
-    Returns:
-        The model in eval mode and its processor.
     """
     path = Path(resolve(folder))
     if not is_graph_llm_folder(path):
@@ -186,7 +177,6 @@ class LocalGenerator(DecodingService, Generator, Backend):
 
     Args:
         model: The model, with or without PEFT adapter; for `generate` in eval mode.
-        processor: Its processor.
         batch_size: Most inputs in one batch; it changes no reply in float32.
         embeddings: Source of node and edge vectors; by default each string is embedded when first seen.
         name: What the ledger calls the model.
@@ -255,13 +245,7 @@ class LocalGenerator(DecodingService, Generator, Backend):
         max_new_tokens: int,
         evidence: str | None = None,
     ) -> list[Completion]:
-        """Reply to many inputs, in the order given; the model's training mode is as before afterwards.
-
-        Args:
-            samples: The inputs.
-            max_new_tokens: Longest reply, in tokens.
-            evidence: "triples" or "text"; None keeps the processor's setting.
-        """
+        """Reply to many inputs, in the order given; the model's training mode is as before afterwards."""
         requests = [self._request(sample, max_new_tokens, evidence) for sample in samples]
         with evaluating(self.graph_llm):
             decoder = self._make_decoder()
@@ -297,13 +281,9 @@ class LocalGenerator(DecodingService, Generator, Backend):
 def load_generator(
     folder: str | Path, batch_size: int = 16, dtype: str = "float32", ledger: str | Path | None = None
 ) -> LocalGenerator:
-    """Load a trained Graph-LLM (or a plain base model) for inference.
+    """Load a trained Graph-LLM (or a plain base model) for inference; see `load_graph_llm` and `LocalGenerator`.
 
-    Args:
-        folder: Run, checkpoint, export or merged folder, or a base-model spec.
-        batch_size: Most inputs in one batch.
-        dtype: "float32" (default: replies do not depend on the batch), "bfloat16" or "auto".
-        ledger: SQLite file of the call ledger; None keeps no calls.
+    In float32 replies do not depend on the batch; `dtype` may also be "bfloat16" or "auto".
     """
     model, processor = load_graph_llm(folder, parse_dtype(dtype))
     if isinstance(model, PeftModel):

@@ -38,7 +38,6 @@ class Sampling:
     Attributes:
         temperature: 0 is greedy.
         top_p: Nucleus sampling; 1 keeps every token.
-        max_tokens: Longest reply, in tokens.
         seed: For servers that take one. Replies to the same messages under two seeds are two calls.
         schema: A JSON schema, as JSON text, for servers that hold the reply to one.
     """
@@ -133,11 +132,7 @@ class SetupError(CallError):
 
 
 class TransientError(RuntimeError):
-    """A call that failed for now.
-
-    Attributes:
-        retry_after: Seconds that the server asked to wait, or `None`.
-    """
+    """A call that failed for now; `retry_after` are the seconds that the server asked to wait."""
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -170,7 +165,6 @@ class Completion:
     Attributes:
         text: The reply without end-of-sequence text; an unpaired surrogate, which no file can hold, is replaced.
         prompt_tokens: Tokens read, the graph token included.
-        completion_tokens: Tokens written.
         seconds: Wall-clock seconds of the call; of a batch, its share.
         truncated_triples: Triples left out so that the prompt fits.
         finish_reason: "stop" when the model ended its reply, "length" when it was cut off.
@@ -202,8 +196,6 @@ class Generator(Endpoint):
         """Reply to one input.
 
         Args:
-            sample: Task, question and history; rendered by the implementation with `models.data.rendering.render`.
-            max_new_tokens: Longest reply, in tokens.
             evidence: "triples" or "text"; `None` keeps the model's own setting.
         """
         raise NotImplementedError

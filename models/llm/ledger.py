@@ -98,15 +98,9 @@ class Call(NamedTuple):
 
 
 def make_call(model: str, sampling: Sampling | str, messages: Sequence[Message] | str) -> Call:
-    """The ledger's view of a call.
+    """The ledger's view of a call; equal calls give equal keys in every process and Python version.
 
-    Args:
-        model: The model's name.
-        sampling: How the reply is drawn; text is canonical JSON already, as a ledger has it.
-        messages: The chat, or its canonical JSON.
-
-    Returns:
-        Key and JSON texts; equal calls give equal ones in every process and Python version.
+    Sampling and messages may be canonical JSON already, as a ledger has them.
 
     Raises:
         ValueError: the messages hold something that is not JSON or not Unicode.
@@ -173,8 +167,7 @@ class NoLedger:
 class Ledger(AbstractContextManager["Ledger"]):
     """The calls of one SQLite file; a context manager. Use it from one thread.
 
-    Args:
-        path: The file. One that is not there is made for the first call, so that a run that can't start leaves none.
+    A file that is not there is made for the first call, so that a run that can't start leaves none.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -58,9 +58,6 @@ class Retry:
     that says how long to wait is waited for at least that long.
 
     Attributes:
-        attempts: Most attempts, the first one included.
-        first_wait: Longest wait before the second attempt, in seconds.
-        longest_wait: Longest wait that is drawn, in seconds.
         patience: A server that asks for a longer wait than this, in seconds, is not tried again (a day's quota).
         empty_attempts: Most attempts on a call whose reply is empty; then the empty reply is kept. One that is empty
             because it was cut off at its limit or refused is kept at once: another attempt pays for the same again.
@@ -76,11 +73,7 @@ class Retry:
 class Limits:
     """What one client may send; `None` means no limit. Use one object in one event loop.
 
-    Args:
-        concurrency: Most calls under way.
-        requests_per_minute: Most attempts sent per minute; retries count.
-        tokens_per_minute: Most tokens per minute, prompts and replies together.
-        timeout: Seconds after which an attempt is given up.
+    Retries count as requests; tokens are those of prompts and replies; `timeout` is in seconds per attempt.
     """
 
     def __init__(
@@ -154,10 +147,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
     """An `LLMClient` over one backend. Use it in one event loop.
 
     Args:
-        backend: The model.
         ledger: Where calls are stored. It is closed with the client.
-        limits: What may be sent; `None` means no limits.
-        retry: How often a call is tried.
         secrets: Keys and passwords; they are struck out of every error text, whatever a server writes into it.
 
     Attributes:
@@ -237,13 +227,10 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         return replace(completion, cached=True)
 
     def stop(self, error: Exception) -> None:
-        """Send nothing more: the run ends by an error.
+        """Send nothing more: the run ends by this error, which every call raises that is neither stored nor under way.
 
         A failure that every other call would meet (`SetupError`, `RetriesExhausted`, a ledger that can't be written)
         does so by itself.
-
-        Args:
-            error: From now on raised by calls that are neither stored nor under way.
         """
         self._ended = self._ended or error
 

@@ -68,10 +68,7 @@ def statistics(path: Path) -> list[dict[str, Any]]:
 
 
 def exported(path: Path, role: str | None = None, model: str | None = None) -> Iterator[dict[str, Any]]:
-    """The calls of a ledger in the order in which they were stored; those that wait for a batch are left out.
-
-    Yields:
-        Objects that `import_calls` reads.
+    """The calls of a ledger as `import_calls` reads them, in the order in which they were stored; without pending ones.
     """
     with closing(open_database(path, LEDGER, create=False)) as connection:
         connection.row_factory = sqlite3.Row
@@ -81,11 +78,7 @@ def exported(path: Path, role: str | None = None, model: str | None = None) -> I
 
 
 def import_calls(path: Path, source: Path) -> tuple[int, int]:
-    """Put exported calls into a ledger. What it holds already stays; a second import changes nothing.
-
-    Args:
-        path: The ledger; made when it is not there.
-        source: JSON lines of `exported`, or another ledger.
+    """Put exported calls, or another ledger's, into a ledger. What it holds already stays.
 
     Returns:
         How many calls were new, and how many the ledger had.

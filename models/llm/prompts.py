@@ -19,12 +19,7 @@ _ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """System prompts by name, and where each comes from.
-
-    Attributes:
-        texts: The prompts.
-        files: Their files; ours are named from the root of the project.
-    """
+    """System prompts by name, and the file of each; ours are named from the root of the project."""
 
     texts: Mapping[str, str]
     files: Mapping[str, str]
@@ -40,12 +35,7 @@ class PromptSet:
 
 @lru_cache(maxsize=16)
 def load_prompts(names: tuple[str, ...], folder: str | Path | None = None, room: str = "rag") -> PromptSet:
-    """Read prompt files; those that `folder` does not hold are ours.
-
-    Args:
-        names: Names of the prompts, which are the files' names without `.md`.
-        folder: A user's folder of prompts.
-        room: The top-level package whose folder `prompts` holds ours.
+    """Read the prompts of these names; those that a user's `folder` does not hold are ours, from `prompts` of the room.
     """
     files = {name: f"{room}/prompts/{name}.md" for name in names}
     paths = {name: _ROOT / file for name, file in files.items()}

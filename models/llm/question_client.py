@@ -75,9 +75,6 @@ class QuestionClient(LLMClient):
             asked: The chat, or the user turn that follows the prompt `<system>_<call>`.
             parse: Turns the reply's text into a value, or raises `UnusableReply`.
             max_tokens: Longest reply.
-
-        Raises:
-            UnusableReply: no reply could be used.
         """
         if isinstance(asked, str):
             asked = self._prompts.chat(f"{self._system}_{call}", asked)

@@ -85,14 +85,9 @@ async def ask(
     """Ask a model and parse its reply; a reply that can't be used is sent back with what is wrong.
 
     Args:
-        client: The model.
-        messages: The chat; it, role, sampling and question_id are those of `LLMClient.chat`.
         parse: Turns the reply's text into a value, or raises `UnusableReply`.
         repairs: Most repair turns.
         repaired: Counts the reasons of replies for which a repair turn was needed, whether it helped or not.
-
-    Returns:
-        What `parse` made of the first reply it took.
 
     Raises:
         UnusableReply: no reply could be used; that of the last one, with the repairs tried in `repairs`.
@@ -165,13 +160,9 @@ def find_json(text: str, *kinds: type[Any], advice: str = "", notes: Counter[str
     Python's way of writing (single quotes, True, None) are repaired; what is cut off never is.
 
     Args:
-        text: The reply.
         kinds: `dict`, `list` or both; nothing means both.
         advice: What to write instead, for the explanation of a refusal.
         notes: Counts `REPAIRED` when the JSON had to be repaired.
-
-    Returns:
-        The parsed value.
 
     Raises:
         UnusableReply: there is none ("no_json"), or it is cut off or malformed ("bad_json").
@@ -204,13 +195,9 @@ def find_triples(text: str, advice: str = "") -> FoundTriples:
     The forms are RAS's `(S> s| P> p| O> o)`, WikiOFGraph's angled markers, and JSON rows `[s, p, o]` or objects with
     "subject", "predicate" and "object": in an object under "triples" or its only list, in a list, or one after another.
 
-    Args:
-        text: The reply.
-        advice: What to write instead, for the explanation of a refusal.
-
     Raises:
         UnusableReply: nothing in it is meant as a triple, and it does not say that there are none ("NONE", an empty
-            list).
+            list); `advice` says what to write instead.
     """
     # A reply that begins with a triple holds no thoughts: a tag further on is a name.
     plain = text if _MARKER.match(plain_markers(text).lstrip()) else without_thoughts(text)
@@ -271,10 +258,7 @@ def _rows_in(values: Sequence[Any]) -> list[Any] | None:
 def triple_rows(text: str) -> list[tuple[str, list[str]]]:
     """Rows `subject | predicate | object` of a reply, `[2]` before one that names a number; other lines are prose.
 
-    "Subject: … Predicate: … Object: …" is read too.
-
-    Returns:
-        The number, or nothing, and the three fields, without emphasis and none of them empty.
+    "Subject: … Predicate: … Object: …" is read too. Gives the number, or nothing, and three fields, none of them empty.
     """
     text = without_thoughts(text)
     rows = [match.groups() for pattern in (_ROW, _FIELDS) for match in pattern.finditer(text)]

@@ -20,15 +20,7 @@ def in_role(values: Mapping[str, Any], role: str, default: Any = None) -> Any:
 
 
 class RoleClients(LLMClient):
-    """An `LLMClient` that gives the calls of some roles to clients of their own.
-
-    Args:
-        default: Answers all other calls.
-        roles: Clients by the beginning of a role, see `in_role`.
-
-    Attributes:
-        model: The default's.
-    """
+    """An `LLMClient` that gives the calls of some roles, see `in_role`, to their own clients."""
 
     def __init__(self, default: LLMClient, roles: Mapping[str, LLMClient]) -> None:
         self.model, self.default, self.roles = default.model, default, dict(roles)
@@ -61,14 +53,7 @@ class RoleClients(LLMClient):
 
 
 class Servers(Backend):
-    """A `Backend` over several servers of one model: a call goes to the least busy one, and to the next if it fails.
-
-    Args:
-        backends: One a server.
-
-    Attributes:
-        model: As in `Backend`.
-    """
+    """A `Backend` over several servers of one model: a call goes to the least busy one, and to the next if it fails."""
 
     def __init__(self, backends: Sequence[Backend]) -> None:
         self.model, self._backends = backends[0].model, backends

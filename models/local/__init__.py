@@ -29,12 +29,7 @@ CELLS = 16_384
 class Draw:
     """Sampling of one reply, with a random generator of its own: neighbours in the batch don't change it.
 
-    The arg max of log-probabilities plus Gumbel noise is a sample (the Gumbel-max trick).
-
-    Args:
-        temperature: Above 0.
-        top_p: Nucleus sampling; 1 keeps every token.
-        seed: None draws one.
+    The arg max of log-probabilities plus Gumbel noise is a sample (the Gumbel-max trick). Without a seed one is drawn.
     """
 
     def __init__(self, temperature: float, top_p: float = 1.0, seed: int | None = None) -> None:
@@ -77,12 +72,11 @@ class Request:
         draw: How the reply is sampled; None is greedy.
         criterion: Stopping criterion, asked after every token where there are no beams.
         inputs: What the model reads besides tokens, such as graphs, under the number of its place in the prompt.
-        grows: Whether prompts may come that go on from this one, or from its reply: its keys and values are kept.
+        grows: Whether prompts may come that continue this one, or its reply: its keys and values are kept.
         data: Anything of the caller's.
         tokens: The reply so far, without the token that ends it.
         ended: Whether the model has ended the reply.
         stopped: Whether the stopping criterion has; else it was cut off at the limit.
-        done: Whether nothing more will be written.
         abandoned: Set by who no longer waits for it: it is dropped at its next token.
         seconds: Its share of the time: that of each step, divided by the rows under way.
     """
@@ -130,11 +124,7 @@ class Request:
         return whole
 
     def completion(self, text: str) -> Completion:
-        """The reply and what it cost.
-
-        Args:
-            text: The reply's tokens as text.
-        """
+        """The reply and what it cost, its tokens decoded as `text`."""
         return Completion(
             text=text,
             prompt_tokens=len(self.prompt),
@@ -168,7 +158,6 @@ class Decoder:
     Args:
         model: A language model of transformers in eval mode.
         ends: Tokens that end a reply.
-        pad: The token that stands where there is none.
         rows: Most requests in one batch.
         cells: Most tokens, rows times the longest, that are kept for them; a single row may have more.
         constraint: Which tokens may come next; None allows all.
@@ -197,10 +186,7 @@ class Decoder:
         self._arrived.append(request)
 
     def run(self) -> list[Request]:
-        """Work until a reply is done.
-
-        Returns:
-            The requests that are done now; none when there is nothing to do.
+        """Work until a reply is done; gives the requests that are done now, none when there is nothing to do.
 
         Raises:
             torch.OutOfMemoryError: one request alone does not fit the device. What waits is kept.
@@ -250,11 +236,7 @@ def choose(logits: torch.Tensor, requests: Sequence[Request], constraint: Constr
 
 
 class GenerateBatch(Decoder):
-    """Batches for `generate`; see `Decoder`.
-
-    Args:
-        beams: Beams of beam search; 1 is greedy, or sampled.
-    """
+    """Batches for `generate`, with beams or sampled; see `Decoder`."""
 
     def __init__(self, *arguments: Any, beams: int = 1, **options: Any) -> None:
         super().__init__(*arguments, **options)

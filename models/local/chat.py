@@ -42,8 +42,6 @@ class ChatEncoder:
     """A tokenizer with its chat template.
 
     Args:
-        tokenizer: The model's tokenizer.
-        model: The model's name, for messages.
         template_options: More arguments of the template, for example {"enable_thinking": False}. Templates that show a
             date get `DATE` where it is not among them.
         plain: For base models, which have no template: the turns' texts, with blank lines between them.
@@ -66,11 +64,7 @@ class ChatEncoder:
         return self.tokens(self.render(messages))
 
     def shared(self, messages: Sequence[Message], ids: Sequence[int]) -> int:
-        """How many tokens at the start of a prompt stand at the start of every chat with the same system turn.
-
-        Args:
-            messages: The turns.
-            ids: Their tokens, from `encode`.
+        """How many tokens at the start of a prompt (`ids`) stand at the start of every chat with the same system turn.
         """
         if len(messages) < 2 or messages[0]["role"] != "system":
             return 0
@@ -87,12 +81,7 @@ class ChatEncoder:
         return len(known) if list(ids[: len(known)]) == known else 0
 
     def render(self, messages: Sequence[Message], reply: bool = True) -> str:
-        """The turns as text.
-
-        Args:
-            messages: The turns.
-            reply: Go on to where a reply to the last turn begins.
-        """
+        """The turns as text, up to where a reply to the last one begins if `reply` is set."""
         if self.plain:
             return "\n\n".join(turn["content"] for turn in messages)
         try:
@@ -176,11 +165,7 @@ class TripleGrammar:
 
 
 class Repetition:
-    """Says when a reply only repeats its triples, as greedy decoding of a small model does now and then.
-
-    Args:
-        tokenizer: The model's tokenizer.
-    """
+    """Says when a reply only repeats its triples, as greedy decoding of a small model does now and then."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

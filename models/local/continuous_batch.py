@@ -214,11 +214,7 @@ class ContinuousBatch(Decoder):
         return output.logits[:, -1].float()
 
     def _take(self, logits: torch.Tensor) -> None:
-        """Add the next token to each of the last replies, as many as `logits` (B, V) are for.
-
-        Args:
-            logits: What follows on all tokens so far, whose keys and values are in the buffers.
-        """
+        """Add the next token to each of the last replies, as many as `logits` (B, V) are for."""
         first = len(self._going) - len(logits)
         tokens = choose(logits, self._going[first:], self._constraint).argmax(dim=-1).tolist()
         # From the end, so that a row that moves is one whose token is known.

@@ -33,9 +33,7 @@ def identity(name: str, spec: str | Path) -> str:
 class DecodingService(Endpoint):
     """Requests of asyncio tasks on one decoder; event loops may follow one another.
 
-    Args:
-        make: Makes the decoder; called once, in the thread, before the first request.
-        model: What the ledger calls the model.
+    `make` makes the decoder: once, in the thread, before the first request.
     """
 
     def __init__(self, make: Callable[[], Decoder], model: str) -> None:

@@ -145,11 +145,7 @@ def load_backend(name: str) -> BackendKind:
 
 
 def open_client(options: LLMOptions, environment: Mapping[str, str] = os.environ) -> LedgerClient:
-    """Open backend and ledger.
-
-    Returns:
-        A client; `close` closes the ledger too.
-    """
+    """Open backend and ledger; closing the client closes both."""
     kind = load_backend(options.backend)
     key = _key(options, kind, environment)
     ledger = Ledger(options.ledger) if options.ledger else None

@@ -71,13 +71,7 @@ class AnthropicBackend(HostedBackend):
 
 
 def messages_body(options: LLMOptions, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
-    """The body of a call to the Messages API.
-
-    Args:
-        options: Model, whether temperature and top_p (if below 1) are sent, and more fields.
-        messages: The chat; several system texts are joined by a blank line.
-        sampling: How the reply is drawn; its seed is not sent.
-    """
+    """The body of a call to the Messages API; several system texts are joined by a blank line, the seed is not sent."""
     system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
     turns = [{"role": turn["role"], "content": turn["content"]} for turn in messages if turn["role"] != "system"]
     if sampling.schema is not None:

@@ -46,13 +46,8 @@ _PERMANENT = frozenset({"invalid_request_error", "not_found_error", "request_too
 class BatchBackend(Backend):
     """It answers nothing itself: it collects calls and writes them to request files.
 
-    Args:
-        options: What it is opened with; "auto" means what `OpenAIBackend` and `AnthropicBackend` do for the provider.
-        ledger: The ledger of the client it works under.
-        room: Requests and bytes that fit in one file; `None` is the provider's limit.
-
-    Attributes:
-        model: The name that `OpenAIBackend` and `AnthropicBackend` have, so that replies serve both ways of calling.
+    Its name is that of `OpenAIBackend` or `AnthropicBackend`, so that replies serve both ways of calling, and "auto"
+    means what it does there for the provider. `room`: requests and bytes that fit in one file.
     """
 
     def __init__(self, options: LLMOptions, ledger: Ledger | None, room: tuple[int, int] | None = None) -> None:
@@ -164,10 +159,7 @@ def waiting(ledger: Ledger) -> list[Waiting]:
 
 
 def reset(ledger: Ledger, file: str | None) -> int:
-    """Let calls be written to a new request file: those of a lost file, or (None) those that were refused.
-
-    Returns:
-        How many calls there were.
+    """Let calls be written to a new request file: those of a lost file, or (None) those that were refused; counts them.
     """
     which, value = "status = 'pending' AND detail = ?", file
     if file is None:
@@ -177,14 +169,7 @@ def reset(ledger: Ledger, file: str | None) -> int:
 
 
 class BatchReply(NamedTuple):
-    """One line of a reply file.
-
-    Attributes:
-        key: The call's key.
-        completion: The reply, or `None`.
-        reason: Why there is none.
-        refused: Whether the same request would fail again.
-    """
+    """One line of a reply file; `refused`: the same request would fail again."""
 
     key: str
     completion: Completion | None

@@ -29,16 +29,12 @@ class HFBackend(DecodingService, Backend):
         batch_size: Most calls in one batch; long ones are fewer. On a GPU that runs out of memory batches are halved
             until they fit.
         dtype: "auto" (bfloat16 where the hardware multiplies it natively), "float32", "bfloat16" or "float16".
-        template_options: More arguments of the chat template, for example {"enable_thinking": False}. They change
-            replies, so they are part of the ledger's name.
+        template_options: More arguments of the chat template, for example {"enable_thinking": False}.
         plain: For base models, which have no chat template: the turns' texts, with blank lines between them.
         beams: Beams of beam search; 1 is greedy, or sampled.
         grammar: Whether replies are held to the format of triples.
         repetition: Whether a reply that only repeats its triples is ended.
         cells: Token budget of a batch.
-
-    Attributes:
-        model: "hf:<model>" with the template's options, the other settings that change replies, and its `identity`.
     """
 
     def __init__(

@@ -55,15 +55,9 @@ logger = logging.getLogger(__name__)
 
 
 class HostedBackend(Backend):
-    """A model behind a provider's SDK; one attempt a call.
+    """A model behind a provider's SDK; one attempt a call. Without a url the environment says where it is.
 
-    Args:
-        options: What it is opened with. Without a url the environment says where, else it is the provider's own.
-        api_key: The key. Servers that want none get a placeholder.
-
-    Attributes:
-        model: "<kind>:<model>" and the extra fields. Not the host: a model that moves to another port is the same
-            model, and what it answered is not asked again.
+    The ledger's name has no host: a model that moves to another port is the same model.
     """
 
     kind: ClassVar[str]
@@ -184,10 +178,8 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 def sampling_fields(sampling: Sampling, send: bool) -> dict[str, float]:
     """The temperature and top_p of a request body.
 
-    Args:
-        sampling: What is asked for.
-        send: Whether this model takes them. If not, only the default (0, which stands for "not asked for" here) and
-            1, the provider's own setting, can be met.
+    Where this model does not take them, only the default (0, which stands for "not asked for" here) and 1, the
+    provider's own setting, can be met.
     """
     if send:
         return {"temperature": sampling.temperature, "top_p": sampling.top_p}
@@ -249,14 +241,7 @@ class OpenAIBackend(HostedBackend):
 
 
 def chat_body(options: LLMOptions, official: bool, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
-    """The body of a chat completion.
-
-    Args:
-        options: Model, names of fields, and more fields.
-        official: Whether it is for OpenAI's or Azure's own service.
-        messages: The chat.
-        sampling: How the reply is drawn.
-    """
+    """The body of a chat completion; `official`: for OpenAI's or Azure's own service."""
     token_field = options.token_field
     if token_field == "auto":
         token_field = "max_completion_tokens" if official else "max_tokens"
