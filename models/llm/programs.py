@@ -68,8 +68,7 @@ def statistics(path: Path) -> list[dict[str, Any]]:
 
 
 def exported(path: Path, role: str | None = None, model: str | None = None) -> Iterator[dict[str, Any]]:
-    """The calls of a ledger as `import_calls` reads them, in the order in which they were stored; without pending ones.
-    """
+    """The calls of a ledger as `import_calls` reads them, in the order they were stored; without pending ones."""
     with closing(open_database(path, LEDGER, create=False)) as connection:
         connection.row_factory = sqlite3.Row
         for row in connection.execute(_EXPORT, {"role": role, "model": model}):

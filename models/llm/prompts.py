@@ -35,8 +35,7 @@ class PromptSet:
 
 @lru_cache(maxsize=16)
 def load_prompts(names: tuple[str, ...], folder: str | Path | None = None, room: str = "rag") -> PromptSet:
-    """Read the prompts of these names; those that a user's `folder` does not hold are ours, from `prompts` of the room.
-    """
+    """Read the prompts of these names; those that a user's `folder` does not hold are ours, from the room's."""
     files = {name: f"{room}/prompts/{name}.md" for name in names}
     paths = {name: _ROOT / file for name, file in files.items()}
     if folder is not None:

@@ -64,8 +64,7 @@ class ChatEncoder:
         return self.tokens(self.render(messages))
 
     def shared(self, messages: Sequence[Message], ids: Sequence[int]) -> int:
-        """How many tokens at the start of a prompt (`ids`) stand at the start of every chat with the same system turn.
-        """
+        """How many tokens at the start of a prompt (`ids`) all chats with the same system turn start with."""
         if len(messages) < 2 or messages[0]["role"] != "system":
             return 0
         system = messages[0]

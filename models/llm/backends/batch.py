@@ -159,8 +159,7 @@ def waiting(ledger: Ledger) -> list[Waiting]:
 
 
 def reset(ledger: Ledger, file: str | None) -> int:
-    """Let calls be written to a new request file: those of a lost file, or (None) those that were refused; counts them.
-    """
+    """Let calls be written to a new request file: those of a lost file, or (None) those that were refused."""
     which, value = "status = 'pending' AND detail = ?", file
     if file is None:
         which, value = "status = 'failed' AND detail GLOB ?", f"{REFUSED}*"
