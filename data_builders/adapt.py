@@ -50,10 +50,6 @@ def adapt_rows(options: AdaptOptions) -> Counter[str]:
     Returns:
         Counts of what was written; of triples the graph too, as HippoRAG counts it: names in lower case, of letters
         and digits alone, make its nodes, predicates its relations.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a row has none of the layouts, the file no row, or the output is what is read.
     """
     check_new(options.output, [options.input, *([options.aliases] if options.aliases else [])])
     counts, aliases = Counter[str](), None

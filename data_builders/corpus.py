@@ -71,11 +71,6 @@ def build_corpus(options: CorpusOptions, output: str | Path, overwrite: bool = F
 
     Returns:
         The manifest: options, and what was counted in each split.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        FileExistsError: the folder is taken.
-        ValueError: a row is malformed, a file has fewer usable questions than are to be drawn, or the folder holds it.
     """
     made = [MANIFEST, *(f"{split}.*jsonl" for split in SPLITS)] if (Path(output) / MANIFEST).is_file() else []
     files = options.files()

@@ -51,10 +51,6 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
         path: The ledger.
         role: The role, for example "cirag.integrate".
         model: Only calls of this model; None: of any.
-
-    Raises:
-        FileNotFoundError: there is no such ledger.
-        UnusableFile: the file is no ledger.
     """
 
     def __init__(self, path: str | Path, role: str, model: str | None = None) -> None:

@@ -61,10 +61,6 @@ def read_released(location: str, drops: Counter[str], issues: Counter[str]) -> I
         location: A `.jsonl`, `.json` (an array) or `.parquet` file, or a hub id such as `pat-jj/ras_train_data`.
         drops: Counts the rows that cannot be read, by reason.
         issues: Counts warnings that cost no row.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is not JSON, or not Parquet; the message has the line.
     """
     # The number makes an id unique: the data has rows that say the same.
     for number, (_, row) in enumerate(source_rows(location), 1):
@@ -75,11 +71,7 @@ def read_released(location: str, drops: Counter[str], issues: Counter[str]) -> I
 
 
 def released_record(row: Row, number: int, issues: Counter[str]) -> Record:
-    """Row `number` as a record.
-
-    Raises:
-        MalformedRow: the row cannot be read.
-    """
+    """Row `number` as a record."""
     text, label = row.get("input"), row.get("label")
     if not isinstance(text, str) or not isinstance(label, str) or not text.strip() or not label.strip():
         raise MalformedRow("input or label is missing, empty or no text")
@@ -166,10 +158,6 @@ def read_explagraphs(path: str | Path, issues: Counter[str] | None = None) -> It
     Args:
         path: The tab-separated file; a header line is recognised by its word "label".
         issues: Counts malformed triples, which are left out without their neighbours.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line does not have four columns, or its label is unknown; the message has file and line.
     """
     issues = Counter() if issues is None else issues
     for number, line in enumerate(read_text(path).removeprefix("\ufeff").split("\n"), 1):

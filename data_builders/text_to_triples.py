@@ -109,11 +109,6 @@ def build_pairs(
 
     Returns:
         The statistics that are also in `statistics.json`.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        FileExistsError: the output folder is taken.
-        ValueError: a source cannot be read, or gives not a single pair.
     """
     check_names(sources)
     for source in (*sources, *excluded):
@@ -294,11 +289,7 @@ class CountedSplit:
     kept: int = 0
 
     def split(self, pairs: Iterable[ExtractionPair]) -> Iterator[tuple[ExtractionPair, str]]:
-        """Yield the pairs with "train" or "validation"; a pair that may be for validation waits for the end.
-
-        Raises:
-            ValueError: as many validation rows were asked for as there are rows, or more.
-        """
+        """Yield the pairs with "train" or "validation"; a pair that may be for validation waits for the end."""
         most = PAPER_ROWS if self.rows is None else self.rows
         # A heap of (minus the hash, minus the number, pair): the largest hash of those kept stands first.
         heap: list[tuple[int, int, ExtractionPair]] = []

@@ -151,11 +151,6 @@ def build_trajectories(
 
     Returns:
         The statistics.
-
-    Raises:
-        FileNotFoundError: there are no such results, or there is no ledger.
-        ValueError: a file is damaged, a metric is not in the results, or no trajectory is left.
-        FileExistsError: the output folder is taken.
     """
     sources = _sources(results, ledgers, options.records)
     filters = _filters(options)

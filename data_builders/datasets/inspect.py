@@ -23,11 +23,7 @@ _NO_ENTITY = re.compile(r"[^\w\s.,:!?()/'-]")
 
 
 def dataset_files(folder: str | Path) -> dict[str, list[Path]]:
-    """The shards of a data set folder by split, both in order.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or it holds no shards.
-    """
+    """The shards of a data set folder by split, both in order."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {folder}")
@@ -63,11 +59,7 @@ def why_empty(folder: str | Path) -> str | None:
 
 
 def kind_of(folder: str | Path) -> RowKind[Any]:
-    """What the rows of a data set are; its first row says it, and records it is where that cannot be read.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or it holds no shards.
-    """
+    """What the rows of a data set are; its first row says it, and records it is where that cannot be read."""
     for file in chain(*dataset_files(folder).values()):
         try:
             _, first = next(stored_rows(file), ("", None))
@@ -85,12 +77,7 @@ def _leaks(kind: RowKind[Any], row: Any, split: str, seen: SeenTable) -> list[tu
 
 
 def count_rows(folder: str | Path, tokenizer: str | None = None) -> tuple[Statistics[Any], Counter[str]]:
-    """Counts of a data set, and how many of its rows belong to another split, by what is the same.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or it holds no shards.
-        ValueError: a row is malformed.
-    """
+    """Counts of a data set, and how many of its rows belong to another split, by what is the same."""
     kind, leaks = kind_of(folder), Counter[str]()
     statistics = Statistics(kind, tokenizer)
     with SeenTable() as seen:
@@ -105,9 +92,6 @@ def troubles(folder: str | Path) -> Iterator[str]:
 
     Looked at: every row by itself; ids that occur twice; what stands in two splits; the number of rows against
     `statistics.json`, where there is one; whether there is any row.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or it holds no shards.
     """
     if (empty := why_empty(folder)) is not None:
         yield empty
@@ -170,10 +154,6 @@ def find_rows(
         number: Index of the row, from 1, of those that fit the rest; 1 when nothing else is asked for.
         label: Only rows of this label, a key of the kind's `labels`.
         split: Only rows of this split.
-
-    Raises:
-        FileNotFoundError: there is no such data set.
-        ValueError: no row fits.
     """
     kind = kind_of(folder)
     if number is not None and number < 1:
@@ -210,9 +190,6 @@ def mermaid(kind: RowKind[Any], row: Any) -> str:
     """The graph of a row as Mermaid text, which GitHub and most editors draw.
 
     Names that several steps share, the bridges of multi-hop questions, have a bold frame.
-
-    Raises:
-        ValueError: the row has no triples.
     """
     graphs = kind.graphs(row)
     nodes: dict[str, int] = {}

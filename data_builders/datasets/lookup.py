@@ -79,10 +79,6 @@ class JsonlIndex:
 
     Attributes:
         repeated_line: Number of the first line with a key that an earlier line has too; the earlier one is found.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is not a JSON object; the message has file and line.
     """
 
     def __init__(self, path: str | Path, keys: Callable[[str, dict[str, Any]], list[str]]) -> None:

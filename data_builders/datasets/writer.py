@@ -36,12 +36,7 @@ _ROW_GROUP = 512
 
 @dataclass(frozen=True)
 class FolderOptions:
-    """Where and how a data set is written.
-
-    Raises:
-        FileExistsError: the folder is taken; see `models.files.check_folder`.
-        ValueError: a value makes no sense.
-    """
+    """Where and how a data set is written."""
 
     output: str = field(metadata={"help": "folder of the data set"})
     format: Literal["jsonl", "parquet"] = setting("jsonl", "format of the shards")
@@ -92,9 +87,6 @@ class DatasetWriter(Generic[R]):
 
         Returns:
             The statistics that are also in `statistics.json`.
-
-        Raises:
-            ValueError: there is not a single row.
         """
         self.close()
         if not self.statistics.records and not may_be_empty:
@@ -118,10 +110,6 @@ def new_dataset(
         options: Where and how.
         kind: What its rows are.
         sources: What is read, which must survive; locations that are no files (hub ids) are passed over.
-
-    Raises:
-        FileExistsError: the output folder is taken.
-        ValueError: another program is writing it, or it is, holds or lies in what is read.
     """
     read = [str(path) for path in sources if path is not None and Path(path).exists()]
     folder = new_folder(options.output, MADE, options.overwrite, read)

@@ -117,10 +117,6 @@ def estimate(
 
     Returns:
         Questions that the teacher labels; and by role the calls, input tokens and output tokens at most.
-
-    Raises:
-        FileNotFoundError: an input file is missing.
-        ValueError: an input file is malformed.
     """
     system = load_subq_prompts(options.prompts).texts
     stages: dict[str, list[float]] = {role: [0, 0, 0] for role in (FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE)}

@@ -36,10 +36,6 @@ class RecordedTeacher(Teacher):
     `{"_id", "helpful": [titles in reasoning order], "subqueries": [{"title", "question"}],
     "triples": {title: [[s, p, o]]}}`, optionally with `"direct": true` for a question that needs no retrieval.
     Other keys, `closed_book` among them, are not used: what a strong teacher knows says nothing about the base model.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is malformed, or two lines annotate the same question.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -221,10 +217,6 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
         reader: The reader's name; `musique` and `two_wiki` bring gold annotations of their own.
         annotations: A file of recorded replies, good for every reader, or a triple file for these two.
         issues: Counts warnings about the annotations.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the source needs another kind of file than it got.
     """
     if reader in PARTS:
         return PartTeacher(reader, annotations, issues)

@@ -43,11 +43,7 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> Source:
-        """Read the command-line form; without `NAME=` the reader's name is the source's.
-
-        Raises:
-            ValueError: the text has another form.
-        """
+        """Read the command-line form; without `NAME=` the reader's name is the source's."""
         head, _, rest = text.partition(":")
         name, equals, reader = head.partition("=")
         parts = rest.split(":")
@@ -79,11 +75,7 @@ def check_names(sources: Sequence[Source]) -> None:
 
 @dataclass(frozen=True)
 class BuildOptions(FolderOptions):
-    """Options of a build.
-
-    Raises:
-        ValueError: options make no sense; all problems in one message.
-    """
+    """Options of a build."""
 
     first_subquery: FirstSubquery = setting(
         "main_question", "q_0: the main question (the paper) or the first generated sub-query (the authors' code)"

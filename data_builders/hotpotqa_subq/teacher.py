@@ -269,12 +269,7 @@ class BaseModelAnswers:
 
 
 class StoredAnswers:
-    """Answers of that test from JSON lines `{"question_id", "answer"}`, looked up in their file.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is malformed.
-    """
+    """Answers of that test from JSON lines `{"question_id", "answer"}`, looked up in their file."""
 
     def __init__(self, path: str | Path) -> None:
         def keys(where: str, row: Row) -> list[str]:
@@ -283,11 +278,7 @@ class StoredAnswers:
         self._index = JsonlIndex(path, keys)
 
     async def answer(self, question: Question) -> str:
-        """The stored answer.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The stored answer."""
         found = self._index.get(question.id)
         if found is None:
             raise ValueError(

@@ -31,10 +31,6 @@ class Reader(Protocol):
                 optionally with `@configuration` and `#split`.
             issues: Counts warnings that cost no question, such as supporting facts out of range.
             source: The data set name written into the questions.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: a row does not have the benchmark's layout; the message has file and line.
         """
 
 
@@ -44,11 +40,7 @@ def names_with(function: str) -> list[str]:
 
 
 def get_reader(name: str) -> Reader:
-    """The reader called `name`.
-
-    Raises:
-        ValueError: there is none; the message lists those there are.
-    """
+    """The reader called `name`."""
     module = load_from(__name__, name, "reader")
     if not hasattr(module, "read_questions"):
         raise ValueError(not_one_of("question reader", name, names_with("read_questions")))

@@ -28,12 +28,7 @@ Row = dict[str, Any]
 
 
 def source_rows(location: str) -> Iterator[tuple[str, Row]]:
-    """Stream `(where, row)` pairs; `where` is file and line, or file and row number where there are no lines.
-
-    Raises:
-        FileNotFoundError: the location looks like a file and does not exist.
-        ValueError: a row cannot be read.
-    """
+    """Stream `(where, row)` pairs; `where` is file and line, or file and row number where there are no lines."""
     path = Path(location)
     if path.is_file():
         with path.open("rb") as file:
@@ -66,11 +61,7 @@ def own_passages(row: Row) -> tuple[Passage, ...]:
 
 
 def required_text(row: Row, keys: tuple[str, ...], where: str) -> str:
-    """The first of `keys` that the row has, a non-empty string.
-
-    Raises:
-        ValueError: none of them is there, or the value is not a non-empty string.
-    """
+    """The first of `keys` that the row has, a non-empty string."""
     for key in keys:
         value = row.get(key)
         if isinstance(value, str) and value.strip():
@@ -81,11 +72,7 @@ def required_text(row: Row, keys: tuple[str, ...], where: str) -> str:
 
 
 def gold_answers(row: Row, where: str) -> tuple[str, ...]:
-    """The answer and its aliases (`answer_aliases`, where the row has them), distinct.
-
-    Raises:
-        ValueError: there is no answer, as in the hidden test files.
-    """
+    """The answer and its aliases (`answer_aliases`, where the row has them), distinct."""
     answer = row.get("answer")
     if answer is not None and not isinstance(answer, str):
         raise ValueError(f"{where}: 'answer' must be text; it is {shown(answer)}")
@@ -119,11 +106,7 @@ def find_passage(title: str, passages: Sequence[Passage]) -> int | None:
 
 
 def context_passages(value: object, where: str) -> tuple[tuple[Passage, ...], tuple[int, ...]]:
-    """Passages and their numbers of sentences, from `[[title, [sentences]]]` or `{"title": [], "sentences": [[]]}`.
-
-    Raises:
-        ValueError: the value has neither layout.
-    """
+    """Passages and their numbers of sentences, from `[[title, [sentences]]]` or `{"title": [], "sentences": [[]]}`."""
     value = as_list(value, "title", "sentences")
     problem = f"{where}: 'context' must be a list of [title, [sentences]] or {{'title': [], 'sentences': [[]]}}"
     if not isinstance(value, (list, tuple)):
@@ -154,9 +137,6 @@ def supporting_passages(
     Returns:
         Distinct passage indices in order of their first fact, or None when a title is not among the passages; and
         the number of facts whose sentence index is out of range. Such a fact still names its passage.
-
-    Raises:
-        ValueError: the value has neither layout.
     """
     facts = as_list(value, "title", "sent_id")
     problem = f"{where}: 'supporting_facts' must be a list of [title, sentence index]"
@@ -264,11 +244,7 @@ def is_self_rag(row: Row) -> bool:
 
 
 def self_rag_question(row: Row, where: str, source: str) -> Question | None:
-    """The question of a row, its answer and the passages that were called relevant; None when the answer is empty.
-
-    Raises:
-        ValueError: instruction or output is missing.
-    """
+    """The question of a row, its answer and the passages that were called relevant; None when the answer is empty."""
     instruction, output = required_text(row, ("instruction",), where), required_text(row, ("output",), where)
     more = row.get("input")
     parts = _INPUT.split(f"{instruction}\n## Input:\n{more}" if isinstance(more, str) and more.strip() else instruction)

@@ -24,11 +24,7 @@ def read_questions(
 
 
 def choice_question(row: Row, where: str, source: str) -> Question:
-    """One row as a question with its choices behind it; the answer is the letter of the right one.
-
-    Raises:
-        ValueError: the row has another layout; `where` opens the message.
-    """
+    """One row as a question with its choices behind it; the answer is the letter of the right one."""
     stem = required_text(row, ("question",), where)
     texts, labels = _choices(row, where)
     key = _letter(required_text(row, ("answerKey",), where))

@@ -82,10 +82,6 @@ def pair_rows(
         issues: Counts warnings that cost no row.
         keys: Names that the column of triples may have.
         text_of: Makes the text of a row and its raw text; None for a row without one.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a row has other columns; the message has file and line.
     """
     for where, row in source_rows(location):
         key = next((key for key in keys if key in row), None)
@@ -187,10 +183,6 @@ def read_source(source: Source, drops: Counter[str], issues: Counter[str]) -> It
         source: What to read.
         drops: Counts the rows that are left out, by `PairDrop`.
         issues: Counts warnings that cost no row.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: an unknown reader, or a row with other columns; the message has file and line.
     """
     for row in read_rows(source, drops, issues):
         if row.unusable is None:

@@ -72,11 +72,7 @@ class ExtractionPair:
 
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "pair") -> ExtractionPair:
-        """Read a stored row; `where` (file and line) opens every error message.
-
-        Raises:
-            ValueError: a key is missing or a value is of the wrong kind.
-        """
+        """Read a stored row; `where` (file and line) opens every error message."""
         texts = text_fields(row, where, "text-to-triples pair", ("id", "text"), ("title", "source"))
         if "triples" not in row:
             raise ValueError(f"{where}: the text-to-triples pair lacks triples; it has {', '.join(map(str, row))}")
@@ -102,11 +98,7 @@ def extraction_chat(source_text: str, instruction: str) -> list[Message]:
 
 
 def load_instruction(path: str | Path | None = None) -> str:
-    """The instruction of a trained extractor, from a file; None: `models/prompts/extract_triples.md`.
-
-    Raises:
-        ValueError: the file is empty.
-    """
+    """The instruction of a trained extractor, from a file; None: `models/prompts/extract_triples.md`."""
     text = Path(path or PROMPT).read_text(encoding="utf-8").strip()
     if not text:
         raise ValueError(f"{path}: the instruction is empty")
@@ -185,11 +177,6 @@ def read_replies(texts: Sequence[str]) -> ExtractionReply:
 
 
 def read_pairs(path: str | Path, split: str | None = None) -> Iterator[ExtractionPair]:
-    """Stream the pairs of a file or of one split of a folder, in file order, with constant memory.
-
-    Raises:
-        FileNotFoundError: there is nothing there.
-        ValueError: a row is not a pair; the message has file and line.
-    """
+    """Stream the pairs of a file or of one split of a folder, in file order, with constant memory."""
     for where, row in stored_rows(path, split):
         yield ExtractionPair.from_json(row, where)

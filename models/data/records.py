@@ -65,11 +65,7 @@ class Step:
 
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "step") -> Step:
-        """Read a stored step; `where` opens every error message.
-
-        Raises:
-            ValueError: a key is missing or a value is of the wrong kind.
-        """
+        """Read a stored step; `where` opens every error message."""
         texts = text_fields(row, where, "step", ("query",), ("text",))
         return cls(texts["query"], triples_from_json(row.get("triples") or (), where), texts["text"])
 
@@ -156,11 +152,7 @@ class Record:
 
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "record") -> Record:
-        """Read a stored row; `where` (file and line) opens every error message.
-
-        Raises:
-            ValueError: a key is missing or a value is of the wrong kind.
-        """
+        """Read a stored row; `where` (file and line) opens every error message."""
         needed, optional = ("id", "question_id", "task", "question", "action"), ("subquery", "source")
         texts = text_fields(row, where, "record", needed, optional)
         task, action = cast(Task, texts.pop("task")), texts.pop("action")
@@ -214,9 +206,6 @@ def text_fields(
         kind: What the row is: "record".
         needed: Names of fields that must be there; of other kinds than text, too.
         optional: Names of further text fields.
-
-    Raises:
-        ValueError: a field is missing, or holds something other than text.
     """
     missing = [key for key in needed if key not in row]
     if missing:
@@ -245,10 +234,6 @@ def read_jsonl(
         path: The file.
         partial: Leave out a last line without an end, as a program that was killed leaves it.
         stretch: The lines to read: number of the first, the byte it begins at, and how many; all unless given.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is not a JSON object; the message has file and line number.
     """
     path = Path(path)
     if not path.is_file():
@@ -324,12 +309,7 @@ def record_files(path: str | Path, split: str | None = None) -> list[Path]:
 
 
 def stored_rows(path: str | Path, split: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Stream the rows of a file or of one split of a folder as `("file:line", row)`, in file order, in constant memory.
-
-    Raises:
-        FileNotFoundError: there is no such file or folder.
-        ValueError: a file is not readable; the message has file and line.
-    """
+    """Stream the rows of a file or of one split of a folder as `("file:line", row)`, in file order, in constant memory."""
     for file in record_files(path, split):
         yield from _parquet_rows(file) if file.suffix == ".parquet" else read_jsonl(file)
 

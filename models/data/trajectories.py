@@ -28,9 +28,6 @@ class Trajectory:
         model: The teacher, as the ledger calls it.
         messages: The turns.
         learned: For each turn, whether it is learned.
-
-    Raises:
-        ValueError: there is not one flag a turn, or nothing is learned.
     """
 
     id: str
@@ -52,11 +49,7 @@ class Trajectory:
 
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "trajectory") -> Trajectory:
-        """Read a stored row; `where` (file and line) opens every error message.
-
-        Raises:
-            ValueError: the row is no trajectory.
-        """
+        """Read a stored row; `where` (file and line) opens every error message."""
         texts = text_fields(row, where, "trajectory", ("id", "question_id", "role", "model"))
         messages, learned = row.get("messages"), row.get("learned")
         if not isinstance(messages, list) or not all(
@@ -77,11 +70,6 @@ class Trajectory:
 
 
 def read_trajectories(path: str | Path, split: str | None = None) -> Iterator[Trajectory]:
-    """Stream the trajectories of a file, or of one split of a folder, in file order.
-
-    Raises:
-        FileNotFoundError: there is no such file or folder.
-        ValueError: a row is no trajectory.
-    """
+    """Stream the trajectories of a file, or of one split of a folder, in file order."""
     for where, row in stored_rows(path, split):
         yield Trajectory.from_json(row, where)

@@ -93,11 +93,7 @@ def plain_markers(text: str) -> str:
 
 
 def triples_from_json(rows: object, where: str) -> tuple[Triple, ...]:
-    """Build triples from JSON rows `[subject, predicate, object]`.
-
-    Raises:
-        ValueError: a row has not three non-empty strings; the message names `where` and the row.
-    """
+    """Build triples from JSON rows `[subject, predicate, object]`."""
     if not isinstance(rows, (list, tuple)):
         raise ValueError(f"{where}: triples must be a list of [subject, predicate, object], found {rows!r:.80}")
     triples = []
