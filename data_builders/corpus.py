@@ -64,11 +64,6 @@ class CorpusOptions(CheckedOptions):
 def build_corpus(options: CorpusOptions, output: str | Path, overwrite: bool = False) -> dict[str, Any]:
     """Draw questions and write their corpora.
 
-    Args:
-        options: What to build.
-        output: The folder; it is there completely or not at all.
-        overwrite: Whether a corpus that is there may be replaced.
-
     Returns:
         The manifest: options, and what was counted in each split.
     """

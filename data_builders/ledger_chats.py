@@ -31,7 +31,6 @@ class Chat:
     """One chat of a question with its last reply.
 
     Attributes:
-        messages: All turns; the last one is the reply to the last call, as the loop understood it.
         learned: For each turn, whether the model wrote it.
         faults: What was wrong with replies, a name each time; "repaired" where a repair turn was needed.
         readable: Whether the last reply could be understood.
@@ -45,13 +44,7 @@ class Chat:
 
 
 class RoleCalls(AbstractContextManager["RoleCalls"]):
-    """The calls of one role in a ledger, by question; a context manager.
-
-    Args:
-        path: The ledger.
-        role: The role, for example "cirag.integrate".
-        model: Only calls of this model; None: of any.
-    """
+    """The calls of one role in a ledger, by question; a context manager."""
 
     def __init__(self, path: str | Path, role: str, model: str | None = None) -> None:
         self.role, self._model = role, model
@@ -72,7 +65,6 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
         """The chats of a question, in the order in which their last calls were stored.
 
         Args:
-            question_id: The question.
             keys: The calls of one run, by the beginnings of their keys, since a ledger may hold several runs of a
                 question; None takes all.
         """

@@ -55,13 +55,7 @@ class MalformedRow(ValueError):
 
 
 def read_released(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[Record]:
-    """Stream the records of the released data.
-
-    Args:
-        location: A `.jsonl`, `.json` (an array) or `.parquet` file, or a hub id such as `pat-jj/ras_train_data`.
-        drops: Counts the rows that cannot be read, by reason.
-        issues: Counts warnings that cost no row.
-    """
+    """Stream the records of the released data."""
     # The number makes an id unique: the data has rows that say the same.
     for number, (_, row) in enumerate(source_rows(location), 1):
         try:
@@ -153,12 +147,7 @@ _BETWEEN_TRIPLES = re.compile(r"\)\s*,?\s*\(")
 
 
 def read_explagraphs(path: str | Path, issues: Counter[str] | None = None) -> Iterator[Record]:
-    """Stream the rows of an ExplaGraphs file as answering records, in file order.
-
-    Args:
-        path: The tab-separated file; a header line is recognised by its word "label".
-        issues: Counts malformed triples, which are left out without their neighbours.
-    """
+    """Stream the rows of an ExplaGraphs file as answering records, in file order."""
     issues = Counter() if issues is None else issues
     for number, line in enumerate(read_text(path).removeprefix("\ufeff").split("\n"), 1):
         if not line.strip():
@@ -207,11 +196,7 @@ def parse_graph(text: str) -> tuple[tuple[Triple, ...], int]:
 
 
 def split_names(count: int, seed: int = 0) -> list[str]:
-    """Split `count` rows at random 60/20/20 into train, validation and test.
-
-    Returns:
-        The split of each row, in file order; it depends on `count` and `seed` alone.
-    """
+    """Split `count` rows at random 60/20/20 into train, validation and test."""
     names = ["train"] * round(count * 0.6) + ["validation"] * round(count * 0.2)
     names += ["test"] * (count - len(names))
     random.Random(seed).shuffle(names)

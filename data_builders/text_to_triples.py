@@ -99,17 +99,7 @@ class PairOptions(CheckedOptions):
 def build_pairs(
     sources: Sequence[Source], options: PairOptions, folder: FolderOptions, excluded: Sequence[Source] = ()
 ) -> dict[str, Any]:
-    """Build a text-to-triples data set.
-
-    Args:
-        sources: What to read, in this order; of a text that occurs again the first row counts.
-        options: How pairs are made and split.
-        folder: Where and how they are written.
-        excluded: Sources whose texts are left out.
-
-    Returns:
-        The statistics that are also in `statistics.json`.
-    """
+    """Build a text-to-triples data set."""
     check_names(sources)
     for source in (*sources, *excluded):
         check_source(source)
@@ -276,10 +266,8 @@ class CountedSplit:
 
     Args:
         rows: Validation rows to keep; None: the paper's 5,000 (section D.1), at most a tenth of all rows.
-        seed: Seed of the hash.
 
     Attributes:
-        total: Pairs seen.
         kept: Validation rows; fewer than asked for when one text has several rows at the border.
     """
 

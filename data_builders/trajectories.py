@@ -143,14 +143,8 @@ def build_trajectories(
     """Write the trajectories of one or more runs.
 
     Args:
-        results: Output folders of `tripletune eval run`, or their results files.
-        options: What to build.
-        folder: Where.
         ledgers: Ledgers: one for all results, or one for each; none: `ledger.sqlite` beside each results
             file, or in the folder of its run of several systems.
-
-    Returns:
-        The statistics.
     """
     sources = _sources(results, ledgers, options.records)
     filters = _filters(options)

@@ -137,7 +137,6 @@ class RayBackend(Backend):
 
     Args:
         llm: How each worker calls it, with limits and retries of its own.
-        shared: How many workers.
     """
 
     def __init__(self, llm: LLMOptions, shared: RayOptions) -> None:

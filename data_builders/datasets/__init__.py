@@ -31,8 +31,6 @@ class RowKind(ABC, Generic[R]):
     """What one kind of row has of its own.
 
     Attributes:
-        name: What a row is called.
-        plural: What rows are called.
         layout: Types of a stored row: "string" or "bool", `[type]` for a list, `{name: type}` for a structure.
         keys: Keys that a stored row of this kind has, and none of another kind.
         hub_task: The hub's name of the task.
@@ -113,11 +111,9 @@ class Statistics(Generic[R]):
     """Counts of the rows of a data set, and a few samples of them.
 
     Args:
-        kind: What the rows are.
         tokenizer: A model spec whose tokenizer counts the tokens; None counts words between white space.
 
     Attributes:
-        splits: Rows by split.
         unit: What lengths are counted in.
         length: Counts a text.
     """

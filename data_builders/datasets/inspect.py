@@ -149,11 +149,9 @@ def find_rows(
     """Rows of a data set with their splits.
 
     Args:
-        folder: The data set.
         identity: A row's id, or a question's: then all its rows.
         number: Index of the row, from 1, of those that fit the rest; 1 when nothing else is asked for.
         label: Only rows of this label, a key of the kind's `labels`.
-        split: Only rows of this split.
     """
     kind = kind_of(folder)
     if number is not None and number < 1:

@@ -49,13 +49,7 @@ class SeenTable(AbstractContextManager["SeenTable"]):
         self._database.close()
 
     def first(self, kind: str, value: str, note: str = "") -> str | None:
-        """The note of the first occurrence of a value, or None when this is the first.
-
-        Args:
-            kind: Values of different kinds are different.
-            value: The value.
-            note: What is kept when the value is new.
-        """
+        """The note of the first occurrence of a value, or None when this is the first."""
         digest = _digest(kind, value)
         if self._database.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", (digest, note)).rowcount:
             return None
@@ -74,7 +68,6 @@ class JsonlIndex:
     """An index over a JSON-lines file; a row is read from the file when it is asked for.
 
     Args:
-        path: The file.
         keys: Gives the keys a row is found under; it gets "file:line" and the row, and may raise `ValueError`.
 
     Attributes:

@@ -50,12 +50,7 @@ class FolderOptions:
 
 
 class DatasetWriter(Generic[R]):
-    """A data set while it is written; `new_dataset` makes one.
-
-    Attributes:
-        folder: The folder that is filled.
-        statistics: Counts of the rows written so far.
-    """
+    """A data set while it is written; `new_dataset` makes one."""
 
     def __init__(self, folder: Path, kind: RowKind[R], options: FolderOptions, sources: Sequence[str]) -> None:
         self.folder, self.statistics = folder, Statistics(kind, options.tokenizer)
@@ -83,10 +78,6 @@ class DatasetWriter(Generic[R]):
         Args:
             facts: What the card says besides the numbers; how the folder is written and, unless they are given, the
                 digests of the files read are added.
-            may_be_empty: Whether there is a data set without rows.
-
-        Returns:
-            The statistics that are also in `statistics.json`.
         """
         self.close()
         if not self.statistics.records and not may_be_empty:
@@ -107,8 +98,6 @@ def new_dataset(
     """A data set that takes the place of `options.output` when the block ends well; call `finish` in it.
 
     Args:
-        options: Where and how.
-        kind: What its rows are.
         sources: What is read, which must survive; locations that are no files (hub ids) are passed over.
     """
     read = [str(path) for path in sources if path is not None and Path(path).exists()]
@@ -186,18 +175,12 @@ class BuildFacts:
     """What a card says besides the numbers.
 
     Attributes:
-        title: Heading of the card.
-        summary: One paragraph on what the rows are.
-        teachers: By source, who labelled it.
         drops: By source, questions or rows left out by reason.
         questions: By source, questions that gave records.
         repairs: By source, replies that were right only after a repair turn, by stage.
         refused: By source, replies that were rejected, those of repair turns included, by stage and reason.
         recovered: By source, replies in another form than was asked for that were read all the same.
         examples: By reason, some of the questions that were left out (`data_builders.hotpotqa_subq.build`).
-        issues: Warnings about the input that cost no row.
-        files: Input files and their SHA-256.
-        options: The options of the build.
         prompts: Prompt files of the teacher and their SHA-256.
         models: By role (teacher, text-to-triples, direct answers), the model that had it.
         calls: By stage, numbers of calls and tokens. Nothing that differs between two runs of one build belongs here.

@@ -42,8 +42,6 @@ async def label_question(
     supporting paragraphs, and 1.66 steps.
 
     Args:
-        question: The question.
-        teacher: Says which documents help, what to ask of each and which facts it holds.
         direct_answer: Whether the base model answers the question without retrieval. Then there is one
             `[NO_RETRIEVAL]` record for planning and one for answering, and no other (line 7).
         first_subquery: "main_question": q_0 is the main question, as in the paper; "generated": it is the first
@@ -51,8 +49,6 @@ async def label_question(
         distractors: Unrelated passages of the question whose triples join those of each kept document, as a
             retriever with k > 1 would bring them. The paper has none; a small model trained without them takes any
             longer list for sufficient (docs/data.md).
-        triples_of: Gives the triples of those passages.
-        seed: Seed of their choice.
         failures: Gives what failed searches for a document brought, before the one that finds it. The label after a
             failed search asks for the same again, in other words where the teacher knows some. The paper has none.
 

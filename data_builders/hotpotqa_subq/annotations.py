@@ -82,7 +82,6 @@ class MusiqueTeacher(Teacher):
 
     Args:
         triple_file: JSON lines `{"title", "text", "triples"}` that cover the supporting paragraphs.
-        issues: Counts malformed triples of that file.
     """
 
     def __init__(self, triple_file: str | Path, issues: Counter[str]) -> None:
@@ -104,7 +103,6 @@ class TwoWikiTeacher(Teacher):
     Args:
         triple_file: JSON lines `{"title", "text", "triples"}`. The facts of a passage that it covers are its triples,
             and of the evidence what no triple names the object of; without it, the evidence alone.
-        issues: Counts malformed triples of that file.
     """
 
     name = "2WikiMultiHopQA evidence"
@@ -147,10 +145,8 @@ class PartTeacher(Teacher):
       they are, and the card says how many are missing.
 
     Args:
-        reader: A key of `PARTS`.
         triple_file: JSON lines `{"title", "text", "triples"}` of the questions' passages (ASQA's knowledge, or the
             passages in Self-RAG's output); None leaves every history empty.
-        issues: Counts malformed triples of that file.
 
     """
 
@@ -189,11 +185,6 @@ def stored_triples(source: str | Path, issues: Counter[str]) -> Callable[[Passag
 def hop_question(question: Question, number: int, plain: bool = False) -> str:
     """Hop `number` (from 1) of a gold decomposition as a question, references resolved.
 
-    Args:
-        question: The question.
-        number: Which hop, from 1.
-        plain: See `relation_question`.
-
     Raises:
         UnlabelledQuestion: it refers to itself or to a later hop.
     """
@@ -216,7 +207,6 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
     Args:
         reader: The reader's name; `musique` and `two_wiki` bring gold annotations of their own.
         annotations: A file of recorded replies, good for every reader, or a triple file for these two.
-        issues: Counts warnings about the annotations.
     """
     if reader in PARTS:
         return PartTeacher(reader, annotations, issues)
@@ -298,12 +288,6 @@ def spoken_name(question: Question, evidence: Triple, document: int, earlier: Se
     A planner knows the question and the triples found so far, nothing else: a name it cannot have seen, such as the
     bracketed part of the next passage's title, must not be in a label. So the name comes from the question where
     it stands there, else from the object of an earlier evidence triple.
-
-    Args:
-        question: The question.
-        evidence: The evidence triple to ask for.
-        document: Its passage.
-        earlier: The evidence triples before it.
     """
     title = question.passages[document].title
     asked = title_key(question.question)

@@ -82,14 +82,9 @@ def build(
     """Build the data set folder.
 
     Args:
-        sources: Benchmark files, each with its annotations.
-        options: What is asked for.
         open_client: Opens the client of the teacher LLM, which labels the sources without annotations.
         sampling: Temperature, top_p and seed of its calls; None: greedy.
         open_base_model: Opens the model of the direct-answer test.
-
-    Returns:
-        The statistics that are also in `statistics.json`.
 
     Raises:
         NothingLabelled: a teacher LLM was asked, and not one question could be labelled.
@@ -115,8 +110,6 @@ class OpenSource:
     Attributes:
         issues: Warnings that cost no question.
         count: Questions to read from it at most.
-        labelled: Questions that gave records.
-        drops: Questions left out, by reason.
         notes: What the card says in a sentence, with its number.
     """
 

@@ -65,15 +65,10 @@ def read_documents(text: str, shown: int, recovered: Counter[str] | None = None)
     """Read the document filter's reply: `{"documents": [2, 1], "answerable": true}`, or "2, 1".
 
     Args:
-        text: The reply.
-        shown: How many documents were shown.
         recovered: Counts what was not in this form and could be read all the same; of no meaning after an error.
 
     Returns:
         Numbers of the kept documents, from 1 as they were shown, in reasoning order; and whether they hold the answer.
-
-    Raises:
-        UnusableReply: it cannot be read, or a number is out of range or occurs twice.
     """
     forms = Counter[str]() if recovered is None else recovered
     value = _documents_value(text, forms)
@@ -164,14 +159,6 @@ def check_answer_kept(question: Question, shown: Sequence[int], kept: Sequence[i
 
     That is a supporting document that names a gold answer. Where none does (yes and no, comparisons, numbers in
     other words), any supporting document will do.
-
-    Args:
-        question: The question.
-        shown: The passages that were shown, as indices into `question.passages`.
-        kept: Those that were kept.
-
-    Raises:
-        UnusableReply: no such document was kept.
     """
     supporting = [document for document in shown if document in question.supporting]
     names = [answer for answer in question.answers if normalize_answer(answer) not in YES_NO]
@@ -192,12 +179,7 @@ def read_subquery(text: str, title: str = "", recovered: Counter[str] | None = N
     """Read a sub-query: `{"question": "..."}`, or the question alone; white space is folded.
 
     Args:
-        text: The reply.
         title: The document's title; question marks that belong to it are not counted.
-        recovered: Counts what was not in this form and could be read all the same; of no meaning after an error.
-
-    Raises:
-        UnusableReply: it cannot be read, or is not exactly one question.
     """
     forms = Counter[str]() if recovered is None else recovered
     value: Any = _without_quotes(without_thoughts(text))
@@ -240,17 +222,7 @@ def _without_quotes(text: str) -> str:
 
 
 def check_subquery(subquery: str, question: Question, earlier: Sequence[str]) -> None:
-    """Check a sub-query that becomes a label: no copy, and the answer is not in it.
-
-    Args:
-        subquery: The sub-query.
-        question: The main question.
-        earlier: The sub-queries before it.
-
-    Raises:
-        UnusableReply: it repeats the main question or an earlier sub-query (normalised), or names a gold answer that
-            the question does not name.
-    """
+    """Check a sub-query that becomes a label: no copy, and the answer is not in it."""
     if normalize_answer(subquery) in {normalize_answer(other) for other in (question.question, *earlier)}:
         raise UnusableReply(
             DropReason.COPIED_QUESTION,
@@ -266,14 +238,8 @@ def check_subquery(subquery: str, question: Question, earlier: Sequence[str]) ->
 def read_triples(text: str) -> tuple[tuple[Triple, ...], int]:
     """Read triples: `{"triples": [["s", "p", "o"]]}` and what else `models.llm.replies.find_triples` reads.
 
-    Args:
-        text: The reply.
-
     Returns:
         The triples in order, and the number of malformed ones, which cost no neighbour.
-
-    Raises:
-        UnusableReply: it cannot be read, is cut off, or holds no well-formed triple.
     """
     found = find_triples(text, _TRIPLES)
     if found.cut_off:
@@ -296,10 +262,6 @@ def missing_facts(question: Question, records: Sequence[Record]) -> list[tuple[D
       the question itself names it.
     - A sub-query may name the answer of a hop, a supporting passage or a name of the gold evidence only where the
       question and the facts before it hold all its words; "Abdullah II of Jordan" can be made of them.
-
-    Args:
-        question: The question.
-        records: Its records, from `label_question`.
 
     Returns:
         Each reason at most once, with the first name that is missing.

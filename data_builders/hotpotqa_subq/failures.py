@@ -30,9 +30,7 @@ class FailedSearches:
 
     Args:
         share: Share of the searches that fail; of those that follow a failed one too, but no third time.
-        passages: Passages that a failed search shows.
         split_of: The split of a question's text: facts of other questions come from the same split.
-        seed: Seed of the choice.
         triples_of: Triples of a question's other passages, which fail first.
     """
 
@@ -58,11 +56,6 @@ class FailedSearches:
 
         Facts of the question's own other passages come first, then those of other questions, with a predicate that is
         sought too where there is one. None names what the question is after.
-
-        Args:
-            question: The question.
-            kept: Its documents.
-            sought: The one of them that is searched.
         """
         chance = random.Random(f"{self.seed} {question.id} {sought.document} failed")
         failures = 0

@@ -179,11 +179,7 @@ def usable_questions(
     """The questions of a source that can be labelled.
 
     Args:
-        source: The file.
-        options: How many to take.
         seen: The ids of the sources before it.
-        drops: Counts what can't be used, by reason.
-        issues: Counts warnings that cost no question.
     """
     rows = islice(
         get_reader(source.reader)(source.location, issues, source.name), options.most_questions(source.reader)

@@ -75,21 +75,16 @@ class LLMTeacher(Teacher):
     """A teacher behind an LLM client; see the module for what it asks.
 
     Args:
-        client: Answers the calls; it holds cache, limits and retries.
-        prompts: The system prompts; None: ours.
         triples_from: Triples that were extracted before (RAS, section F.2); None asks the teacher.
         shown: Documents the filter chooses from: "supporting", the benchmark's supporting passages as in figure 7,
             or "all" passages of the question, five times the tokens in HotpotQA.
-        first_subquery: What becomes q_0; see `label_question`.
         sampling: Temperature, top_p and seed of the calls; None: greedy. The length of replies is `MAX_TOKENS`.
-        json_schema: Whether the server is to hold replies to `reply_schema`.
 
     Attributes:
         calls: Replies that were asked for, by stage, those from the ledger included and repair turns not.
         refused: Replies that were rejected, those of repair turns included, by stage and reason.
         repairs: Replies that became usable in the repair turn, by stage.
         recovered: Replies that were not in the form asked for and could be read all the same, by stage and form.
-        malformed: Triples that were left out of usable replies since they were malformed.
     """
 
     collects_failures = False
@@ -247,12 +242,7 @@ def document_text(passage: Passage) -> str:
 
 
 class BaseModelAnswers:
-    """The direct-answer test (RAS, Algorithm 1, lines 3-4): a base model answers without any document, greedily.
-
-    Args:
-        client: The model; its replies are in the ledger, so the test continues where it was.
-        max_new_tokens: Longest answer, in tokens.
-    """
+    """The direct-answer test (RAS, Algorithm 1, lines 3-4): a base model answers without any document, greedily."""
 
     def __init__(self, client: LLMClient, max_new_tokens: int = 16) -> None:
         self._client, self._sampling = client, Sampling(max_tokens=max_new_tokens)

@@ -130,9 +130,6 @@ def supporting_passages(
 
     Args:
         value: `[[title, index]]` or `{"title": [], "sent_id": []}`; None for a row without facts.
-        passages: The passages of the row.
-        lengths: Number of sentences of each passage.
-        where: File and line.
 
     Returns:
         Distinct passage indices in order of their first fact, or None when a title is not among the passages; and

@@ -52,7 +52,6 @@ class PairRow:
     """One row as it was read; id and title may be empty.
 
     Attributes:
-        triples: The well-formed triples; empty when the row says that there are none.
         unusable: Why its triples can't be used; None where they can. Its text may still be one to exclude.
     """
 
@@ -77,10 +76,7 @@ def pair_rows(
     """Stream the rows of a file whose triples stand under one of `keys`.
 
     Args:
-        location: As in `data_builders.readers.Reader`.
         drops: Counts the rows without text, by `PairDrop`; those without usable triples come as `unusable`.
-        issues: Counts warnings that cost no row.
-        keys: Names that the column of triples may have.
         text_of: Makes the text of a row and its raw text; None for a row without one.
     """
     for where, row in source_rows(location):
@@ -177,13 +173,7 @@ def check_source(source: Source) -> None:
 
 
 def read_source(source: Source, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
-    """Stream the rows of a source.
-
-    Args:
-        source: What to read.
-        drops: Counts the rows that are left out, by `PairDrop`.
-        issues: Counts warnings that cost no row.
-    """
+    """Stream the rows of a source."""
     for row in read_rows(source, drops, issues):
         if row.unusable is None:
             yield row

@@ -36,11 +36,9 @@ class ExtractionPair:
     """A text and its facts.
 
     Attributes:
-        id: Unique in a data set.
         text: The passage, on one line.
         title: Its title, or nothing.
         triples: Its facts; none when it states none.
-        source: The data set it comes from.
     """
 
     id: str
@@ -131,7 +129,6 @@ class ExtractionReply:
     """A reply that was read.
 
     Attributes:
-        triples: The well-formed triples in order; repeated ones once.
         malformed: How many triples were malformed and left out.
         unreadable: Whether there is text, but neither a triple nor the word for "no facts".
         repeated: Triples left out since they stood there before.

@@ -49,7 +49,6 @@ class Hop:
 
     Attributes:
         question: The single-hop question; `#k` stands for the answer of the k-th hop, counted from 1.
-        answer: Its gold answer.
         passage_index: Where the answer stands: an index into the question's passages.
     """
 
@@ -63,14 +62,12 @@ class Question:
     """One benchmark question.
 
     Attributes:
-        id: The benchmark's own id.
         question: The main question Q.
         answers: Gold answer first, then its aliases.
         passages: All passages of the row, distractors included.
         supporting: Indices of the supporting passages, distinct, in order of their first supporting fact or of the
             gold reasoning. Empty when the row names none.
         type: The benchmark's question type ("bridge", "comparison", "3hop1", ...).
-        source: The data set's name, as it appears in the records.
         hops: Gold decomposition, in order.
         evidences: Gold evidence triples, in reasoning order.
         search: The question as it is searched, where `question` has choices behind it.
@@ -102,10 +99,8 @@ class UnlabelledQuestion(Exception):
     """A teacher cannot label a question; the builder leaves the question out and counts the reason.
 
     Attributes:
-        reason: What the card counts.
         detail: What exactly is wrong; may be empty.
         stage: The role of the teacher LLM's call whose reply is at fault; empty when none is.
-        reply: That reply.
     """
 
     def __init__(self, reason: DropReason, detail: str = "", stage: str = "", reply: str = "") -> None:
@@ -118,7 +113,6 @@ class Annotation(NamedTuple):
 
     Attributes:
         document: Its index into `question.passages`.
-        subquery: What to ask of it.
         triples: Its facts f_t2t.
         reworded: The same in other words, to ask again after a failed search; empty where none are known.
     """

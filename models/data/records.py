@@ -89,16 +89,13 @@ class Record:
     """A training or evaluation sample.
 
     Attributes:
-        id: Unique among all records.
         question_id: Shared by all records of one question; splits are made by it.
-        task: "planning" or "answering".
         question: The main question Q.
         steps: The history (q_0, g_0), ..., (q_i, g_i).
         action: Planning: the label's action. Answering: `NO_RETRIEVAL` for a question answered without
             retrieval, else `SUFFICIENT`.
         subquery: The text after `[SUBQ]` of a planning label, else empty.
         answers: Gold answers, aliases after the first; the first one is learned.
-        source: The data set the question comes from.
     """
 
     id: str
@@ -201,11 +198,9 @@ def text_fields(
     """The text fields of a stored row; optional ones that are missing or null are empty.
 
     Args:
-        row: The row.
         where: Its place (file and line), which opens every error message.
         kind: What the row is: "record".
         needed: Names of fields that must be there; of other kinds than text, too.
-        optional: Names of further text fields.
     """
     missing = [key for key in needed if key not in row]
     if missing:
@@ -231,7 +226,6 @@ def read_jsonl(
     """Stream a JSON-lines file as `("file:line", object)` pairs; blank lines are passed over.
 
     Args:
-        path: The file.
         partial: Leave out a last line without an end, as a program that was killed leaves it.
         stretch: The lines to read: number of the first, the byte it begins at, and how many; all unless given.
     """
@@ -309,7 +303,7 @@ def record_files(path: str | Path, split: str | None = None) -> list[Path]:
 
 
 def stored_rows(path: str | Path, split: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Stream the rows of a file or of one split of a folder as `("file:line", row)`, in file order, in constant memory."""
+    """Stream the rows of a file or of one split of a folder as `("file:line", row)`, in file order."""
     for file in record_files(path, split):
         yield from _parquet_rows(file) if file.suffix == ".parquet" else read_jsonl(file)
 
@@ -397,7 +391,6 @@ def read_corpus(path: str | Path, blank_texts: bool = False) -> Iterator[Passage
     """Stream a JSON-lines corpus; a line without a text is an error.
 
     Args:
-        path: The file.
         blank_texts: Whether a passage may have no more than a title, or a text that is null.
     """
     empty = True

@@ -22,12 +22,8 @@ class Trajectory:
     """A chat and its loss mask.
 
     Attributes:
-        id: Unique among all trajectories.
-        question_id: Shared by all trajectories of a question.
         role: What the calls were for, for example "cirag.integrate".
         model: The teacher, as the ledger calls it.
-        messages: The turns.
-        learned: For each turn, whether it is learned.
     """
 
     id: str
