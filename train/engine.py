@@ -7,6 +7,7 @@ epoch alone. It trains any model on any rows; scores and more come from a task (
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import shutil
@@ -358,8 +359,12 @@ class Engine(EngineMixin, Trainer):
         task = task or TrainingTask(config)
         task.model, task.train, task.validation = model, rows, validation
         settings = getattr(model, "config", None)
-        # For which a packed row would be one sequence; modules that are not of transformers have none.
-        self._no_cache = {} if settings is None else {"use_cache": False}
+        # For a cache a packed row would be one sequence; not every model has one.
+        takes = inspect.signature(model.forward).parameters
+        cached = "use_cache" in takes or (
+            settings is not None and any(one.kind is one.VAR_KEYWORD for one in takes.values())
+        )
+        self._no_cache = {"use_cache": False} if cached else {}
         super().__init__(
             model=model,
             args=TrainingArguments(**shared_arguments(config, validation is not None)),
