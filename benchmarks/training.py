@@ -145,7 +145,7 @@ def trainer_way(name: str, trainer: Any) -> Way:
 def _tokens(task: Any) -> int:
     """Tokens that a pass computes, padding included."""
     size, collate = task.config.train.batch_size, task.collator()
-    order = list(task.sampler(task.train, size, size))
+    order = list(task.sampler(task.train, size))
     batches = [order[start : start + size] for start in range(0, len(order), size)]
     return sum(collate([task.train[number] for number in batch])["input_ids"].numel() for batch in batches)
 

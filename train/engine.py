@@ -155,10 +155,8 @@ class EngineMixin(Mixed):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         dataset = train_dataset if train_dataset is not None else self.train_dataset
-        size = self.args.train_batch_size
-        self._sampler = self.task.sampler(
-            dataset, size, size * self.args.gradient_accumulation_steps * self.args.world_size
-        )
+        per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        self._sampler = self.task.sampler(dataset, per_step)
         return self._sampler
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:

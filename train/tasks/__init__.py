@@ -314,8 +314,8 @@ class TrainingTask:
         if self.processor is not None:
             self.processor.save_pretrained(folder)
 
-    def sampler(self, rows: Any, micro_batch: int, per_step: int) -> Any:
-        """The order of the rows, a sampler with `set_epoch`, given the rows of a micro-batch and of a whole step."""
+    def sampler(self, rows: Any, per_step: int) -> Any:
+        """The order of the rows, a sampler with `set_epoch`, given the rows of an optimiser step."""
         from tripletune.train.sampling import EpochSampler
 
         if "length" not in rows.column_names:  # packs, which are all of a length, for one

@@ -61,7 +61,7 @@ class PromptTask(TextTask):
     copies: int = 1
     together: int = 1
 
-    def sampler(self, rows: Any, micro_batch: int, per_step: int) -> Any:
+    def sampler(self, rows: Any, per_step: int) -> Any:
         """The order of the prompts; those that do not fill a rollout are left out of the epoch."""
         from tripletune.train.resume import process_count
         from tripletune.train.sampling import RepeatedSteps
@@ -72,7 +72,7 @@ class PromptTask(TextTask):
                 f"there are {len(rows)} prompts, and {prompts} are replied to at once: lower train.batch_size "
                 "or train.gradient_accumulation (or train.records_per_step, or train.rollout_steps)"
             )
-        order = super().sampler(rows, micro_batch, prompts)
+        order = super().sampler(rows, prompts)
         times = self.config.train.micro_batches(process_count()) * self.together
         return RepeatedSteps(order, prompts, times, self.copies)
 
