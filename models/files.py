@@ -145,7 +145,8 @@ def new_folder(
     """
     place = Path(output).resolve()
     old = place.with_name(f".{place.name}.{_OLD}")
-    scratch, lock = _locked_scratch(place, f"output folder {output}: another program is writing it")
+    scratch = place.with_name(f".{place.name}.{_NEW}")
+    lock = lock_folder(scratch, f"output folder {output}: another program is writing it")
     try:
         if old.exists() and not place.exists():
             os.replace(old, place)  # a kill between the two renames below: the old folder is the newest whole one
@@ -162,20 +163,6 @@ def new_folder(
     finally:
         if not resume:
             shutil.rmtree(scratch, ignore_errors=True)
-        if lock is not None:
-            lock.close()
-
-
-def _locked_scratch(place: Path, refusal: str) -> tuple[Path, IO[str] | None]:
-    scratch = place.with_name(f".{place.name}.{_NEW}")
-    while True:
-        lock = lock_folder(scratch, refusal)
-        # The program that held the lock a moment ago may have renamed the folder: then this is a lock on its result.
-        try:
-            if lock is None or os.fstat(lock.fileno()).st_ino == (scratch / LOCK).stat().st_ino:
-                return scratch, lock
-        except FileNotFoundError:
-            pass
         if lock is not None:
             lock.close()
 
@@ -210,20 +197,22 @@ def lock_folder(folder: str | Path, refusal: str, wait: bool = False) -> IO[str]
         folder.mkdir(parents=True, exist_ok=True)
         try:
             file = (folder / LOCK).open("a")
-        except FileNotFoundError:  # another process has just renamed the folder
-            continue
-        break
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        if not wait:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not wait:
+                    file.close()
+                    raise ValueError(refusal) from None
+                logger.warning("%s; waiting for it", refusal)
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError as error:
+                logger.warning("%s can't be locked (%s): let no second process write into it", folder, error)
+            if os.fstat(file.fileno()).st_ino == (folder / LOCK).stat().st_ino:
+                return file
             file.close()
-            raise ValueError(refusal) from None
-        logger.warning("%s; waiting for it", refusal)
-        fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError as error:
-        logger.warning("%s can't be locked (%s): let no second process write into it", folder, error)
-    return file
+        except FileNotFoundError:
+            pass
+        # Another process has renamed the folder meanwhile: a lock on its result is none.
 
 
 def build_together(

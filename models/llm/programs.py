@@ -31,7 +31,7 @@ from tripletune.models.llm.ledger import (
 from tripletune.models.options import CommandParser
 from tripletune.models.program import run_program
 from tripletune.models.sqlite import application_of, open_database, unusable
-from tripletune.models.tables import plain_console
+from tripletune.models.tables import Table, plain_console
 
 _REPLY = ("text", "prompt_tokens", "completion_tokens", "seconds", "retries", "finish_reason")
 _MOST_TROUBLES = 20
@@ -138,16 +138,13 @@ def _stats(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
         return 0
-    from rich.table import Table
-
-    table = Table(title=str(arguments.ledger))
-    for name in _STAT_NAMES:
-        table.add_column(name.replace("_", " "), justify="left" if name in ("model", "role") else "right")
     total = {name: sum(row[name] for row in rows) for name in _STAT_NAMES[2:]}
-    for row in [*rows, {"model": "all", "role": "", **total}]:
-        cells = (f"{v:,.1f}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else v for v in row.values())
-        table.add_row(*cells, end_section=row is rows[-1] if rows else False)
-    plain_console().print(table)
+    cells = [
+        [f"{v:,.1f}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else v for v in row.values()]
+        for row in [*rows, {"model": "all", "role": "", **total}]
+    ]
+    head = [name.replace("_", " ") for name in _STAT_NAMES]
+    Table(head, cells, title=str(arguments.ledger)).show(plain_console())
     return 0
 
 

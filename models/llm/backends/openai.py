@@ -25,6 +25,7 @@ from tripletune.models.llm.backends import URL_FORM, BackendKind, LLMOptions, is
 TRANSIENT = frozenset({408, 409, 425, 429})
 # What is wrong with the key, the account, the model's name or a setting is wrong for every call, not for this one.
 ACCESS = frozenset({401, 402, 403, 404})
+_TOO_LONG = ("context", "prompt is too long")
 _SETTINGS = ("max_tokens", "max_completion_tokens", "temperature", "top_p")
 # Gateways answer 403 to a text that they don't let through, too.
 _MODERATED = ("moderation", "flagged")
@@ -32,18 +33,10 @@ _MODERATED = ("moderation", "flagged")
 _NO_CREDIT = ("insufficient_quota", "billing_hard_limit_reached", "credit balance is too low")
 _PAY = "the account has no credit left: add some, then start again; what was answered is not asked again"
 _SHORTEN = "the prompt and max_tokens don't fit the model: shorten the prompt or lower max_tokens"
-_OWN_SETTINGS = "this model draws with its own settings: set send_temperature to no"
-_TOKEN_FIELD = "lower it, or set token_field to the name that the server asks for"
-# What to do about a word in the message of a malformed request, or about a status code; the first counts. vLLM names
-# max_tokens where the context is too short, so that stands first.
-_HINTS: Mapping[int | str, str] = {
-    "context_length": _SHORTEN,
-    "context length": _SHORTEN,
-    "prompt is too long": _SHORTEN,
-    "max_tokens": _TOKEN_FIELD,
-    "max_completion_tokens": _TOKEN_FIELD,
-    "temperature": _OWN_SETTINGS,
-    "top_p": _OWN_SETTINGS,
+_SEE = "the request was refused: see the server's words"
+_AS_ASKED = "set token_field or send_temperature to what the server asks for, or lower the setting"
+# What to do about a status.
+_HINTS: Mapping[int, str] = {
     401: "check the key (its environment variable)",
     402: _PAY,
     403: "this key may not use this model: check its rights and the model's name",
@@ -149,11 +142,10 @@ class HostedBackend(Backend):
         no_credit = any(code in f"{getattr(error, 'code', '')} {text}" for code in _NO_CREDIT)
         if wish != "false" and not no_credit and (status in TRANSIENT or status >= 500 or wish == "true"):
             return TransientError(f"{self.host}: {text}", retry_after(headers))
-        words = [word for word in _HINTS if isinstance(word, str)] if status in (400, 422) else []
-        word = next((word for word in words if word in text), None)
-        advice = _PAY if no_credit else _HINTS.get(word or status, "the request was refused: see the server's words")
         # "max_tokens and the prompt exceed the context" is about this prompt.
-        setting = word in _SETTINGS and "context" not in text
+        long = status in (400, 422) and any(words in text for words in _TOO_LONG)
+        setting = status in (400, 422) and not long and any(name in text for name in _SETTINGS)
+        advice = _PAY if no_credit else _SHORTEN if long else _AS_ASKED if setting else _HINTS.get(status, _SEE)
         access = status in ACCESS and not (status == 403 and any(mark in text.lower() for mark in _MODERATED))
         kind = SetupError if no_credit or setting or access else CallError
         return kind(f"{self.host}: {text}. What to do: {advice}")

@@ -19,8 +19,8 @@ pytest.importorskip("anthropic")
 from tests.models.llm.server import Faults, MockServer, Reply
 from tripletune.models.llm import CallError, Sampling, SetupError, TransientError, ledger_name, redact
 from tripletune.models.llm.backends import LLMOptions, open_client
-from tripletune.models.llm.backends.anthropic import AnthropicBackend
-from tripletune.models.llm.backends.openai import OpenAIBackend, count, retry_after, sampling_fields
+from tripletune.models.llm.backends.anthropic import AnthropicBackend, read_message
+from tripletune.models.llm.backends.openai import OpenAIBackend, count, read_chat, retry_after, sampling_fields
 
 KEY = "sk-test-0123456789"
 CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one two three"}]
@@ -104,42 +104,28 @@ def test_a_message():
         assert server.authorizations == {f"Bearer {KEY}"}
 
 
-ENDS = {"end_turn": "stop", "max_tokens": "length", "model_context_window_exceeded": "length", "refusal": "refusal"}
+def test_shapes_of_a_message():
+    for reason, expected in {"end_turn": "stop", "max_tokens": "length", "refusal": "refusal", None: "stop"}.items():
+        blocks = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+        reply = read_message({"content": blocks, "stop_reason": reason})
+        assert (reply.text, reply.finish_reason, reply.prompt_tokens) == ("ab", expected, 0)
+    assert read_message({"content": None}) is None
 
 
-@pytest.mark.parametrize("reason", ENDS)
-def test_how_a_message_ended(reason):
-    with answering(Reply("x", reason)) as server:
-        assert ask(AnthropicBackend, server).finish_reason == ENDS[reason]
+SHAPES = [
+    ({"content": None}, "stop", ("", "stop")),
+    ({"content": "x"}, None, ("x", "stop")),
+    ({"content": None, "refusal": "I won't"}, "stop", ("", "refusal")),
+    ({"content": "x"}, "content_filter", ("x", "content_filter")),
+    ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "stop", ("ab", "stop")),
+]
 
 
-def test_only_text_is_the_message():
-    raw = (
-        '{"content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}, '
-        '{"type": "text", "text": "b"}], "stop_reason": null}'
-    )
-    with answering(Reply(raw=raw)) as server:
-        reply = ask(AnthropicBackend, server)
-        assert (reply.text, reply.finish_reason, reply.prompt_tokens) == ("ab", "stop", 0)
-
-
-@pytest.mark.parametrize(
-    ("message", "finish", "expected"),
-    [
-        ('{"content": null}', '"stop"', ("", "stop")),
-        ('{"content": "x"}', "null", ("x", "stop")),
-        ('{"content": null, "refusal": "I won\'t"}', '"stop"', ("", "refusal")),
-        ('{"content": "x"}', '"content_filter"', ("x", "content_filter")),
-        ('{"content": "x"}', '"length"', ("x", "length")),
-        ('{"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}', '"stop"', ("ab", "stop")),
-    ],
-)
-def test_shapes_of_a_chat_completion(message, finish, expected):
-    raw = f'{{"choices": [{{"message": {message}, "finish_reason": {finish}}}], "usage": null}}'
-    with answering(Reply(raw=raw)) as server:
-        reply = ask(OpenAIBackend, server)
-        assert (reply.text, reply.finish_reason) == expected
-        assert (reply.prompt_tokens, reply.completion_tokens) == (0, 0)
+def test_shapes_of_a_chat_completion():
+    for message, finish, expected in SHAPES:
+        reply = read_chat({"choices": [{"message": message, "finish_reason": finish}], "usage": None})
+        assert (reply.text, reply.finish_reason, reply.prompt_tokens, reply.completion_tokens) == (*expected, 0, 0)
+    assert [read_chat(one) for one in ({}, {"choices": []}, {"choices": [{"message": None}]})] == [None] * 3
 
 
 def test_a_system_prompt_is_marked_for_the_cache():
@@ -188,20 +174,13 @@ def test_the_name_of_the_token_field(url, field):
 # What goes wrong.
 
 
-@both
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ("rate_limit", "slow down"),
-        ("server_error", "the mock failed"),
-        ("cut_off", "no JSON object"),
-        ("broken_off", "no connection"),
-        ("drop", "no connection"),
-    ],
-)
-def test_faults_are_transient(kind, fault, words):
+FAULTS = {"rate_limit": "slow down", "server_error": "failed", "cut_off": "no JSON", "drop": "no connection"}
+
+
+@pytest.mark.parametrize(("kind", "fault"), [(OpenAIBackend, fault) for fault in FAULTS] + [(AnthropicBackend, "drop")])
+def test_faults_are_transient(kind, fault):
     with MockServer(faults=Faults(**{fault: 1.0}, at_most=1, retry_after=0.25)) as server:
-        with pytest.raises(TransientError, match=words) as caught:
+        with pytest.raises(TransientError, match=FAULTS[fault]) as caught:
             ask(kind, server)
         assert caught.value.retry_after == (0.25 if fault == "rate_limit" else None)
         # One attempt, the SDK does not try again by itself; the next one is answered.
@@ -209,21 +188,17 @@ def test_faults_are_transient(kind, fault, words):
         assert ask(kind, server).text == "one two three"
 
 
-@both
 @pytest.mark.parametrize(
-    ("reply", "words", "seconds"),
+    ("kind", "reply", "words", "seconds"),
     [
-        (Reply(status=408), "408", None),
-        (Reply(status=409), "409", None),
-        (Reply(status=503, headers={"retry-after-ms": "1500"}), "503", 1.5),
-        (Reply(status=529), "529", None),
-        (Reply(status=400, headers={"x-should-retry": "true"}), "400", None),
-        (Reply(raw="<html>Bad gateway</html>"), "no JSON object: <html>", None),
-        (Reply(raw="[]"), "no JSON object", None),
-        (Reply(raw="{}"), "without a reply", None),
-        (Reply(raw='{"choices": []}'), "without a reply", None),
-        (Reply(raw='{"choices": null, "error": {"message": "upstream died"}}'), "upstream died", None),
-        (Reply(raw='{"choices": [{"message": null}]}'), "without a reply", None),
+        (OpenAIBackend, Reply(status=408), "408", None),
+        (OpenAIBackend, Reply(status=409), "409", None),
+        (OpenAIBackend, Reply(status=503, headers={"retry-after-ms": "1500"}), "503", 1.5),
+        (AnthropicBackend, Reply(status=529), "529", None),
+        (OpenAIBackend, Reply(status=400, headers={"x-should-retry": "true"}), "400", None),
+        (OpenAIBackend, Reply(raw="<html>Bad gateway</html>"), "no JSON object: <html>", None),
+        (AnthropicBackend, Reply(raw="{}"), "without a reply", None),
+        (OpenAIBackend, Reply(raw='{"choices": null, "error": {"message": "upstream died"}}'), "upstream died", None),
     ],
 )
 def test_what_is_worth_another_attempt(kind, reply, words, seconds):
@@ -232,40 +207,26 @@ def test_what_is_worth_another_attempt(kind, reply, words, seconds):
     assert caught.value.retry_after == seconds
 
 
-@both
 @pytest.mark.parametrize(
     ("reply", "advice", "of_every_call"),
     [
         (Reply(status=401, message="bad key"), "check the key", True),
         (Reply(status=402, message="pay"), "no credit left", True),
-        (Reply(status=403, message="no"), "may not use this model", True),
         (Reply(status=403, message="your input was flagged"), "may not use", False),
         (Reply(status=404, message="no such model"), "check the model's name", True),
-        (Reply(status=400, message="odd"), "the request was refused", False),
         (Reply(status=422, message="odd"), "the request was refused", False),
         (Reply(status=400, message="'max_tokens' is not supported here"), "token_field", True),
-        (Reply(status=400, message="'temperature' does not support 0"), "send_temperature to no", True),
         (Reply(status=400, message="the maximum context length is 10, lower max_tokens"), "shorten", False),
-        (Reply(status=400, message="input and max_tokens exceed the context limit"), "lower it", False),
         (Reply(status=400, message="prompt is too long: 3 tokens"), "shorten the prompt", False),
         (Reply(status=400, message="Your credit balance is too low"), "no credit left", True),
         (Reply(status=429, raw='{"error": {"message": "pay", "code": "insufficient_quota"}}'), "no credit", True),
-        (Reply(status=413, message="request_too_large"), "shorten the prompt", False),
         (Reply(status=500, headers={"x-should-retry": "false"}), "the request was refused", False),
     ],
 )
-def test_what_no_attempt_will_better(kind, reply, advice, of_every_call):
+def test_what_no_attempt_will_answer(reply, advice, of_every_call):
     with answering(reply) as server, pytest.raises(CallError, match=advice) as caught:
-        ask(kind, server)
+        ask(OpenAIBackend, server)
     assert isinstance(caught.value, SetupError) is of_every_call
-
-
-@both
-def test_no_server_there(kind):
-    with MockServer() as server:
-        pass
-    with pytest.raises(TransientError, match=f"no connection to 127.0.0.1:{server.port}"):
-        ask(kind, server)
 
 
 # Keys and addresses.
@@ -294,14 +255,13 @@ def test_keys_and_addresses_from_the_environment(kind, monkeypatch):
         assert "secret" not in str(error.value)
 
 
-@both
 @pytest.mark.parametrize(
-    "reply",
+    ("kind", "reply"),
     [
-        Reply(status=401, message=f"Incorrect API key provided: {KEY}. Header: Bearer {KEY}"),
-        Reply(status=500, message=f"you sent {KEY}"),
-        Reply(raw=f"<p>{KEY}</p>"),
-        Reply(raw=f'{{"error": "{KEY}"}}'),
+        (AnthropicBackend, Reply(status=401, message=f"Incorrect API key provided: {KEY}. Header: Bearer {KEY}")),
+        (OpenAIBackend, Reply(status=500, message=f"you sent {KEY}")),
+        (OpenAIBackend, Reply(raw=f"<p>{KEY}</p>")),
+        (OpenAIBackend, Reply(raw=f'{{"error": "{KEY}"}}')),
     ],
 )
 def test_a_key_is_shown_nowhere(kind, reply, caplog):
@@ -334,24 +294,21 @@ def test_what_looks_like_a_key_is_hidden():
 # Small parts.
 
 
-@pytest.mark.parametrize(
-    ("headers", "seconds"),
-    [
-        ({}, None),
-        ({"retry-after": "7"}, 7.0),
-        ({"retry-after": "0"}, 0.0),
-        ({"retry-after-ms": "250", "retry-after": "7"}, 0.25),
-        ({"retry-after-ms": "soon", "retry-after": "7"}, 7.0),
-        ({"retry-after": "-3"}, None),
-        ({"retry-after": "nan"}, None),
-        ({"retry-after": "tomorrow"}, None),
-        ({"retry-after": email.utils.formatdate(1030, usegmt=True)}, 30.0),
-        ({"retry-after": email.utils.formatdate(900, usegmt=True)}, 0.0),
-    ],
-)
-def test_retry_after(headers, seconds, monkeypatch):
+WAITS = [
+    ({}, None),
+    ({"retry-after": "7"}, 7.0),
+    ({"retry-after-ms": "250", "retry-after": "7"}, 0.25),
+    ({"retry-after-ms": "soon", "retry-after": "7"}, 7.0),
+    ({"retry-after": "-3"}, None),
+    ({"retry-after": "nan"}, None),
+    ({"retry-after": email.utils.formatdate(1030, usegmt=True)}, 30.0),
+    ({"retry-after": email.utils.formatdate(900, usegmt=True)}, 0.0),
+]
+
+
+def test_retry_after(monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 1000.0)
-    assert retry_after(headers) == seconds
+    assert [retry_after(headers) for headers, _ in WAITS] == [seconds for _, seconds in WAITS]
 
 
 @given(st.dictionaries(st.sampled_from(["retry-after", "retry-after-ms"]), st.text()))
@@ -376,10 +333,9 @@ def test_names_fields_and_counts(monkeypatch):
 # Event loops.
 
 
-@both
-def test_many_calls_at_once_and_then_another_event_loop(kind):
+def test_many_calls_at_once_and_then_another_event_loop():
     with MockServer(delay=0.1) as server:
-        backend = make(kind, url_of(kind, server))
+        backend = make(OpenAIBackend, server.url)
 
         async def go(numbers):
             chats = [[{"role": "user", "content": f"call {n}"}] for n in numbers]
