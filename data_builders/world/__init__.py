@@ -89,9 +89,7 @@ class Entity:
 
     Attributes:
         title: Its name, unique in all splits.
-        kind: Its kind, for example "film".
         alias: Short form for later sentences: a family name, or "the film".
-        pronoun: "He", "She" or "It".
         facts: Predicate to object; an object with an article is given by its title.
     """
 
@@ -114,18 +112,10 @@ def split_of_word(word: str) -> str:
 
 
 class Namer:
-    """Makes names that are new in their split and in no other split.
-
-    Args:
-        rng: Source of chance; the same state gives the same names.
-        split: A member of `SPLITS`.
-        noise: Share of names with commas, brackets, quotes, accents or another script, 0 to 1.
-    """
+    """Makes names that are new in their split and in no other split; for `noise` see `build.WorldOptions`."""
 
     def __init__(self, rng: random.Random, split: str, noise: float) -> None:
-        self._rng = rng
-        self._split = split
-        self._noise = noise
+        self._rng, self._split, self._noise = rng, split, noise
         self._words: set[str] = set()
         self._titles: set[str] = set()
         self._surnames: list[str] = []
@@ -214,17 +204,10 @@ class Namer:
 
 
 class EntityBuilder:
-    """Makes entities of every kind and the facts between them.
-
-    Args:
-        rng: Source of chance.
-        namer: Source of names.
-        articles: About how many entities to make; at least `MINIMUM_ARTICLES`.
-    """
+    """Makes about as many entities of every kind as `articles` says, `MINIMUM_ARTICLES` at least, and their facts."""
 
     def __init__(self, rng: random.Random, namer: Namer, articles: int) -> None:
-        self._rng = rng
-        self._namer = namer
+        self._rng, self._namer = rng, namer
         self._of: dict[str, list[Entity]] = {}
         for kind, share in _MIX.items():
             count = max(3, round(max(articles, MINIMUM_ARTICLES) * share / sum(_MIX.values())))

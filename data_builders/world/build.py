@@ -148,17 +148,10 @@ class ArticleWriter:
 
     The facts come in any order, two of them sometimes share a sentence, and after the first sentence the subject is
     often a pronoun or a short form of its name.
-
-    Args:
-        rng: Source of chance.
-        entity: The subject; it has at least one fact.
-        world: All entities by title, to know how objects are mentioned.
     """
 
     def __init__(self, rng: random.Random, entity: Entity, world: Mapping[str, Entity]) -> None:
-        self._rng = rng
-        self._entity = entity
-        self._world = world
+        self._rng, self._entity, self._world = rng, entity, world
         self._left = [RELATION_OF[entity.kind, predicate] for predicate in entity.facts]
         rng.shuffle(self._left)
         self._stated: dict[str, int] = {}
@@ -237,16 +230,7 @@ def _with_article(noun: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One split: its articles, its questions, and the titles of each question's context.
-
-    Attributes:
-        split: A member of `SPLITS`.
-        seed: The seed it was made with.
-        entities: Entities by title.
-        articles: Articles by title, in the order of `entities`.
-        questions: The questions, kinds mixed.
-        contexts: For every question the titles of its paragraphs.
-    """
+    """One split: entities and articles by title, questions of mixed kinds, and the titles of each one's context."""
 
     split: str
     seed: int
@@ -297,15 +281,7 @@ class World:
 
 
 def generate_world(options: WorldOptions, split: str) -> World:
-    """Make one split; splits do not depend on each other.
-
-    Args:
-        options: What to make.
-        split: A member of `SPLITS`.
-
-    Raises:
-        ValueError: the world is too small for the questions asked for.
-    """
+    """Make one split; splits do not depend on each other."""
     # Each part has its own source of chance, so that asking for more questions of one kind leaves the articles alone.
     names, facts, words, draws, contexts = (
         random.Random(f"{options.seed}/{split}/{part}") for part in ("names", "facts", "words", "draws", "contexts")
@@ -328,14 +304,7 @@ def generate_world(options: WorldOptions, split: str) -> World:
 def write_world(options: WorldOptions, output: str | Path, overwrite: bool = False) -> None:
     """Write every split that has questions, as `<split>{,.teacher,.corpus,.triples}.jsonl`; `world.json` counts them.
 
-    Args:
-        options: What to make.
-        output: Folder for the files; it is there completely or not at all.
-        overwrite: Whether a world that is there may be replaced.
-
-    Raises:
-        ValueError: a world is too small for the questions asked for, or another program is writing the folder.
-        FileExistsError: the folder holds something that may not be replaced.
+    The folder is there completely or not at all.
     """
     # Without a manifest a `train.jsonl` may be anybody's.
     made = [MANIFEST, *(f"{split}.*jsonl" for split in SPLITS)] if (Path(output) / MANIFEST).is_file() else []
@@ -394,7 +363,7 @@ def _contexts(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; what `run_program` returns is its exit code."""
+    """The command line."""
     parser = CommandParser(prog="tripletune build world", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", required=True, help="folder for the files")
     parser.add_argument("--overwrite", action="store_true", help="replace a world in the output folder")

@@ -41,13 +41,7 @@ _ORACLES = "tripletune.data_builders.world.oracles"
 
 @dataclass(frozen=True, slots=True)
 class GoldHop:
-    """What one hop of a question needs.
-
-    Attributes:
-        triple: Its fact.
-        sentence: The sentence of its article that states it.
-        queries: Ways to ask for it; the gold sub-query is the first.
-    """
+    """A fact that a question needs, the sentence of its article that states it, and sub-queries, the gold one first."""
 
     triple: Triple
     sentence: str
@@ -61,15 +55,7 @@ class GoldHop:
 
 
 class WorldOracle(Backend):
-    """A `Backend` that answers from the facts of a world.
-
-    Args:
-        world: One split of a world.
-
-    Attributes:
-        world: The same.
-        model: "oracle:" with the world's seed and split.
-    """
+    """A `Backend` that answers from the facts of one split of a world."""
 
     def __init__(self, world: World) -> None:
         self.model = f"oracle:world{world.seed}-{world.split}"
@@ -81,12 +67,7 @@ class WorldOracle(Backend):
 
     @classmethod
     def open(cls, folder: str | Path, split: str) -> WorldOracle:
-        """The oracle of a split of a world that `data_builders.world.build` has written; the world is made again.
-
-        Raises:
-            FileNotFoundError: the folder holds no world.
-            ValueError: the manifest cannot be read, or there is no such split.
-        """
+        """The oracle of a split of a world that `data_builders.world.build` has written; the world is made again."""
         path = Path(folder) / MANIFEST
         if not path.is_file():
             raise FileNotFoundError(f"{folder} holds no {MANIFEST}: name a folder of data_builders.world and a split")
@@ -100,11 +81,7 @@ class WorldOracle(Backend):
         return cls(generate_world(options, split))
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a prompt of a system; its role says what it asks for, see `models.llm.CALL_ROLE`.
-
-        Raises:
-            CallError: it is no prompt that can be answered, or about another world.
-        """
+        """Reply to a prompt of a system; its role says what it asks for, see `models.llm.CALL_ROLE`."""
         system, _, call = CALL_ROLE.get().removesuffix(REPAIR_ROLE).partition(".")
         turns = [message["content"] for message in messages if message["role"] == "user"]
         if reply := _replies(system).get(call):
@@ -172,11 +149,7 @@ class WorldOracle(Backend):
         return question.answer if enough else REFUSAL
 
     def question(self, text: str) -> WorldQuestion:
-        """The question of this wording.
-
-        Raises:
-            CallError: the world has none.
-        """
+        """The question of this wording."""
         found = self._questions.get(" ".join(text.split()))
         if found is None:
             raise CallError(f"{self.model}: the world has no question {text!r}")

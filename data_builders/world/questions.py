@@ -50,8 +50,6 @@ class WorldQuestion:
 
     Attributes:
         kind: A member of `KINDS`.
-        text: The question.
-        answer: Its one answer.
         helpful: Titles of the gold documents in reasoning order.
         predicates: What is read in each of them.
         subqueries: The sub-query that asks for it.
@@ -74,8 +72,7 @@ class QuestionMaker:
         rng: Source of chance.
         world: Entities by title.
         relations: What questions may ask about.
-        wordings: How many wordings of each relation are used, the first ones; -N: all but the last N, and one at
-            least; 0: all.
+        wordings: See `build.WorldOptions`; of -N at least one wording stays.
         other_wordings: Use those instead that `wordings` leaves out.
     """
 
@@ -110,11 +107,7 @@ class QuestionMaker:
         self._drawn: set[tuple[str, ...]] = set()
 
     def draw(self, kind: str) -> WorldQuestion:
-        """Make a new question of one kind.
-
-        Raises:
-            ValueError: the world is too small for another one.
-        """
+        """Make a new question of one kind."""
         attempt = self._attempt(kind)
         for _ in range(_ATTEMPTS):
             question = attempt()
@@ -296,19 +289,10 @@ _GROUP = 6
 
 
 def common_questions(rng: random.Random, split: str, count: int) -> list[WorldQuestion]:
-    """Draw questions about what everybody knows.
+    """Distinct questions about what everybody knows; splits share no question text.
 
-    Args:
-        rng: Source of chance.
-        split: A member of `SPLITS`; splits share no question text.
-        count: How many.
-
-    Returns:
-        `count` distinct questions, spread evenly over the families of questions, the plainest facts first; when the
-        families run out, the rest is arithmetic with larger numbers.
-
-    Raises:
-        ValueError: there are not so many questions.
+    They are spread evenly over the families of questions, the plainest facts first; when the families run out, the
+    rest is arithmetic with larger numbers.
     """
     chosen = list(islice(_in_turn([_asked(rng, family, split) for family in _families()]), count))
     if len(chosen) < count:

@@ -108,15 +108,6 @@ def test_the_manifest_counts_what_was_written(folder):
         assert manifest["splits"][split]["articles"] == len(read_lines(folder / f"{split}.corpus.jsonl"))
 
 
-def test_a_world_is_replaced_only_when_told_and_as_a_whole(tmp_path):
-    place = tmp_path / "world"
-    write_world(WorldOptions(train=8, validation=4, test=4, seed=1), place)
-    with pytest.raises(FileExistsError, match="--overwrite"):
-        write_world(WorldOptions(train=8, validation=0, test=4, seed=2), place)
-    write_world(WorldOptions(train=8, validation=0, test=4, seed=2), place, overwrite=True)
-    assert not list(place.glob("validation*"))
-
-
 @pytest.mark.parametrize("names", [["train.jsonl"], ["train.jsonl", "world.json", "notes.txt"]])
 def test_files_that_are_no_world_are_never_replaced(tmp_path, names):
     for name in names:
