@@ -110,24 +110,6 @@ def test_sampling_follows_the_distribution() -> None:
     assert [int(draw(logits).argmax()) for _ in range(50)] == drawn[:50]
 
 
-def test_greedy_is_what_generate_says(backend: HFBackend) -> None:
-    tokenizer = backend._tokenizer
-    text = tokenizer.apply_chat_template(CHATS[2], tokenize=False, add_generation_prompt=True)
-    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")
-    output = backend._lm.generate(**ids, max_new_tokens=12, do_sample=False, eos_token_id=2, pad_token_id=3)
-    row = output[0, ids["input_ids"].shape[1] :]
-    reply = together(backend, [(CHATS[2], GREEDY)])[0]
-    assert reply.text == tokenizer.decode(row, skip_special_tokens=True)
-    assert reply.prompt_tokens == ids["input_ids"].shape[1]
-    assert reply.completion_tokens == len(row)
-
-
-def test_how_a_reply_ended() -> None:
-    cases = [({"ended": True}, (3, 3, "stop")), ({}, (3, 2, "length")), ({"stopped": True}, (3, 2, "stop"))]
-    for how, expected in cases:
-        assert essence([Request([1, 2, 3], 9, tokens=[4, 5], **how).completion("Yes")]) == [("Yes", *expected)]
-
-
 def test_a_prompt_that_is_too_long(backend: HFBackend) -> None:
     found = together(backend, [(CHATS[0], GREEDY), (chat("word " * 3000), GREEDY), (CHATS[1], GREEDY)])
     assert isinstance(found[1], CallError)
@@ -182,23 +164,6 @@ def test_greedy_calls_share_a_batch_that_new_ones_join(backend: HFBackend, monke
     steps = [rows for rows, columns in shapes if columns == 1]
     assert max(steps) == 4
     assert len(steps) < sum(tokens for _, _, tokens, _ in expected)
-
-
-def test_a_system_prompt_is_read_once(backend: HFBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    long = [{"role": "system", "content": "Plan the next step for the question. " * 4}]
-    calls = [([*long, *item[1:]], GREEDY) for item in CHATS[:4]]
-    expected = essence(alone(backend, calls))
-    other = HFBackend(backend.model.removeprefix("hf:").partition("@")[0], batch_size=4, dtype="float32")
-    other.load()
-    shapes = rows_of(other, monkeypatch)
-    assert essence(together(other, calls)) == expected
-    assert essence(together(other, calls)) == expected
-    beginnings = [columns for rows, columns in shapes if rows == 1 and columns > 1]
-    assert len(beginnings) == 1
-    assert beginnings[0] > 20
-    widest = max(prompt for _, prompt, _, _ in expected)
-    assert {columns for rows, columns in shapes if rows == 4 and columns > 1} == {widest - beginnings[0]}
-    asyncio.run(other.close())
 
 
 def test_calls_that_nobody_waits_for_are_given_up(backend: HFBackend, monkeypatch: pytest.MonkeyPatch) -> None:
