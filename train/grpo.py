@@ -26,7 +26,7 @@ from trl.trainer.utils import add_fused_lm_head
 from tripletune.eval.suites import ask_items, close_clients
 from tripletune.models.data.questions import Question
 from tripletune.models.data.records import IGNORED
-from tripletune.models.llm import CallError, Completion, Message, Sampling
+from tripletune.models.llm import CallError, Completion, LLMClient, Message, Sampling
 from tripletune.models.local import Draw, Request
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
@@ -46,8 +46,8 @@ _LOGGED = {name: f"rewards/{name}/mean" for name in PARTS} | {
 }  # fmt: skip
 
 
-class Episode:
-    """The `LLMClient` of CIRAG's integration phase in one run of the loop, and the row that the run becomes.
+class Episode(LLMClient):
+    """The student in CIRAG's integration phase, in one run of the loop, and the row that the run becomes.
 
     Args:
         seed: That of the first reply; the next one has the next number.
@@ -71,9 +71,6 @@ class Episode:
         self._reply, self._chat, self._ends, self._context = reply, chat, ends, context
         self._temperature, self._seed = temperature, seed
         self._ended, self._text = False, ""
-
-    async def close(self) -> None:
-        """Nothing: the model is the trainer's."""
 
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""

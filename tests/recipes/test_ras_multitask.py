@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 from accelerate import PartialState
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
 
-from tests.data_builders.rows import shared
-from tests.recipes.command_lines import ROOT, command_line, lines, run
-from tripletune.data_builders.readers import get_reader
-from tripletune.models.data.records import Action, Record
+from tests.recipes.command_lines import command_line, lines, run
+from tripletune.models.data.records import Record
 
 RECIPE = "ras_multitask"
 Config = Callable[..., Any]
@@ -142,40 +139,6 @@ def test_the_group_of_processes_waits_as_long_as_it_is_told(
     said = run_recipe(command_line(RECIPE, make_config({"train.ddp_timeout": 12345})))
     PartialState._reset_state()
     assert said == "error: begun with 3:25:45"
-
-
-PAPER = ROOT / "recipes" / "configs" / "llama2_7b_ras_paper.yaml"
-
-
-@pytest.mark.slow
-def test_the_papers_settings_at_toy_width_train_on_long_answers(
-    tiny_llama: Path, tiny_encoder: Path, tmp_path: Path, records: list[Record], write_records: Any,
-    run_recipe: Callable[[list[str]], str], caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    long = list(get_reader("asqa")(str(shared("asqa_dev.jsonl"))))[:24]
-    mixed = [
-        Record(one.id, one.id, "answering", one.question, Action.NO_RETRIEVAL, answers=one.answers, source="asqa")
-        for one in long
-    ]
-    data = write_records([*records, *mixed[:20]])
-    write_records(mixed[20:], "validation")
-    # Model and data alone are other ones, and W&B is not told.
-    others = {"model.base": str(tiny_llama), "model.encoder": str(tiny_encoder), "data.train": str(data)}
-    others |= {"output_dir": str(tmp_path / "run"), "report_to": "none"}
-    words = [str(ROOT / "recipes" / f"{RECIPE}.py"), "--config", str(PAPER)]
-    words += [word for name, value in others.items() for word in (f"--{name}", value)]
-    with caplog.at_level("INFO"):
-        assert run_recipe(words) == ""
-    result = json.loads((tmp_path / "run" / "final" / "training.json").read_text())
-    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
-    lengths = [len(tokenizer(record.label)["input_ids"]) + 1 for record in [*records, *mixed]]
-    assert sum(length >= 346 for length in lengths) >= 4
-    cut = sum(length > 300 for length in lengths)
-    assert sum(result["tokenised"][name]["truncated_labels"] for name in ("train", "validation")) == cut
-    assert "training label(s) of more than 300 tokens were cut" in caplog.text
-    assert result["steps"] == 2 * -(-32 // 16)
-    size = "16 records per optimiser step (batch_size 2 x 8 micro-batch(es) x 1 process(es)); the paper: 16"
-    assert size in caplog.text
 
 
 def test_a_run_goes_on_with_its_own_settings_or_starts_anew(
