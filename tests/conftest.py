@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,20 +35,20 @@ RUN = {
 }  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Files with slow tests begin first, so that no process has one left when the others are done."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
+def _one_thread():
     import torch
 
     torch.set_num_threads(1)
 
 
-def _tokenizer() -> Any:
+def _tokenizer():
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -70,7 +69,7 @@ def _tokenizer() -> Any:
     return tokenizer
 
 
-def _config(family: str, vocabulary: int) -> Any:
+def _config(family, vocabulary):
     import transformers
 
     if family == "t5":
@@ -121,7 +120,7 @@ def _config(family: str, vocabulary: int) -> Any:
 
 
 @pytest.fixture(scope="session")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokenizer_folder(tmp_path_factory):
     """A folder with the tiny byte-level tokenizer and its ChatML-like template."""
     folder = tmp_path_factory.mktemp("tokenizer")
     _tokenizer().save_pretrained(folder)
@@ -129,7 +128,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tokenizer(tokenizer_folder: Path) -> Any:
+def tokenizer(tokenizer_folder):
     """A fresh tokenizer, so that one test's additions do not reach the next."""
     from transformers import AutoTokenizer
 
@@ -137,11 +136,11 @@ def tokenizer(tokenizer_folder: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Callable[[str], Path]:
+def tiny_model(tmp_path_factory, tokenizer_folder):
     """Folder of a tiny language model of a family (the names in `_config`) and its tokenizer, made once a session."""
     made: dict[str, Path] = {}
 
-    def make(family: str) -> Path:
+    def make(family):
         if family not in made:
             import torch
             from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
@@ -159,19 +158,19 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path)
 
 
 @pytest.fixture(scope="session")
-def tiny_llama(tiny_model: Callable[[str], Path]) -> Path:
+def tiny_llama(tiny_model):
     """Folder of a tiny Llama with grouped-query attention, and its tokenizer."""
     return tiny_model("llama")
 
 
 @pytest.fixture(scope="session")
-def tiny_t5(tiny_model: Callable[[str], Path]) -> Path:
+def tiny_t5(tiny_model):
     """Folder of a tiny encoder-decoder, and its tokenizer."""
     return tiny_model("t5")
 
 
 @pytest.fixture(scope="session")
-def tiny_encoder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+def tiny_encoder(tmp_path_factory, tokenizer_folder):
     """A sentence-transformers folder: a tiny BERT with mean pooling, 16 numbers a vector."""
     import torch
     from sentence_transformers import SentenceTransformer
@@ -197,10 +196,10 @@ def tiny_encoder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Pat
 
 
 @pytest.fixture
-def make_graph_llm(tiny_model: Callable[[str], Path], tiny_encoder: Path) -> Callable[..., tuple[Any, Any]]:
+def make_graph_llm(tiny_model, tiny_encoder):
     """Builds a small `GraphLLM` and its processor: `make_graph_llm("qwen2", graph_dropout=0.0)`."""
 
-    def make(family: str = "llama", **options: Any) -> tuple[Any, Any]:
+    def make(family="llama", **options):
         import torch
 
         from tripletune.models.graph_llm import build_graph_llm
@@ -213,7 +212,7 @@ def make_graph_llm(tiny_model: Callable[[str], Path], tiny_encoder: Path) -> Cal
 
 
 @pytest.fixture(scope="session")
-def records() -> list[Record]:
+def records():
     """Twelve records of four questions, both tasks, all actions, with and without graph."""
     found: list[Record] = []
     people = [("Ada Lovelace", "London", "England"), ("René Descartes", "La Haye", "France")]
@@ -233,8 +232,8 @@ def records() -> list[Record]:
     return found
 
 
-def _writer(default: Path) -> Callable[..., Path]:
-    def write(rows: list[Any], split: str = "train", folder: Path | None = None) -> Path:
+def _writer(default):
+    def write(rows, split="train", folder=None):
         target = folder or default
         target.mkdir(parents=True, exist_ok=True)
         lines = (json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in rows)
@@ -245,13 +244,13 @@ def _writer(default: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def write_records(tmp_path: Path) -> Callable[..., Path]:
+def write_records(tmp_path):
     """Writes records as `<split>-00000.jsonl` in a folder and returns the folder."""
     return _writer(tmp_path / "records")
 
 
 @pytest.fixture(scope="session")
-def embeddings(tiny_encoder: Path) -> Any:
+def embeddings(tiny_encoder):
     """Node and edge vectors of the tiny encoder."""
     from tripletune.models.graph_llm.embeddings import LiveEmbeddings
 
@@ -259,10 +258,10 @@ def embeddings(tiny_encoder: Path) -> Any:
 
 
 @pytest.fixture
-def make_batch(embeddings: Any) -> Callable[..., dict[str, Any]]:
+def make_batch(embeddings):
     """Makes forward arguments by hand: ids, mask, graphs and (with `labels`) labels, padded right or left."""
 
-    def make(processor: Any, records: list[Record], labels: bool = True, side: str = "right") -> dict[str, Any]:
+    def make(processor, records, labels=True, side="right"):
         import torch
 
         from tripletune.models.graph_llm.graphs import batch_graphs
@@ -289,12 +288,10 @@ def make_batch(embeddings: Any) -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def make_config(
-    tmp_path: Path, tiny_model: Callable[[str], Path], tiny_encoder: Path, records: list[Record], write_records: Any
-) -> Callable[..., Any]:
+def make_config(tmp_path, tiny_model, tiny_encoder, records, write_records):
     """A run on tiny models that takes a second: `make_config({"train.epochs": 2}, family="qwen2")`."""
 
-    def make(overrides: dict[str, Any] | None = None, family: str = "llama") -> Any:
+    def make(overrides=None, family="llama"):
         from tripletune.models.options import load_config
         from tripletune.train.tasks.ras import GraphConfig
 
@@ -311,7 +308,7 @@ def make_config(
 
 
 @pytest.fixture(scope="session")
-def extraction_pairs() -> list[Any]:
+def extraction_pairs():
     """Twelve text-to-triples pairs: of different lengths, with titles, without facts, in several scripts."""
     from tripletune.models.data.pairs import ExtractionPair
 
@@ -327,12 +324,10 @@ def extraction_pairs() -> list[Any]:
 
 
 @pytest.fixture
-def make_extraction_config(
-    tmp_path: Path, tiny_llama: Path, tiny_t5: Path, extraction_pairs: list[Any]
-) -> Callable[..., Any]:
+def make_extraction_config(tmp_path, tiny_llama, tiny_t5, extraction_pairs):
     """A text-to-triples run on tiny models that takes a second: `make_extraction_config({...}, seq2seq=True)`."""
 
-    def make(overrides: dict[str, Any] | None = None, seq2seq: bool = False) -> Any:
+    def make(overrides=None, seq2seq=False):
         from tripletune.models.options import load_config
         from tripletune.train.tasks.text_to_triples import PairConfig
 
@@ -351,15 +346,15 @@ def make_extraction_config(
 
 
 @pytest.fixture(scope="session")
-def make_trajectory() -> Callable[..., Any]:
+def make_trajectory():
     """A CIRAG trajectory of two rounds with short turns: `make_trajectory(number, teacher="oracle")`."""
     from tripletune.models.data.trajectories import Trajectory
     from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 
-    def facts(name: str) -> tuple[Any, ...]:
+    def facts(name):
         return tuple(Triple(name, "saw", f"Kelm {number}") for number in range(2))
 
-    def make(number: int, teacher: str = "oracle") -> Any:
+    def make(number, teacher="oracle"):
         name, other = f"Ada {number}", facts(f"Bo {number}")
         first = Decision("One.", facts(name)[:1], f"Who is {name}?")
         turns = (
@@ -373,18 +368,16 @@ def make_trajectory() -> Callable[..., Any]:
 
 
 @pytest.fixture
-def write_trajectories(tmp_path: Path) -> Callable[..., Path]:
+def write_trajectories(tmp_path):
     """Writes trajectories as `<split>-00000.jsonl` in a folder and returns the folder."""
     return _writer(tmp_path / "trajectories")
 
 
 @pytest.fixture
-def make_student_config(
-    tmp_path: Path, tiny_llama: Path, make_trajectory: Any, write_trajectories: Any
-) -> Callable[..., Any]:
+def make_student_config(tmp_path, tiny_llama, make_trajectory, write_trajectories):
     """A distillation run on a tiny model that takes a second; two of its training questions are validation's."""
 
-    def make(overrides: dict[str, Any] | None = None, kind: Any = None) -> Any:
+    def make(overrides=None, kind=None):
         from tripletune.models.options import load_config
         from tripletune.train.tasks.cirag_distill import StudentConfig
 
@@ -401,12 +394,10 @@ def make_student_config(
 
 
 @pytest.fixture
-def make_task(
-    make_config: Any, make_extraction_config: Any, make_student_config: Any, tiny_model: Callable[[str], Path]
-) -> Callable[..., Any]:
+def make_task(make_config, make_extraction_config, make_student_config, tiny_model):
     """A thing to train on tiny models: `make_task("text_to_triples", {...}, seq2seq=True)`; nothing is loaded yet."""
 
-    def make(name: str, overrides: dict[str, Any] | None = None, **options: Any) -> Any:
+    def make(name, overrides=None, **options):
         from tripletune.models.program import load_from
 
         kind = load_from("tripletune.train.tasks", name, "training task").TASK
@@ -423,10 +414,10 @@ def make_task(
 
 
 @pytest.fixture
-def begin_task(make_task: Callable[..., Any]) -> Callable[..., Any]:
+def begin_task(make_task):
     """As `make_task`, with model and rows."""
 
-    def begin(*args: Any, **options: Any) -> Any:
+    def begin(*args, **options):
         task = make_task(*args, **options)
         task.begin()
         return task
@@ -435,12 +426,12 @@ def begin_task(make_task: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def run_recipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def run_recipe(monkeypatch, capsys):
     """Runs a recipe's command line in this process and returns its error message ("" for success)."""
     import runpy
     import sys
 
-    def call(argv: list[str]) -> str:
+    def call(argv):
         monkeypatch.setattr(sys, "argv", argv)
         code: Any = 0
         try:

@@ -23,14 +23,14 @@ TREES = {
 }
 
 
-def module_name(path: str) -> str:
+def module_name(path):
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 MODULES = {module_name(path): path for path in TREES}
 
 
-def imported(tree: ast.AST) -> set[str]:
+def imported(tree):
     """What a module imports from this project, wherever in the file it stands; not what only a type checker reads."""
     found: set[str] = set()
     skipped = [
@@ -50,12 +50,12 @@ def imported(tree: ast.AST) -> set[str]:
     return {name.removeprefix("tripletune.") for name in found if name.startswith("tripletune.")}
 
 
-def home(name: str) -> str | None:
+def home(name):
     """The module that an imported name comes from: itself, or the module in front of its last dot."""
     return next((place for place in (name, name.rpartition(".")[0]) if place in MODULES), None)
 
 
-def test_imports_go_one_way() -> None:
+def test_imports_go_one_way():
     below = {package: {package, *ORDER[number + 1 :]} for number, package in enumerate(ORDER)}
     below["checkpoints"] = {"checkpoints", "models"}
     wrong = {
@@ -66,13 +66,13 @@ def test_imports_go_one_way() -> None:
     assert not wrong
 
 
-def test_no_module_imports_in_a_circle() -> None:
+def test_no_module_imports_in_a_circle():
     graph = nx.DiGraph((module, home(name)) for module, path in MODULES.items() for name in imported(TREES[path]))
     circles = [sorted(part) for part in nx.strongly_connected_components(graph) if len(part) > 1]
     assert not circles
 
 
-def test_no_folder_is_a_heap() -> None:
+def test_no_folder_is_a_heap():
     inside: dict[str, set[str]] = defaultdict(set)
     for path in map(Path, TREES):
         for folder, entry in zip([*path.parents][::-1], path.parts):
@@ -85,7 +85,7 @@ def test_no_folder_is_a_heap() -> None:
     assert not heaps
 
 
-def test_a_public_name_has_one_home() -> None:
+def test_a_public_name_has_one_home():
     homes: dict[str, set[str]] = defaultdict(set)
     for path, tree in TREES.items():
         for node in ast.iter_child_nodes(tree):
@@ -95,7 +95,7 @@ def test_a_public_name_has_one_home() -> None:
     assert not several
 
 
-def test_modules_are_imported_absolutely() -> None:
+def test_modules_are_imported_absolutely():
     relative = [
         path
         for path, tree in TREES.items()
@@ -104,19 +104,19 @@ def test_modules_are_imported_absolutely() -> None:
     assert not relative
 
 
-def test_every_module_says_what_it_is() -> None:
+def test_every_module_says_what_it_is():
     assert not [path for path, tree in TREES.items() if not ast.get_docstring(tree)]
 
 
-def test_library_code_does_not_assert() -> None:
+def test_library_code_does_not_assert():
     assert not [path for path, tree in TREES.items() if any(isinstance(node, ast.Assert) for node in ast.walk(tree))]
 
 
-def test_nothing_names_the_development_machine() -> None:
+def test_nothing_names_the_development_machine():
     assert not [path for path in TREES if "/work/" in (ROOT / path).read_text(encoding="utf-8")]
 
 
-def test_the_checker_finds_imports_in_functions() -> None:
+def test_the_checker_finds_imports_in_functions():
     source = """
 import os
 if TYPE_CHECKING:

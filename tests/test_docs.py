@@ -51,7 +51,7 @@ class Command(NamedTuple):
     text: str
 
     @property
-    def words(self) -> list[str]:
+    def words(self):
         """The words of the command without variables in front of it."""
         words = shlex.split(self.text, comments=True)
         while words and _ASSIGNMENT.fullmatch(words[0]):
@@ -59,20 +59,20 @@ class Command(NamedTuple):
         return words
 
 
-def text_of(path: Path) -> str:
+def text_of(path):
     return path.read_text(encoding="utf-8")
 
 
-def prose(text: str) -> str:
+def prose(text):
     return _FENCE.sub("", text)
 
 
-def anchors(text: str) -> set[str]:
+def anchors(text):
     headings = re.findall(r"^#+ (.+)$", prose(text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def commands_in(text: str, where: str) -> list[Command]:
+def commands_in(text, where):
     found = []
     for language, block in _FENCE.findall(text):
         if language != "bash":
@@ -82,11 +82,11 @@ def commands_in(text: str, where: str) -> list[Command]:
     return [command for command in found if program(command.words)]
 
 
-def blocks(name: str, language: str) -> list[str]:
+def blocks(name, language):
     return [block for kind, block in _FENCE.findall(text_of(ROOT / name)) if kind == language]
 
 
-def program(words: list[str]) -> tuple[str, ...]:
+def program(words):
     """What `--help` is asked of: `-m module subcommand`, or a script; empty for other programs."""
     if words[:2] == ["accelerate", "launch"]:
         return tuple(next(([word] for word in words if word.startswith("recipes/") and word.endswith(".py")), ()))
@@ -105,7 +105,7 @@ def program(words: list[str]) -> tuple[str, ...]:
 
 
 @functools.cache
-def help_of(call: tuple[str, ...]) -> str:
+def help_of(call):
     module, shown, code = call[0] == "-m", io.StringIO(), None
     words = [*call[module:], "--help"]
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), redirect_stdout(shown):
@@ -122,13 +122,13 @@ def help_of(call: tuple[str, ...]) -> str:
     return " ".join(shown.getvalue().split())
 
 
-def own_arguments(words: list[str]) -> list[str]:
+def own_arguments(words):
     """The words after the program itself: those before it are the launcher's."""
     last = program(words)[-1]
     return words[words.index(last) + 1 :]
 
 
-def troubles_of(command: Command) -> list[str]:
+def troubles_of(command):
     """Flags that the program does not have, and values that it does not take."""
     usage = help_of(program(command.words))
     # `-h, --help` and `--licence ID, --license ID` are two flags each; a flag ends where a name can't go on.
@@ -153,11 +153,11 @@ def troubles_of(command: Command) -> list[str]:
     return found
 
 
-def symbols(path: Path) -> set[str]:
+def symbols(path):
     """Functions, classes, methods, attributes and constants of a module, read without importing it."""
     found: set[str] = set()
 
-    def visit(body: list[ast.stmt], prefix: str) -> None:
+    def visit(body, prefix):
         for node in body:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 found.add(prefix + node.name)
@@ -172,7 +172,7 @@ def symbols(path: Path) -> set[str]:
     return found
 
 
-def dangling(text: str, root: Path = ROOT) -> list[str]:
+def dangling(text, root=ROOT):
     """`file:function` references and paths in backticks that name nothing."""
     found = []
     for file, name in _REFERENCE.findall(text):

@@ -4,17 +4,13 @@
 digests: of two checkouts, `diff -r` shows what changed. `tests/stores/` holds what an older revision wrote.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -37,7 +33,7 @@ PASSING = re.compile(r"seconds|structuring_seconds|session|latency|cached.*")
 
 
 @pytest.fixture(scope="module")
-def goldens() -> Iterator[dict[str, Any]]:
+def goldens():
     """The file's values by name; those of tests that ran are written back."""
     found = json.loads(FILE.read_text()) if FILE.exists() else {}
     yield found
@@ -46,10 +42,10 @@ def goldens() -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture
-def check(goldens: dict[str, Any]) -> Callable[..., None]:
+def check(goldens):
     """`check(name, value)` compares a text or JSON with its golden digest, or `nearly` numbers."""
 
-    def compare(name: str, value: Any, nearly: bool = False) -> None:
+    def compare(name, value, nearly=False):
         if not nearly:
             text = value if isinstance(value, str) else json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True)
             value = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -67,7 +63,7 @@ def check(goldens: dict[str, Any]) -> Callable[..., None]:
     return compare
 
 
-def lasting(value: Any) -> Any:
+def lasting(value):
     """A value of JSON without what no second run has; floats to six digits."""
     if isinstance(value, dict):
         return {key: lasting(item) for key, item in value.items() if not PASSING.fullmatch(key)}
@@ -76,17 +72,17 @@ def lasting(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def rows(path: Path) -> list[Any]:
+def rows(path):
     return [lasting(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def done(*words: Any) -> None:
+def done(*words):
     ran = run(*words)
     assert ran.code == 0, ran.err
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("goldens") / "world"
     done("build world", *WORLD, "--noise", 0, "--output", folder)
     (folder / "prompts").mkdir()
@@ -94,14 +90,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_worlds(world: Path, tmp_path: Path, check: Callable[..., None]) -> None:
+def test_worlds(world, tmp_path, check):
     for name in ("train.jsonl", "train.teacher.jsonl", "test.corpus.jsonl", "test.triples.jsonl"):
         check(f"world/{name}", (world / name).read_text())
     done("build world", *WORLD, "--noise", 0.3, "--output", tmp_path / "odd")
     check("odd/train.jsonl", (tmp_path / "odd" / "train.jsonl").read_text())
 
 
-def test_data_sets(world: Path, tmp_path: Path, check: Callable[..., None]) -> None:
+def test_data_sets(world, tmp_path, check):
     source = f"hotpotqa:{world}/train.jsonl:{world}/train.teacher.jsonl"
     distracted = ["--distractors", 1, "--failed-searches", 0.3, "--triple-file", f"{world}/train.triples.jsonl"]
     files = ["--train", f"{world}/train.jsonl", "--evaluation", f"{world}/test.jsonl"]
@@ -116,9 +112,7 @@ def test_data_sets(world: Path, tmp_path: Path, check: Callable[..., None]) -> N
             check(f"{name}/{path.name}", path.read_text(encoding="utf-8"))
 
 
-def test_answers_scores_report_and_trajectories(
-    world: Path, tiny_encoder: Path, tmp_path: Path, check: Callable[..., None]
-) -> None:
+def test_answers_scores_report_and_trajectories(world, tiny_encoder, tmp_path, check):
     found = ["--corpus", f"{world}/test.corpus.jsonl", "--triples", f"{world}/test.triples.jsonl"]
     asked = ["--task", "hotpotqa", "--data", f"{world}/test.jsonl", "--oracle", f"{world}/test"]
     done("eval", "run", "--system", SYSTEMS.replace(" ", ","), *asked, *found, "--encoder", tiny_encoder,
@@ -136,7 +130,7 @@ def test_answers_scores_report_and_trajectories(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_losses(case: str, make_task: Callable[..., Any], tmp_path: Path, check: Callable[..., None]) -> None:
+def test_losses(case, make_task, tmp_path, check):
     from tripletune.train import train
 
     name, own, options = CASES[case]
@@ -146,9 +140,11 @@ def test_losses(case: str, make_task: Callable[..., Any], tmp_path: Path, check:
 
 
 def test_losses_of_reinforcement(
-    make_grpo: Any,  # noqa: F811
-    tmp_path: Path, check: Callable[..., None], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    make_grpo,  # noqa: F811
+    tmp_path,
+    check,
+    monkeypatch,
+):
     from tripletune.train import train
 
     monkeypatch.setattr(test_grpo.grpo, "reward_parts", test_grpo.by_length)
@@ -157,10 +153,7 @@ def test_losses_of_reinforcement(
     check("losses/grpo", [value for one, two in found for value in (one["loss"], two["reward"], two["entropy"])], True)
 
 
-def test_replies_and_an_export(
-    world: Path, records: Any, write_records: Any, tiny_model: Any, tiny_encoder: Path, tmp_path: Path,
-    check: Callable[..., None],
-) -> None:  # fmt: skip
+def test_replies_and_an_export(world, records, write_records, tiny_model, tiny_encoder, tmp_path, check):
     train_tiny(tiny_model("smollm2"), tiny_encoder, tmp_path / "trained" / "final")
     add_run_files(tmp_path / "trained")
     export = tmp_path / "export"
@@ -175,21 +168,21 @@ def test_replies_and_an_export(
     check("replies/chat", [row["prediction"] for row in rows(tmp_path / "chat" / "results.jsonl")])
 
 
-def stored(name: str, folder: Path) -> Path:
+def stored(name, folder):
     """A file that revision b3f73d5 wrote, from its SQL text."""
     with closing(sqlite3.connect(folder / name)) as database:
         database.executescript((STORES / f"{name}.sql").read_text(encoding="utf-8"))
     return folder / name
 
 
-def test_a_ledger_of_an_older_revision_answers(tmp_path: Path, check: Callable[..., None]) -> None:
+def test_a_ledger_of_an_older_revision_answers(tmp_path, check):
     nobody = ["--teacher", "openai", "--teacher-model", "m", "--teacher-url", "http://127.0.0.1:9/v1"]
     done("build subq", "--source", f"hotpotqa:{STORES}/questions.jsonl", *nobody, "--set", "teacher.attempts=1",
          "--teacher-ledger", stored("ledger.sqlite", tmp_path), "--output", tmp_path / "out")  # fmt: skip
     check("subq_teacher", (tmp_path / "out" / "train-00000.jsonl").read_text(encoding="utf-8"))
 
 
-def test_a_triple_store_of_an_older_revision_is_read(tmp_path: Path, check: Callable[..., None]) -> None:
+def test_a_triple_store_of_an_older_revision_is_read(tmp_path, check):
     done("rag", "export", "--corpus", STORES / "corpus.jsonl", "--store", stored("triples.sqlite", tmp_path),
          "--output", tmp_path / "triples.jsonl")  # fmt: skip
     check("exported_triples", (tmp_path / "triples.jsonl").read_text(encoding="utf-8"))

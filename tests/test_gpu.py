@@ -6,9 +6,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -33,21 +31,19 @@ RECIPES = {
 STEPS = {"train.max_steps": 20, "train.save_steps": 10, "train.gradient_accumulation": 1, "train.bf16": "true"}
 
 
-def command(*words: Any) -> str:
+def command(*words):
     """Run a command as a process of its own; what it logs."""
     done = run(["-m", *map(str, words)])
     assert done.returncode == 0, f"{words}\n{done.stderr}"
     return done.stderr
 
 
-def losses(folder: Path) -> list[float]:
+def losses(folder):
     return [json.loads(line)["loss"] for line in (folder / "losses.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_trains_resumes_evaluates_and_exports(
-    name: str, make_task: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_recipe_trains_resumes_evaluates_and_exports(name, make_task, tmp_path):
     recipe, evaluation = RECIPES[name]
     config = make_task(name, {**STEPS, "model.dtype": "bfloat16"}).config
     launch = ["accelerate.commands.accelerate_cli", "launch", "--quiet", "--config_file", LAUNCHER]

@@ -1,18 +1,13 @@
 """One file is enough: a task, a metric, a reader, a teacher backend, a system and a thing to train, added and run."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from tripletune.models.data.records import Record
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow
@@ -111,7 +106,7 @@ print(render_card(collect_provenance(folder), "adapter", "graph"))
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def house(tmp_path_factory):
     """A copy of the packages with the new files, and the data that they read."""
     folder = tmp_path_factory.mktemp("house")
     for link in (path for path in (ROOT / "tripletune").iterdir() if path.is_symlink()):
@@ -126,11 +121,11 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(house: Path, *words: object) -> str:
+def run(house, *words):
     return python(house, "-m", "tripletune", *words)
 
 
-def python(house: Path, *words: object) -> str:
+def python(house, *words):
     done = subprocess.run(
         [sys.executable, *map(str, words)], cwd=house, env={**os.environ, "PYTHONPATH": str(house)},
         capture_output=True, text=True, check=False,
@@ -139,7 +134,7 @@ def python(house: Path, *words: object) -> str:
     return done.stdout
 
 
-def test_a_task_a_metric_a_reader_a_system_and_a_teacher_are_a_file_each(house: Path) -> None:
+def test_a_task_a_metric_a_reader_a_system_and_a_teacher_are_a_file_each(house):
     shown = run(
         house, "eval", "run", "--system", "mine", "--task", "mine", "--data", "questions.jsonl", "--output", "out",
         "--teacher", "mine", "--teacher-model", "m",
@@ -150,7 +145,7 @@ def test_a_task_a_metric_a_reader_a_system_and_a_teacher_are_a_file_each(house: 
     assert found["metrics"]["first_letter"]["mean"] == 1.0
 
 
-def test_the_same_reader_and_teacher_give_records(house: Path) -> None:
+def test_the_same_reader_and_teacher_give_records(house):
     run(
         house, "build", "subq", "--source", "mine:questions.jsonl", "--teacher", "mine", "--teacher-model", "m",
         "--split-name", "train", "--output", "records",
@@ -160,7 +155,7 @@ def test_the_same_reader_and_teacher_give_records(house: Path) -> None:
     assert records[-1]["steps"][0]["triples"] == [["Ada", "born in", "London"]]
 
 
-def test_a_thing_to_train_is_a_file(house: Path, tiny_llama: Path) -> None:
+def test_a_thing_to_train_is_a_file(house, tiny_llama):
     words = ["--data.train", "words.jsonl", "--data.validation", "words.jsonl", "--model.base", tiny_llama]
     run(house, "train", "mine", *words, "--output_dir", "run", "--train.epochs", 1, "--train.batch_size", 4)
     result = json.loads((house / "run" / "final" / "training.json").read_text())
@@ -169,9 +164,7 @@ def test_a_thing_to_train_is_a_file(house: Path, tiny_llama: Path) -> None:
     assert len((house / "run" / "evaluations.jsonl").read_text().splitlines()) == 1
 
 
-def test_a_graph_setting_is_declared_in_one_place(
-    house: Path, tiny_llama: Path, tiny_encoder: Path, write_records: Any, records: list[Record]
-) -> None:
+def test_a_graph_setting_is_declared_in_one_place(house, tiny_llama, tiny_encoder, write_records, records):
     file, place = house / "models" / "data" / "graph_settings.py", "    projector_width: int = "
     text = file.read_text()
     assert text.count(place) == 1

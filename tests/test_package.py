@@ -1,7 +1,5 @@
 """The wheel beside a user's own `models/`, `train.py` and `eval.py`: the README example and an evaluation run there."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,9 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +17,7 @@ PASSAGES = [("Glass Harbour", "A novel by Ida Morn."), ("Ida Morn", "Born in Vel
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     """Built from a copy: the build leaves folders in its source."""
     pytest.importorskip("setuptools", "77")
     source, output = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
@@ -33,7 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def _build(source: Path, output: Path) -> subprocess.CompletedProcess[str]:
+def _build(source, output):
     """Build the wheel of a checkout that has its folders."""
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -43,7 +39,7 @@ def _build(source: Path, output: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(wheel, tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
@@ -51,7 +47,7 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     """A user's own project, whose names are those of our folders."""
     folder = tmp_path / "project"
     (folder / "models").mkdir(parents=True)
@@ -61,7 +57,7 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def files(project: Path, make_graph_llm: Callable[..., Any]) -> Path:
+def files(project, make_graph_llm):
     """What the commands read: a model, a corpus with triples, one question."""
     from tripletune.models.graph_llm import add_adapter
 
@@ -82,7 +78,7 @@ def files(project: Path, make_graph_llm: Callable[..., Any]) -> Path:
     return project
 
 
-def test_a_wheel_holds_nothing_but_tripletune(wheel: Path) -> None:
+def test_a_wheel_holds_nothing_but_tripletune(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"tripletune"}
     held = {name for name in names if name.startswith("tripletune/")}
@@ -103,7 +99,7 @@ runpy.run_module("tripletune", run_name="__main__", alter_sys=True)
 """
 
 
-def test_the_readme_example_and_an_evaluation_run_beside_a_users_own_folders(site: Path, files: Path) -> None:
+def test_the_readme_example_and_an_evaluation_run_beside_a_users_own_folders(site, files):
     example = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)[0]
     for theirs, ours in {
         "runs/demo/export": "model",
@@ -127,7 +123,7 @@ def test_the_readme_example_and_an_evaluation_run_beside_a_users_own_folders(sit
     assert json.loads((files / "out" / "metrics.json").read_text())["questions"] == 1
 
 
-def test_a_checkout_without_links_imports_and_builds_no_wheel(tmp_path: Path) -> None:
+def test_a_checkout_without_links_imports_and_builds_no_wheel(tmp_path):
     checkout = tmp_path / "checkout"
     shutil.copytree(ROOT / "models", checkout / "models", ignore=shutil.ignore_patterns("__pycache__"))
     (checkout / "tripletune").mkdir()
@@ -135,7 +131,7 @@ def test_a_checkout_without_links_imports_and_builds_no_wheel(tmp_path: Path) ->
     # As git writes a link where `core.symlinks` is false.
     (checkout / "tripletune/models").write_text("../models")
 
-    def imported(name: str) -> subprocess.CompletedProcess[str]:
+    def imported(name):
         return subprocess.run(
             [sys.executable, "-c", f"import {name}; print({name}.__file__)"], cwd=checkout,
             env={**os.environ, "PYTHONPATH": str(checkout)}, capture_output=True, text=True, check=False,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -11,10 +10,10 @@ from benchmarks import Way, take_turns
 from benchmarks.__main__ import cases, main
 
 
-def test_ways_take_turns_and_medians_count() -> None:
+def test_ways_take_turns_and_medians_count():
     order: list[str] = []
 
-    def way(name: str) -> Way:
+    def way(name):
         return Way(name, lambda: order.append(name) or 1.0, lambda: order.append(f"warm {name}"))
 
     ways = [way(name) for name in "ABC"]
@@ -26,7 +25,7 @@ def test_ways_take_turns_and_medians_count() -> None:
     assert row["peak_bytes"] > 10_000_000
 
 
-def test_a_case_prints_its_table_and_writes_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_case_prints_its_table_and_writes_every_figure(tmp_path, capsys):
     assert main(["vector_index", "--rows", "300", "--repeats", "1", "--output", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "vector_index.json").read_text())
     assert found["options"] == {"repeats": 1, "seed": 7, "rows": 300}
@@ -35,7 +34,7 @@ def test_a_case_prints_its_table_and_writes_every_figure(tmp_path: Path, capsys:
     assert all(row["name"] in shown for row in found["rows"])
 
 
-def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line(capsys):
     assert main(["loop", "--questions", "0", "--concurrency", "0"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")

@@ -1,10 +1,7 @@
 """A run folder as the trainer leaves it, with an adapter that does something, and its export."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +17,7 @@ train:
 """
 
 
-def train_tiny(base: Path, encoder: Path, folder: Path, *, lora: bool = True, use_graph: bool = True) -> None:
+def train_tiny(base, encoder, folder, *, lora=True, use_graph=True):
     """Save random trained weights as `train.engine` saves them."""
     import torch
 
@@ -41,7 +38,7 @@ def train_tiny(base: Path, encoder: Path, folder: Path, *, lora: bool = True, us
     processor.save_pretrained(folder)
 
 
-def add_run_files(run: Path) -> None:
+def add_run_files(run):
     """What a run folder holds besides weights."""
     (run / "config.yaml").write_text(CONFIG_YAML)
     about = {"command": ["train.py", "--hub_token", "hf_abcdefghijklmnopqrstuvwxyz"], "git_revision": "f00ba4"}
@@ -62,7 +59,7 @@ def add_run_files(run: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny_run(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[[str], Path], tiny_encoder: Path) -> Path:
+def tiny_run(tmp_path_factory, tiny_model, tiny_encoder):
     """A finished run; its language model ties embeddings as SmolLM2 does. Not to be changed: see `run_copy`."""
     run = tmp_path_factory.mktemp("runs") / "h1"
     train_tiny(tiny_model("smollm2"), tiny_encoder, run / "final")
@@ -71,13 +68,13 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[[str
 
 
 @pytest.fixture
-def run_copy(tiny_run: Path, tmp_path: Path) -> Path:
+def run_copy(tiny_run, tmp_path):
     """A copy of the run that a test may damage."""
     return Path(shutil.copytree(tiny_run, tmp_path / "run"))
 
 
 @pytest.fixture(scope="session")
-def tiny_export(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_export(tiny_run, tmp_path_factory):
     """The export of `tiny_run`. Not to be changed: see `export_copy`."""
     from tripletune.checkpoints import export_adapter
 
@@ -85,13 +82,13 @@ def tiny_export(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture
-def export_copy(tiny_export: Path, tmp_path: Path) -> Path:
+def export_copy(tiny_export, tmp_path):
     """A copy of the export that a test may damage."""
     return Path(shutil.copytree(tiny_export, tmp_path / "export"))
 
 
 @pytest.fixture
-def same_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def same_process(monkeypatch):
     """Let `verify` load folders here: starting Python and torch anew takes seconds, and one test does it."""
     from tripletune.checkpoints import verify
 
@@ -101,7 +98,7 @@ def same_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def cli(capsys):
     """Runs `tripletune checkpoints …` here and returns exit code, stdout and stderr."""
     from transformers.utils.logging import disable_progress_bar
 
@@ -110,7 +107,7 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
     # The command line sees to it by an environment variable, before transformers is imported.
     disable_progress_bar()
 
-    def run(*arguments: object) -> tuple[int, str, str]:
+    def run(*arguments):
         capsys.readouterr()
         code = main([str(argument) for argument in arguments])
         captured = capsys.readouterr()
@@ -120,6 +117,6 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
 
 
 @pytest.fixture
-def train() -> Callable[..., None]:
+def train():
     """`train_tiny`, for tests that need another kind of run."""
     return train_tiny

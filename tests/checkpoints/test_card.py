@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -10,11 +7,11 @@ import yaml
 from tripletune.checkpoints.card import Provenance, collect_provenance, public, render_card
 
 
-def _head(card: str) -> dict[str, object]:
+def _head(card):
     return yaml.safe_load(card.split("---\n")[1])
 
 
-def test_head_of_an_adapter(tiny_export: Path) -> None:
+def test_head_of_an_adapter(tiny_export):
     head = _head((tiny_export / "README.md").read_text())
     assert head["library_name"] == "peft"
     assert head["base_model_relation"] == "adapter"
@@ -24,7 +21,7 @@ def test_head_of_an_adapter(tiny_export: Path) -> None:
     assert re.fullmatch(r"model_smollm2\d*", str(head["base_model"]))
 
 
-def test_tells_how_it_was_trained(tiny_export: Path) -> None:
+def test_tells_how_it_was_trained(tiny_export):
     card = (tiny_export / "README.md").read_text()
     run = ("| steps | 3 |", "| seconds | 7.25 |", "| records | 12 |", "learning_rate: 0.001", "| `eval_loss` | 1.25 |")
     for fact in (*run, "SHA-256 `0123abcd`", "f00ba4", "torch 2.13.0"):
@@ -33,7 +30,7 @@ def test_tells_how_it_was_trained(tiny_export: Path) -> None:
     assert "/home/someone" not in card
 
 
-def test_example_runs(tiny_export: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs(tiny_export, monkeypatch, capsys):
     monkeypatch.chdir(tiny_export.parent)
     card = (tiny_export / "README.md").read_text()
     example = re.search(r"```python\n(.*?)```", card, re.DOTALL)
@@ -43,7 +40,7 @@ def test_example_runs(tiny_export: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().out.strip()
 
 
-def test_scores_files(tiny_run: Path, tmp_path: Path) -> None:
+def test_scores_files(tiny_run, tmp_path):
     for task, mean in (("hotpotqa", 0.4567), ("musique", 0.25)):
         (tmp_path / task).mkdir()
         content = {
@@ -63,7 +60,7 @@ def test_scores_files(tiny_run: Path, tmp_path: Path) -> None:
     assert "| `speed.tokens_per_second` | 99.5 |" in card
 
 
-def test_controls_have_a_table_of_their_own(tiny_run: Path, tmp_path: Path) -> None:
+def test_controls_have_a_table_of_their_own(tiny_run, tmp_path):
     gap = {"mean": -0.5, "low": -0.6, "high": -0.4, "n": 9}
     told = [["what is read", "f1", "minus model"], [["no facts", "20.0", "-50.0 (-60.0 to -40.0): worse"]]]
     content = {"answering": {"f1": gap}, "controls": {"no_facts": {"f1": {"difference": gap}}}, "control_table": told}
@@ -74,7 +71,7 @@ def test_controls_have_a_table_of_their_own(tiny_run: Path, tmp_path: Path) -> N
     assert "controls." not in card
 
 
-def test_bad_scores_file(tiny_run: Path, tmp_path: Path) -> None:
+def test_bad_scores_file(tiny_run, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none\.json"):
         collect_provenance(tiny_run / "final", [tmp_path / "none.json"])
     (tmp_path / "bad.json").write_text('{\n"f1": }')
@@ -82,7 +79,7 @@ def test_bad_scores_file(tiny_run: Path, tmp_path: Path) -> None:
         collect_provenance(tiny_run / "final", [tmp_path / "bad.json"])
 
 
-def test_checkpoint_of_a_running_run(run_copy: Path) -> None:
+def test_checkpoint_of_a_running_run(run_copy):
     (run_copy / "final" / "training.json").unlink()
     folder = (run_copy / "final").rename(run_copy / "checkpoint-2")
     (folder / "trainer_state.json").write_text('{"global_step": 2}')
@@ -90,7 +87,7 @@ def test_checkpoint_of_a_running_run(run_copy: Path) -> None:
     assert (training["steps"], training["seconds"]) == (2, 5.5)
 
 
-def test_names_licence_and_revision() -> None:
+def test_names_licence_and_revision():
     card = render_card(Provenance("owner/base", "abc123", "owner/encoder", licence="apache-2.0"), "merged", "x")
     head = _head(card)
     assert (head["license"], head["base_model"], head["library_name"]) == ("apache-2.0", "owner/base", "transformers")
@@ -98,7 +95,7 @@ def test_names_licence_and_revision() -> None:
     assert "This folder: apache-2.0." in card
 
 
-def test_without_graph_no_encoder_is_named() -> None:
+def test_without_graph_no_encoder_is_named():
     card = render_card(Provenance("owner/base", encoder="owner/encoder", use_graph=False), "adapter", "x")
     assert "owner/encoder" not in card
     assert "LoRA weights, no graph" in card
@@ -128,11 +125,11 @@ def test_without_graph_no_encoder_is_named() -> None:
         (None, None),
     ],
 )
-def test_public(value: object, shown: object) -> None:
+def test_public(value, shown):
     assert public({"a": [value]}) == {"a": [shown]}
 
 
-def test_public_hides_secrets_by_name_and_keeps_tokens_and_what_it_is_told() -> None:
+def test_public_hides_secrets_by_name_and_keeps_tokens_and_what_it_is_told():
     hidden = public({"api_key": "x", "hub_token": "y", "pad_token": "<pad>", "password": None})
     assert hidden == {"api_key": "***", "hub_token": "***", "pad_token": "<pad>", "password": None}
     assert public({"base": "/models/a", "other": "/models/b"}, ("/models/a",)) == {"base": "/models/a", "other": "b"}

@@ -1,10 +1,5 @@
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load, save
@@ -13,19 +8,18 @@ from tripletune import checkpoints
 from tripletune.checkpoints import export_adapter
 from tripletune.models.files import file_digest
 
-Cli = Callable[..., tuple[int, str, str]]
 WANTED = {
     "README.md", "adapter_config.json", "adapter_model.safetensors", "chat_template.jinja", "config.json",
     "processor_config.json", "provenance.json", "tokenizer.json", "tokenizer_config.json", "verify.json",
 }  # fmt: skip
 
 
-def test_holds_these_files_and_no_others(tiny_export: Path) -> None:
+def test_holds_these_files_and_no_others(tiny_export):
     assert {path.name for path in tiny_export.iterdir()} == WANTED
     assert not [path.name for path in tiny_export.parent.iterdir() if path.name != "h1"]
 
 
-def test_reference_outputs_are_those_of_the_run(tiny_run: Path, tiny_export: Path) -> None:
+def test_reference_outputs_are_those_of_the_run(tiny_run, tiny_export):
     import torch
 
     from tripletune.models.graph_llm import load_graph_llm
@@ -48,7 +42,7 @@ def test_reference_outputs_are_those_of_the_run(tiny_run: Path, tiny_export: Pat
     }
 
 
-def test_says_nothing_of_this_machine(run_copy: Path, tmp_path: Path, tiny_encoder: Path) -> None:
+def test_says_nothing_of_this_machine(run_copy, tmp_path, tiny_encoder):
     config = json.loads((run_copy / "final" / "config.json").read_text())
     tokenizer = json.loads((run_copy / "final" / "tokenizer_config.json").read_text())
     settings = {**tokenizer, "name_or_path": "/home/someone/models/base"}
@@ -66,7 +60,7 @@ def test_says_nothing_of_this_machine(run_copy: Path, tmp_path: Path, tiny_encod
     assert json.loads((folder / "tokenizer_config.json").read_text())["eos_token"] == tokenizer["eos_token"]
 
 
-def test_revision_of_a_renamed_base_is_not_kept(run_copy: Path, tmp_path: Path) -> None:
+def test_revision_of_a_renamed_base_is_not_kept(run_copy, tmp_path):
     path = run_copy / "final" / "config.json"
     path.write_bytes(_set("base_revision", "old")(path.read_bytes()))
     kept = export_adapter(run_copy, tmp_path / "kept")
@@ -75,7 +69,7 @@ def test_revision_of_a_renamed_base_is_not_kept(run_copy: Path, tmp_path: Path) 
     assert json.loads((renamed / "config.json").read_text())["base_revision"] is None
 
 
-def test_checkpoint_of_an_unfinished_run(run_copy: Path, tmp_path: Path, cli: Cli) -> None:
+def test_checkpoint_of_an_unfinished_run(run_copy, tmp_path, cli):
     (run_copy / "final").rename(run_copy / "checkpoint-20")
     shutil.copytree(run_copy / "checkpoint-20", run_copy / "checkpoint-3")
     code, _, err = cli("export", run_copy, "--output", tmp_path / "out")
@@ -85,10 +79,10 @@ def test_checkpoint_of_an_unfinished_run(run_copy: Path, tmp_path: Path, cli: Cl
     assert {path.name for path in (tmp_path / "out").iterdir()} == WANTED
 
 
-def _tensors(part: str, change: Callable[[Any], list[Any]]) -> Callable[[bytes], bytes]:
+def _tensors(part, change):
     """Puts what `change` gives, one tensor or none, in the place of those whose names hold `part`."""
 
-    def damage(data: bytes) -> bytes:
+    def damage(data):
         tensors = load(data)
         assert any(part in name for name in tensors)
         return save({n: one for n, old in tensors.items() for one in (change(old) if part in n else [old])})
@@ -96,7 +90,7 @@ def _tensors(part: str, change: Callable[[Any], list[Any]]) -> Callable[[bytes],
     return damage
 
 
-def _set(name: str, value: str) -> Callable[[bytes], bytes]:
+def _set(name, value):
     return lambda data: json.dumps({**json.loads(data), name: value}).encode()
 
 
@@ -122,9 +116,7 @@ WEIGHTS, UNFIT = "adapter_model.safetensors", "does not fit together"
         ("config.json", _set("base_model", "/nowhere/base"), ["/nowhere/base", "no such folder"]),
     ],
 )
-def test_bad_input_is_one_line(
-    name: str, change: Callable[[bytes], bytes] | None, words: list[str], run_copy: Path, tmp_path: Path, cli: Cli
-) -> None:
+def test_bad_input_is_one_line(name, change, words, run_copy, tmp_path, cli):
     path = run_copy / "final" / name
     data = path.read_bytes()
     path.unlink()
@@ -138,7 +130,7 @@ def test_bad_input_is_one_line(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_output_that_exists(tiny_run: Path, tmp_path: Path, cli: Cli) -> None:
+def test_output_that_exists(tiny_run, tmp_path, cli):
     output = tmp_path / "out"
     output.mkdir()
     (output / "notes.txt").write_text("mine")
@@ -154,7 +146,7 @@ def test_output_that_exists(tiny_run: Path, tmp_path: Path, cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("place", ["final", "."])
-def test_does_not_replace_what_it_reads(place: str, run_copy: Path, cli: Cli) -> None:
+def test_does_not_replace_what_it_reads(place, run_copy, cli):
     before = sorted(run_copy.rglob("*"))
     code, _, err = cli("export", run_copy, "--output", run_copy / place, "--overwrite")
     assert code == 2
@@ -162,13 +154,11 @@ def test_does_not_replace_what_it_reads(place: str, run_copy: Path, cli: Cli) ->
     assert sorted(run_copy.rglob("*")) == before
 
 
-def test_failed_export_leaves_the_old_one(
-    run_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
-) -> None:
+def test_failed_export_leaves_the_old_one(run_copy, tmp_path, monkeypatch, cli):
     assert cli("export", run_copy, "--output", tmp_path / "out")[0] == 0
     before = (tmp_path / "out" / "verify.json").read_bytes()
 
-    def full_disk(*_: Any) -> None:
+    def full_disk(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoints, "weight_digests", full_disk)

@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,21 +10,19 @@ from tripletune.checkpoints.verify import Loaded, cases_of, model_input, verify
 from tripletune.models.graph_llm import load_generator, load_graph_llm
 from tripletune.models.graph_llm.model import GraphLLM
 
-Cli = Callable[..., tuple[int, str, str]]
 
-
-def _names(folder: Path) -> set[str]:
+def _names(folder):
     with safe_open(folder / "model.safetensors", framework="pt") as tensors:
         return set(tensors.keys())
 
 
-def _texts(folder: Path) -> list[str]:
+def _texts(folder):
     samples = [model_input(case) for case in cases_of(Loaded(None, None, True, folder))]
     return [reply.text for reply in load_generator(folder).generate_many(samples, 12)]
 
 
 @pytest.fixture(scope="module")
-def merged(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def merged(tiny_export, tmp_path_factory):
     folder = tmp_path_factory.mktemp("merged") / "h1"
     found = merge_adapter(tiny_export, folder)
     assert found.difference < 1e-4
@@ -36,14 +30,14 @@ def merged(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_replies_as_the_adapter_without_peft(merged: Path, tiny_export: Path) -> None:
+def test_replies_as_the_adapter_without_peft(merged, tiny_export):
     model, _ = load_graph_llm(merged, torch.float32)
     assert type(model) is GraphLLM
     assert not [name for name, _ in model.named_parameters() if "lora" in name]
     assert _texts(merged) == _texts(tiny_export)
 
 
-def test_lora_is_in_the_weights(merged: Path, tiny_export: Path) -> None:
+def test_lora_is_in_the_weights(merged, tiny_export):
     model = GraphLLM.from_pretrained(merged)
     adapted, _ = load_graph_llm(tiny_export, torch.float32)
     layer = adapted.get_base_model().language_model.model.layers[1].mlp.down_proj
@@ -55,7 +49,7 @@ def test_lora_is_in_the_weights(merged: Path, tiny_export: Path) -> None:
     assert torch.equal(model.projector.out.weight, trained)
 
 
-def test_tied_weights_stay_tied(merged: Path) -> None:
+def test_tied_weights_stay_tied(merged):
     model = GraphLLM.from_pretrained(merged)
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert "language_model.lm_head.weight" not in _names(merged)
@@ -63,15 +57,13 @@ def test_tied_weights_stay_tied(merged: Path) -> None:
 
 
 @pytest.mark.usefixtures("same_process")
-def test_merged_folder_verifies(merged: Path, tiny_run: Path) -> None:
+def test_merged_folder_verifies(merged, tiny_run):
     comparisons = verify(merged, tiny_run)
     assert [comparison.passed for comparison in comparisons] == [True, True]
 
 
 @pytest.mark.parametrize("lora", [True, False])
-def test_untied_weights_with_and_without_lora(
-    lora: bool, tiny_model: Callable[[str], Path], tiny_encoder: Path, tmp_path: Path, train: Callable[..., None]
-) -> None:
+def test_untied_weights_with_and_without_lora(lora, tiny_model, tiny_encoder, tmp_path, train):
     train(tiny_model("llama"), tiny_encoder, tmp_path / "run", lora=lora)
     found = merge_adapter(tmp_path / "run", tmp_path / "out")
     assert found.difference < 1e-3
@@ -80,9 +72,7 @@ def test_untied_weights_with_and_without_lora(
     assert _texts(tmp_path / "out") == _texts(tmp_path / "run")
 
 
-def test_bfloat16_rounds_the_language_model_alone(
-    tiny_export: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_bfloat16_rounds_the_language_model_alone(tiny_export, tmp_path, caplog):
     report = merge_adapter(tiny_export, tmp_path / "out", dtype="bfloat16")
     # The tiny adapter's updates are as large as the weights.
     assert "weights in bfloat16 round away 0 % of what the adapter adds" in caplog.text
@@ -93,7 +83,7 @@ def test_bfloat16_rounds_the_language_model_alone(
     assert report.difference > 1e-3
 
 
-def test_a_third_of_a_small_update_is_rounded_away() -> None:
+def test_a_third_of_a_small_update_is_rounded_away():
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(256, 256))
     torch.nn.init.normal_(model[0].weight, std=0.02)
@@ -107,7 +97,7 @@ def test_a_third_of_a_small_update_is_rounded_away() -> None:
     assert _rounded_away(model, torch.float32) < 1e-3
 
 
-def test_language_model_alone_with_graph(tiny_export: Path, tmp_path: Path, cli: Cli) -> None:
+def test_language_model_alone_with_graph(tiny_export, tmp_path, cli):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     code, _, err = cli("merge", tiny_export, "--output", tmp_path / "lm", "--language-model-only")
@@ -122,9 +112,7 @@ def test_language_model_alone_with_graph(tiny_export: Path, tmp_path: Path, cli:
     assert "The graph token is lost" in (tmp_path / "lm" / "README.md").read_text()
 
 
-def test_language_model_alone_without_graph(
-    tiny_model: Callable[[str], Path], tiny_encoder: Path, tmp_path: Path, train: Callable[..., None], cli: Cli
-) -> None:
+def test_language_model_alone_without_graph(tiny_model, tiny_encoder, tmp_path, train, cli):
     train(tiny_model("smollm2"), tiny_encoder, tmp_path / "run", use_graph=False)
     code, _, err = cli("merge", tmp_path / "run", "--output", tmp_path / "lm", "--language-model-only")
     assert code == 0
@@ -132,9 +120,7 @@ def test_language_model_alone_without_graph(
     assert _texts(tmp_path / "lm") == _texts(tmp_path / "run")
 
 
-def test_a_merge_that_went_wrong_writes_nothing(
-    tiny_export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
-) -> None:
+def test_a_merge_that_went_wrong_writes_nothing(tiny_export, tmp_path, monkeypatch, cli):
     monkeypatch.setattr(PeftModel, "merge_and_unload", lambda self, safe_merge: self.unload(), raising=False)
     for options in ([], ["--language-model-only"]):
         code, _, err = cli("merge", tiny_export, "--output", tmp_path / "out", *options)
@@ -143,7 +129,7 @@ def test_a_merge_that_went_wrong_writes_nothing(
         assert not list(tmp_path.iterdir())
 
 
-def test_what_can_not_be_merged(merged: Path, tiny_export: Path, tmp_path: Path, cli: Cli) -> None:
+def test_what_can_not_be_merged(merged, tiny_export, tmp_path, cli):
     code, _, err = cli("merge", merged, "--output", tmp_path / "out")
     assert (code, err.count("\n")) == (2, 1)
     assert "needs neither export nor merge" in err
@@ -152,7 +138,7 @@ def test_what_can_not_be_merged(merged: Path, tiny_export: Path, tmp_path: Path,
     assert "is not empty" in err
 
 
-def test_card_keeps_the_story_of_the_run(merged: Path, tiny_export: Path) -> None:
+def test_card_keeps_the_story_of_the_run(merged, tiny_export):
     card = (merged / "README.md").read_text()
     assert "0123abcd" in card
     assert "library_name: transformers" in card

@@ -1,13 +1,9 @@
 """Extractors and students on their way out: exported, merged and verified, loaded by plain transformers and PEFT."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import peft
 import pytest
@@ -17,11 +13,10 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 from tripletune.checkpoints import export_adapter, merge_adapter
 from tripletune.models.lora import add_lora
 
-Cli = Callable[..., tuple[int, str, str]]
 PROMPT = "Write down every fact.\n"
 
 
-def make_run(base: Path, run: Path, seq2seq: bool, task: str = "text_to_triples") -> Path:
+def make_run(base, run, seq2seq, task="text_to_triples"):
     """A finished run with an adapter that does something, as `train.text_run` saves it."""
     folder = run / "final"
     torch.manual_seed(5)
@@ -46,24 +41,24 @@ def make_run(base: Path, run: Path, seq2seq: bool, task: str = "text_to_triples"
 
 
 @pytest.fixture(params=["decoder", "encoder-decoder"])
-def seq2seq(request: pytest.FixtureRequest) -> bool:
+def seq2seq(request):
     return bool(request.param == "encoder-decoder")
 
 
 @pytest.fixture
-def run(tmp_path: Path, tiny_llama: Path, tiny_t5: Path, seq2seq: bool) -> Path:
+def run(tmp_path, tiny_llama, tiny_t5, seq2seq):
     return make_run(tiny_t5 if seq2seq else tiny_llama, tmp_path / "runs" / "extractor", seq2seq)
 
 
 def test_an_export_loads_in_plain_peft_and_a_merged_folder_in_plain_transformers(
-    run: Path, tmp_path: Path, seq2seq: bool, tiny_llama: Path, tiny_t5: Path
-) -> None:
+    run, tmp_path, seq2seq, tiny_llama, tiny_t5
+):
     plain = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
     auto = peft.AutoPeftModelForSeq2SeqLM if seq2seq else peft.AutoPeftModelForCausalLM
     extra = {"decoder_input_ids": torch.tensor([[3]])} if seq2seq else {}
     base = plain.from_pretrained(tiny_t5 if seq2seq else tiny_llama)
 
-    def logits(model: Any, folder: Path) -> torch.Tensor:
+    def logits(model, folder):
         batch = AutoTokenizer.from_pretrained(folder)("Ida Morn was born in Velsund.", return_tensors="pt")
         with torch.no_grad():
             return model.eval()(**batch, **extra).logits
@@ -83,9 +78,7 @@ def test_an_export_loads_in_plain_peft_and_a_merged_folder_in_plain_transformers
     assert (merged / "extractor.json").exists()
 
 
-def test_the_card_shows_scores_and_code_that_runs(
-    run: Path, tmp_path: Path, seq2seq: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_card_shows_scores_and_code_that_runs(run, tmp_path, seq2seq, capsys, monkeypatch):
     scores = tmp_path / "genwiki" / "metrics.json"
     scores.parent.mkdir()
     scores.write_text(json.dumps({"normalised": {"micro": {"f1": {"mean": 0.42, "low": 0.4, "high": 0.44, "n": 9}}}}))
@@ -105,14 +98,14 @@ def test_the_card_shows_scores_and_code_that_runs(
     assert capsys.readouterr().out
 
 
-def test_verify_knows_an_export(run: Path, tmp_path: Path, cli: Cli, same_process: None) -> None:
+def test_verify_knows_an_export(run, tmp_path, cli, same_process):
     folder = export_adapter(run, tmp_path / "out")
     code, out, err = cli("verify", folder, "--run", run)
     assert code == 0, err
     assert "is intact" in out
 
 
-def test_a_base_model_gets_another_name(run: Path, tmp_path: Path) -> None:
+def test_a_base_model_gets_another_name(run, tmp_path):
     folder = export_adapter(run, tmp_path / "out", base_model="owner/name", base_revision="abc")
     adapter = json.loads((folder / "adapter_config.json").read_text())
     assert (adapter["base_model_name_or_path"], adapter["revision"]) == ("owner/name", "abc")
@@ -121,7 +114,7 @@ def test_a_base_model_gets_another_name(run: Path, tmp_path: Path) -> None:
     assert 'from_pretrained("owner/name", revision="abc")' in (folder / "README.md").read_text()
 
 
-def test_a_student_of_cirag_is_exported_too(tmp_path: Path, tiny_llama: Path, cli: Cli, same_process: None) -> None:
+def test_a_student_of_cirag_is_exported_too(tmp_path, tiny_llama, cli, same_process):
     run = make_run(tiny_llama, tmp_path / "runs" / "student", False, "cirag.integrate")
     for name, more in (("training.json", {"teachers": {"oracle": 7}}), ("student.json", {"max_prompt_tokens": 900})):
         path = run / "final" / name
@@ -138,7 +131,7 @@ def test_a_student_of_cirag_is_exported_too(tmp_path: Path, tiny_llama: Path, cl
     assert "`eval_normalised/micro/f1` | 0.5" in (tmp_path / "merged" / "README.md").read_text()
 
 
-def test_a_whole_model_needs_no_export(tmp_path: Path, tiny_llama: Path, cli: Cli) -> None:
+def test_a_whole_model_needs_no_export(tmp_path, tiny_llama, cli):
     run = tmp_path / "run"
     shutil.copytree(tiny_llama, run / "final")
     (run / "final" / "extractor.json").write_text(json.dumps({"task": "text_to_triples"}))

@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import json
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,24 +8,22 @@ from safetensors.torch import load_file, save_file
 
 from tripletune.checkpoints.verify import compare_observations, verify
 
-Cli = Callable[..., tuple[int, str, str]]
 
-
-def _scale(folder: Path, part: str, by: float) -> None:
+def _scale(folder, part, by):
     """Multiply the tensors whose name holds `part`."""
     path = folder / "adapter_model.safetensors"
     save_file({name: tensor * (by if part in name else 1) for name, tensor in load_file(path).items()}, path)
 
 
 @pytest.mark.usefixtures("same_process")
-def test_untouched_export_passes(tiny_export: Path, tiny_run: Path, cli: Cli) -> None:
+def test_untouched_export_passes(tiny_export, tiny_run, cli):
     code, out, err = cli("verify", tiny_export, "--run", tiny_run)
     assert (code, err) == (0, "")
     for line, against in zip(out.splitlines(), ("verify.json", tiny_run), strict=True):
         assert line.startswith(f"{tiny_export} is intact against {against}: 3 of 3 prompts and 3 of 3 greedy replies")
 
 
-def _other_base(folder: Path) -> None:
+def _other_base(folder):
     config = json.loads((folder / "config.json").read_text())
     base = Path(shutil.copytree(config["base_model"], folder.parent / "base"))
     tensors = load_file(base / "model.safetensors")
@@ -36,7 +31,7 @@ def _other_base(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**config, "base_model": str(base)}))
 
 
-def _other_instruction(folder: Path) -> None:
+def _other_instruction(folder):
     path = folder / "processor_config.json"
     settings = json.loads(path.read_text())
     path.write_text(json.dumps({**settings, "answering_instruction": "Say something else."}))
@@ -54,9 +49,7 @@ def _other_instruction(folder: Path) -> None:
         (_other_instruction, "the tokenizer or processor_config.json is another one"),
     ],
 )
-def test_what_is_wrong_is_named(
-    change: Callable[[Path], None], words: str, export_copy: Path, tmp_path: Path, cli: Cli
-) -> None:
+def test_what_is_wrong_is_named(change, words, export_copy, tmp_path, cli):
     change(export_copy)
     code, out, err = cli("verify", export_copy)
     assert (code, out, err.count("\n")) == (1, "", 1)
@@ -65,7 +58,7 @@ def test_what_is_wrong_is_named(
 
 
 @pytest.mark.usefixtures("same_process")
-def test_changed_file_with_equal_outputs_is_noticed(export_copy: Path) -> None:
+def test_changed_file_with_equal_outputs_is_noticed(export_copy):
     path = export_copy / "adapter_model.safetensors"
     save_file(load_file(path), path, metadata={"format": "pt", "note": "saved again"})
     (found,) = verify(export_copy)
@@ -75,7 +68,7 @@ def test_changed_file_with_equal_outputs_is_noticed(export_copy: Path) -> None:
 
 
 @pytest.mark.usefixtures("same_process")
-def test_another_run_is_noticed(tiny_export: Path, run_copy: Path, cli: Cli) -> None:
+def test_another_run_is_noticed(tiny_export, run_copy, cli):
     _scale(run_copy / "final", "lora_B", 1.5)
     code, out, err = cli("verify", tiny_export, "--run", run_copy)
     assert code == 1
@@ -84,7 +77,7 @@ def test_another_run_is_noticed(tiny_export: Path, run_copy: Path, cli: Cli) -> 
     assert "it is another model" in err
 
 
-def _cut_weights(folder: Path) -> None:
+def _cut_weights(folder):
     path = folder / "adapter_model.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
 
@@ -97,7 +90,7 @@ def _cut_weights(folder: Path) -> None:
         (lambda folder: (folder / "verify.json").unlink(), "has no verify.json"),
     ],
 )
-def test_damage_is_one_line(damage: Callable[[Path], None], words: str, export_copy: Path, cli: Cli) -> None:
+def test_damage_is_one_line(damage, words, export_copy, cli):
     damage(export_copy)
     code, out, err = cli("verify", export_copy)
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -117,7 +110,7 @@ def test_damage_is_one_line(damage: Callable[[Path], None], words: str, export_c
         ({"reply_ids": [7]}, False),
     ],
 )
-def test_compare(changes: dict[str, object], passes: bool) -> None:
+def test_compare(changes, passes):
     case = {"name": "a", "prompt_ids": [1], "log_normaliser": 2.0, "reply_ids": [7, 2]}
     other = {"name": "b", "prompt_ids": [2], "log_normaliser": 1.0, "reply_ids": [5]}
     reference, observed = {"cases": [case, other]}, {"cases": [{**case, **changes}, other]}
@@ -125,7 +118,7 @@ def test_compare(changes: dict[str, object], passes: bool) -> None:
 
 
 @pytest.mark.slow
-def test_new_process(export_copy: Path, cli: Cli) -> None:
+def test_new_process(export_copy, cli):
     code, out, _ = cli("verify", export_copy)
     assert code == 0
     assert "is intact" in out

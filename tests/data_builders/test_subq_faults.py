@@ -26,7 +26,7 @@ FAULTS = Faults(
 KEY = "sk-secret-key-of-the-fault-test"
 
 
-def command(url: str, output: Path) -> list[str]:
+def command(url, output):
     return [
         *(sys.executable, "-m", "tripletune.data_builders.hotpotqa_subq"),
         *("--source", f"hotpotqa:{output.with_name('questions.jsonl')}"),
@@ -36,7 +36,7 @@ def command(url: str, output: Path) -> list[str]:
     ]
 
 
-def stored_calls(ledger: Path) -> set[str]:
+def stored_calls(ledger):
     """The messages of every call that the ledger has a reply to."""
     if not ledger.exists():
         return set()
@@ -51,11 +51,11 @@ def stored_calls(ledger: Path) -> set[str]:
     return {canonical(json.loads(text)) for (text,) in rows}
 
 
-def canonical(messages: object) -> str:
+def canonical(messages):
     return json.dumps(messages, sort_keys=True)
 
 
-def kill_after(process: "subprocess.Popen[bytes]", server: MockServer, answers: int, pause: float) -> None:
+def kill_after(process, server, answers, pause):
     """Kill a build once the server has given so many answers more, or let it end."""
     goal = server.count("answered").total() + answers
     deadline = time.monotonic() + 60

@@ -1,7 +1,5 @@
 """A Graph-LLM that a test writes, in place of a loaded one; and what the command line prints for an error."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """CIRAG from the command line: the oracle of a world, and a batch teacher whose replies a script writes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

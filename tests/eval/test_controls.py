@@ -1,7 +1,5 @@
 """Controls of scores on records: each takes away what it says, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import types
 from dataclasses import replace
@@ -17,7 +15,7 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Completion
 
 
-def of(number: int, steps: int = 2) -> list[Record]:
+def of(number, steps=2):
     """A question's records: it stops after its steps, and the last object is its answer."""
     question, name = f"Where is {number}?", f"q{number}"
     history = tuple(Step(f"{name} ask {n}?", (Triple(name, "is in", f"town {number}.{n}"),)) for n in range(steps))

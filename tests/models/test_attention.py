@@ -16,7 +16,7 @@ class Layer(nn.Module):
 
 @pytest.mark.parametrize("length", [1, 3, 8, 21])
 @pytest.mark.parametrize("kind", ["none", "boolean", "added"])
-def test_outputs_and_gradients_are_those_of_torch(length: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_and_gradients_are_those_of_torch(length, kind, monkeypatch):
     torch.manual_seed(0)
     monkeypatch.setattr(attention, "_SIZE", 5)
     inputs = [torch.randn(2, heads, length, 8, requires_grad=True) for heads in (6, 2, 2)]
@@ -32,7 +32,7 @@ def test_outputs_and_gradients_are_those_of_torch(length: int, kind: str, monkey
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-def test_rows_end_to_end_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_end_to_end_do_not_see_each_other(monkeypatch):
     torch.manual_seed(0)
     monkeypatch.setattr(attention, "_SIZE", 3)
     lengths = (7, 0, 1, 10)
@@ -47,7 +47,7 @@ def test_rows_end_to_end_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) 
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-def test_autocast_computes_in_its_type() -> None:
+def test_autocast_computes_in_its_type():
     torch.manual_seed(0)
     inputs = [torch.randn(2, heads, 8, 8, requires_grad=True) for heads in (6, 2, 2)]
     with torch.autocast("cpu", torch.bfloat16):
@@ -57,7 +57,7 @@ def test_autocast_computes_in_its_type() -> None:
     torch.testing.assert_close(found.float(), sdpa_attention_forward(Layer(), *inputs, None)[0], atol=3e-2, rtol=3e-2)
 
 
-def test_what_is_not_plain_self_attention_goes_to_torch(make_graph_llm) -> None:
+def test_what_is_not_plain_self_attention_goes_to_torch(make_graph_llm):
     query, key = torch.randn(1, 6, 1, 8), torch.randn(1, 2, 5, 8)
     expected = sdpa_attention_forward(Layer(), query, key, key, None)[0]
     assert block_attention(Layer(), query, key, key, None)[0].equal(expected)

@@ -29,12 +29,12 @@ from tripletune.models.files import (
 MADE = ("*.jsonl", "README.md")
 
 
-def fill(output: Path, text: str = "new", **options: bool) -> None:
+def fill(output, text="new", **options):
     with new_folder(output, MADE, **options) as folder:
         (folder / "a.jsonl").write_text(text)
 
 
-def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     output = tmp_path / "deep" / "out"
     with pytest.raises(KeyError), new_folder(output, MADE) as folder:
         (folder / "a.jsonl").write_text("half")
@@ -45,7 +45,7 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert os.listdir(output.parent) == ["out"]
 
 
-def test_a_folder_is_replaced_only_when_asked_and_only_what_such_a_program_makes(tmp_path: Path) -> None:
+def test_a_folder_is_replaced_only_when_asked_and_only_what_such_a_program_makes(tmp_path):
     output = tmp_path / "out"
     fill(output, "old")
     with pytest.raises(FileExistsError, match="--overwrite"):
@@ -58,7 +58,7 @@ def test_a_folder_is_replaced_only_when_asked_and_only_what_such_a_program_makes
     assert (output / "a.jsonl").read_text() == "new"
 
 
-def test_folders_of_the_user_beside_the_output_stay(tmp_path: Path) -> None:
+def test_folders_of_the_user_beside_the_output_stay(tmp_path):
     for name in ("out.old", "out.partial", "out.tmp", "out.replaced"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine").write_text("precious")
@@ -67,7 +67,7 @@ def test_folders_of_the_user_beside_the_output_stay(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("out.*/mine"))) == 4
 
 
-def test_a_symbolic_link_is_followed(tmp_path: Path) -> None:
+def test_a_symbolic_link_is_followed(tmp_path):
     disk, link = tmp_path / "disk", tmp_path / "link"
     disk.mkdir()
     link.symlink_to(disk)
@@ -77,7 +77,7 @@ def test_a_symbolic_link_is_followed(tmp_path: Path) -> None:
     assert (disk / "a.jsonl").read_text() == "again"
 
 
-def test_a_second_writer_is_refused_while_the_first_writes(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_while_the_first_writes(tmp_path):
     with new_folder(tmp_path / "out", MADE) as folder:
         (folder / "a.jsonl").write_text("first")
         with pytest.raises(ValueError, match="another program is writing"):
@@ -85,7 +85,7 @@ def test_a_second_writer_is_refused_while_the_first_writes(tmp_path: Path) -> No
     assert (tmp_path / "out" / "a.jsonl").read_text() == "first"
 
 
-def test_what_a_kill_left_is_put_right(tmp_path: Path) -> None:
+def test_what_a_kill_left_is_put_right(tmp_path):
     fill(tmp_path / "out", "old")
     script = (
         "import os, signal, sys\nfrom tripletune.models import files\n"
@@ -103,7 +103,7 @@ def test_what_a_kill_left_is_put_right(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "a.jsonl").read_text() == "old"
 
 
-def test_work_that_can_go_on_stays_for_the_next_call(tmp_path: Path) -> None:
+def test_work_that_can_go_on_stays_for_the_next_call(tmp_path):
     with pytest.raises(KeyError), new_folder(tmp_path / "out", MADE, resume=True) as folder:
         (folder / "a.jsonl").write_text("half")
         raise KeyError
@@ -112,7 +112,7 @@ def test_work_that_can_go_on_stays_for_the_next_call(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "out")) == ["a.jsonl"]
 
 
-def test_nothing_is_written_over_what_is_read(tmp_path: Path) -> None:
+def test_nothing_is_written_over_what_is_read(tmp_path):
     source = tmp_path / "in" / "train.jsonl"
     write_text_in = source.parent
     write_text_in.mkdir()
@@ -124,7 +124,7 @@ def test_nothing_is_written_over_what_is_read(tmp_path: Path) -> None:
     assert source.read_text() == "mine"
 
 
-def test_a_file_is_written_in_one_step(tmp_path: Path) -> None:
+def test_a_file_is_written_in_one_step(tmp_path):
     path = tmp_path / "a.json"
     write_json(path, {"a": "é"})
     with pytest.raises(KeyError), new_file(path) as scratch:
@@ -140,14 +140,14 @@ def test_a_file_is_written_in_one_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("content", "said"), [(b"{", "a.json:1"), (b"\xff", "not UTF-8"), (b"[]", "found list")])
-def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_damaged_file_is_named(tmp_path, content, said):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ValueError, match=said) as caught:
         read_json(tmp_path / "a.json")
     assert "a.json" in str(caught.value)
 
 
-def test_a_lock_ends_with_its_file(tmp_path: Path) -> None:
+def test_a_lock_ends_with_its_file(tmp_path):
     first = lock_folder(tmp_path, "taken")
     assert first is not None
     with pytest.raises(ValueError, match="taken"):
@@ -166,15 +166,15 @@ def test_a_lock_can_be_waited_for(tmp_path):
     assert time.monotonic() - start > 0.1
 
 
-def build(folder: Path, done: list[str], stops: int | None = None) -> str:
-    def part(number: int, place: Path) -> None:
+def build(folder, done, stops=None):
+    def part(number, place):
         if number == stops:
             raise KeyboardInterrupt
         time.sleep(0.01)
         done.append(str(number))
         write_text(place / "end", str(number))
 
-    def merge(places: list[Path]) -> None:
+    def merge(places):
         done.append("merged")
         write_text(folder / "end", "".join((place / "end").read_text() for place in places))
 
@@ -182,7 +182,7 @@ def build(folder: Path, done: list[str], stops: int | None = None) -> str:
     return (folder / "end").read_text()
 
 
-def test_parts_that_were_finished_before_a_kill_are_used(tmp_path: Path) -> None:
+def test_parts_that_were_finished_before_a_kill_are_used(tmp_path):
     done: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         build(tmp_path / "it", done, stops=4)
@@ -191,15 +191,15 @@ def test_parts_that_were_finished_before_a_kill_are_used(tmp_path: Path) -> None
     assert os.listdir(tmp_path / "it") == ["end"]
 
 
-def test_several_build_each_part_once(tmp_path: Path) -> None:
+def test_several_build_each_part_once(tmp_path):
     done: list[str] = []
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(lambda _: build(tmp_path, done), range(3))) == ["012345"] * 3
     assert sorted(done) == [*"012345", "merged"]
 
 
-def test_without_locks_another_may_be_done_first(tmp_path: Path) -> None:
-    def part(place: Path) -> None:
+def test_without_locks_another_may_be_done_first(tmp_path):
+    def part(place):
         write_text(tmp_path / "end", "theirs")
         shutil.rmtree(place.parent)
         write_text(place / "end", "mine")

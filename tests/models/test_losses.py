@@ -1,9 +1,3 @@
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -12,9 +6,7 @@ from tripletune.models.losses import learn_labels_only
 
 
 @pytest.mark.parametrize("family", ["llama", "smollm2", "qwen3", "gemma2", "gemma3", "granite", "gpt2", "cohere"])
-def test_logits_at_labels_give_the_loss_and_gradients_of_all_logits(
-    tiny_model: Callable[[str], Path], family: str
-) -> None:
+def test_logits_at_labels_give_the_loss_and_gradients_of_all_logits(tiny_model, family):
     model = AutoModelForCausalLM.from_pretrained(tiny_model(family), dtype=torch.float32).eval()
     ids = torch.randint(4, 300, (3, 17), generator=torch.Generator().manual_seed(1))
     labels = ids.clone()
@@ -35,11 +27,11 @@ def test_logits_at_labels_give_the_loss_and_gradients_of_all_logits(
     assert model(input_ids=ids, labels=labels, full_logits=True).logits.shape == whole.logits.shape
 
 
-def test_a_family_with_a_scale_of_its_own_keeps_its_own_loss(tiny_llama: Path) -> None:
+def test_a_family_with_a_scale_of_its_own_keeps_its_own_loss(tiny_llama):
     model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
     inner = model.forward
 
-    def scaled(*args: Any, **kwargs: Any) -> Any:
+    def scaled(*args, **kwargs):
         output = inner(*args, **kwargs)
         output.logits = output.logits * 3
         return output
@@ -49,7 +41,7 @@ def test_a_family_with_a_scale_of_its_own_keeps_its_own_loss(tiny_llama: Path) -
     assert model.forward is scaled
 
 
-def test_a_batch_without_labels_learns_nothing(tiny_llama: Path) -> None:
+def test_a_batch_without_labels_learns_nothing(tiny_llama):
     model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
     learn_labels_only(model)
     ids = torch.full((1, 6), 5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -38,11 +37,11 @@ class Outer:
     quiet: bool = setting(False, "say less")
     inner: Inner = field(default_factory=Inner)
 
-    def check(self) -> list[str]:
+    def check(self):
         return ["quiet: only with one step"] if self.quiet and self.steps > 1 else []
 
 
-def test_a_file_its_base_and_the_command_line_in_this_order(tmp_path: Path) -> None:
+def test_a_file_its_base_and_the_command_line_in_this_order(tmp_path):
     (tmp_path / "base.yaml").write_text("steps: 5\ninner: {rate: 1e-3, kind: linear}\n")
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "run.yaml").write_text("base: ../base.yaml\ninner: {rate: 2}\n")
@@ -58,13 +57,13 @@ def test_a_file_its_base_and_the_command_line_in_this_order(tmp_path: Path) -> N
     assert load_config(Outer, tmp_path / "again.yaml") == config
 
 
-def test_bases_that_go_round_are_refused(tmp_path: Path) -> None:
+def test_bases_that_go_round_are_refused(tmp_path):
     (tmp_path / "a.yaml").write_text("base: a.yaml\n")
     with pytest.raises(ConfigError, match="back to itself"):
         load_config(Outer, tmp_path / "a.yaml")
 
 
-def test_every_problem_is_reported_with_the_nearest_name(tmp_path: Path) -> None:
+def test_every_problem_is_reported_with_the_nearest_name(tmp_path):
     (tmp_path / "run.yaml").write_text("step: 2\nsteps: 1.5\ninner: {rate: x, kind: cosin, revision: 0123456}\n")
     with pytest.raises(ConfigError) as caught:
         load_config(Outer, tmp_path / "run.yaml")
@@ -73,7 +72,7 @@ def test_every_problem_is_reported_with_the_nearest_name(tmp_path: Path) -> None
         assert said in str(caught.value)
 
 
-def test_ranges_choices_and_what_a_section_says() -> None:
+def test_ranges_choices_and_what_a_section_says():
     config = Outer(12, True, Inner(0, names=["c"]))
     assert problems(config) == [
         "steps: 12 must be at least 1 and at most 9",
@@ -84,14 +83,14 @@ def test_ranges_choices_and_what_a_section_says() -> None:
     assert problems(Outer(inner=Inner(float("nan")))) == ["inner.rate: nan is not a finite number"]
 
 
-def test_text_of_the_command_line_stays_text() -> None:
+def test_text_of_the_command_line_stays_text():
     config, _ = parse_command_line(Outer, "", ["--inner.revision", "0123456"])
     assert config.inner.revision == "0123456"
     config, _ = parse_command_line(Outer, "", ["--inner.revision", "null", "--quiet", "true", "--steps", "1"])
     assert (config.inner.revision, config.quiet) == (None, True)
 
 
-def test_an_unknown_flag_is_one_line_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_flag_is_one_line_with_the_nearest(capsys):
     with pytest.raises(SystemExit):
         parse_command_line(Outer, "", ["--inner.rat", "1"])
     said = capsys.readouterr().err
@@ -105,8 +104,8 @@ class Rare(Inner):
     words: list[str] = setting([], "some words", flag=False)
 
 
-def test_a_setting_without_a_flag_is_reached_by_set(capsys: pytest.CaptureFixture[str]) -> None:
-    def parse(*words: str) -> Rare:
+def test_a_setting_without_a_flag_is_reached_by_set(capsys):
+    def parse(*words):
         return from_arguments(Rare, parser.parse_args(list(words)), "teacher")
 
     parser = CommandParser(prog="ask", example="ask Who?")
@@ -137,7 +136,7 @@ class Run(Outer):
     inner: Rare = field(default_factory=Rare)
 
 
-def test_a_run_takes_any_setting_and_lists_those_that_few_need_last(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_takes_any_setting_and_lists_those_that_few_need_last(capsys):
     assert parse_command_line(Run, "", ["--inner.share", "0.5"])[0].inner.share == 0.5
     with pytest.raises(SystemExit):
         parse_command_line(Run, "", ["--help"])
@@ -152,13 +151,13 @@ def test_a_run_takes_any_setting_and_lists_those_that_few_need_last(capsys: pyte
     [("a: 1\na: 2\n", "twice"), ("- 1\n", "names and values"), ("a: [\n", "valid YAML"), ("[" * 20000, "too deeply"),
      ("!!python/object:os.system x\n", "valid YAML")],
 )  # fmt: skip
-def test_a_file_that_is_no_configuration_is_one_clear_error(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_is_no_configuration_is_one_clear_error(tmp_path, text, said):
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(ConfigError, match=said):
         load_config(Outer, tmp_path / "run.yaml")
 
 
-def test_flags_of_a_flat_dataclass() -> None:
+def test_flags_of_a_flat_dataclass():
     parser = argparse.ArgumentParser()
     add_arguments(parser, Inner, "teacher")
     found = from_arguments(Inner, parser.parse_args(["--teacher-kind", "linear", "--teacher-names", "a,b"]), "teacher")
@@ -168,7 +167,7 @@ def test_flags_of_a_flat_dataclass() -> None:
     assert "(default: 1e-05)" in parser.format_help()
 
 
-def test_a_flag_of_a_list_may_be_repeated() -> None:
+def test_a_flag_of_a_list_may_be_repeated():
     parser = argparse.ArgumentParser()
     add_arguments(parser, Inner)
     for words in (["--names", "b,a"], ["--names", "b", "--names", "a"]):
@@ -176,7 +175,7 @@ def test_a_flag_of_a_list_may_be_repeated() -> None:
     assert from_arguments(Inner, parser.parse_args([])).names == ["a"]
 
 
-def test_set_values() -> None:
+def test_set_values():
     values, found = set_values(Inner, ["rate=3", "revision=none", "knd=x", "kind=cosin", "names"], "system 'x'")
     assert values == {"rate": 3.0, "revision": None}
     assert found == [

@@ -1,7 +1,5 @@
 """One line for an error, and an exit code that says whose fault it is."""
 
-from __future__ import annotations
-
 import errno
 import logging
 
@@ -24,10 +22,8 @@ class Pending(RuntimeError):
         (KeyboardInterrupt(), 130, "run the same command again"),
     ],
 )
-def test_an_error_is_one_line_and_a_code(
-    error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def program() -> None:
+def test_an_error_is_one_line_and_a_code(error, code, said, capsys):
+    def program():
         raise error
 
     assert run_program(program) == code
@@ -36,11 +32,11 @@ def test_an_error_is_one_line_and_a_code(
     assert err.count("\n") == 1
 
 
-def test_what_nobody_foresaw_keeps_its_traceback() -> None:
+def test_what_nobody_foresaw_keeps_its_traceback():
     with pytest.raises(KeyError):
         run_program(lambda: {}["x"])
 
 
-def test_log_lines_of_data_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_of_data_do_not_steer_the_terminal(capsys):
     assert run_program(lambda: logging.getLogger("x").info("a\x1b[2Jb")) == 0
     assert capsys.readouterr().err == "a\ufffd[2Jb\n"

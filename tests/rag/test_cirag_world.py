@@ -1,7 +1,5 @@
 """Acceptance of SYSTEM on the fictional world: a teacher that knows the facts, BM25, and a reranker of common words."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

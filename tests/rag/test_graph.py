@@ -1,7 +1,5 @@
 """GEAR's beam search worked by hand, and PageRank against networkx."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 
@@ -19,7 +17,7 @@ from tripletune.rag.graph import Beam, breadth_first, diverse_beam_search, perso
 class Graph:
     """Triples of one-letter entities; neighbours share a letter."""
 
-    def __init__(self, *triples: str) -> None:
+    def __init__(self, *triples):
         self.triples = [Triple(*text.split()) for text in triples]
 
     def __getitem__(self, row):

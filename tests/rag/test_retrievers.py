@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ PASSAGES = [
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Path:
+def corpus(tmp_path):
     path = tmp_path / "corpus.jsonl"
     rows = [json.dumps({"title": title, "text": text}, ensure_ascii=False) for title, text in PASSAGES]
     path.write_text("\n\n".join(rows) + "\n", encoding="utf-8")
@@ -79,7 +78,7 @@ def test_index_folder_of_somebody_else_is_not_touched(corpus, tmp_path):
 def test_failed_build_leaves_no_index(tmp_path):
     folder = tmp_path / "index"
 
-    def fail(out: Path) -> None:
+    def fail(out):
         (out / "half").write_text("x")
         raise RuntimeError("killed")
 
@@ -124,7 +123,7 @@ def test_missing_corpus_unknown_kind_and_missing_encoder(corpus, tmp_path):
 def test_programs_may_share_indexes(tmp_path):
     built: list[str] = []
 
-    def build(out: Path) -> None:
+    def build(out):
         time.sleep(0.2)
         (out / "offsets.npy").write_text("x")
         built.append("once")

@@ -1,7 +1,5 @@
 """Acceptance of the systems on the fictional world: a teacher that knows the facts, but uses only what it is shown."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

@@ -3,12 +3,8 @@
 Training a decoder needs TRL; what comes before it is tested without.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,14 +14,10 @@ from tripletune.train.tasks.cirag_distill import StudentConfig
 from tripletune.train.tasks.cirag_on_policy import OnPolicyConfig
 
 RECIPE = "cirag_distill"
-Config = Callable[..., StudentConfig]
-Call = Callable[[list[str]], str]
 STEPS = {"train.max_steps": 6, "train.save_steps": 2, "train.eval_steps": 3}
 
 
-def test_a_run_and_its_student(
-    make_student_config: Config, make_trajectory: Any, write_trajectories: Any, tmp_path: Path, run_recipe: Call
-) -> None:
+def test_a_run_and_its_student(make_student_config, make_trajectory, write_trajectories, tmp_path, run_recipe):
     other = write_trajectories([make_trajectory(n, "gpt") for n in (20, 21)], "train", tmp_path / "other")
     config = make_student_config({**STEPS, "model.lora_dropout": 0.0})
     config.data.train.append(str(other))
@@ -57,9 +49,7 @@ def test_a_run_and_its_student(
     assert "trajectories of `gpt` | 2" in (exported / "README.md").read_text()
 
 
-def test_a_student_for_the_calls_of_another_system(
-    make_student_config: Config, tmp_path: Path, run_recipe: Call
-) -> None:
+def test_a_student_for_the_calls_of_another_system(make_student_config, tmp_path, run_recipe):
     from tripletune.checkpoints.__main__ import main as checkpoints
     from tripletune.data_builders.trajectories import main as build
     from tripletune.data_builders.world.build import WorldOptions, write_world
@@ -85,24 +75,22 @@ def test_a_student_for_the_calls_of_another_system(
     assert "trajectories of `oracle:world5-test`" in card
 
 
-def test_a_dry_run_says_which_rounds_are_too_long(
-    make_student_config: Config, tmp_path: Path, run_recipe: Call, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_says_which_rounds_are_too_long(make_student_config, tmp_path, run_recipe, capsys):
     config = make_student_config({"data.max_tokens": 400, "data.max_prompt_tokens": 390})
     assert run_recipe([*command_line(RECIPE, config), "--dry-run"]) == ""
     assert "6 of 12 rounds do not fit into data.max_tokens and are left out" in capsys.readouterr().err
 
 
-def no_trajectory(config: StudentConfig) -> None:
+def no_trajectory(config):
     (Path(config.data.train[0]) / "train-00000.jsonl").write_text('{"id": "1"}\n')
 
 
-def held_out(config: StudentConfig) -> None:
+def held_out(config):
     folder = Path(config.data.train[0])
     (folder / "validation-00000.jsonl").write_text((folder / "train-00000.jsonl").read_text())
 
 
-def no_room(config: StudentConfig) -> None:
+def no_room(config):
     config.data.max_tokens, config.data.max_prompt_tokens = 80, 70
 
 
@@ -115,9 +103,7 @@ def no_room(config: StudentConfig) -> None:
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-def test_bad_input_is_one_clear_message(
-    damage: Callable[[StudentConfig], None], message: str, make_student_config: Config, run_recipe: Call
-) -> None:
+def test_bad_input_is_one_clear_message(damage, message, make_student_config, run_recipe):
     config = make_student_config()
     damage(config)
     said = run_recipe(command_line(RECIPE, config))
@@ -138,13 +124,13 @@ def test_bad_input_is_one_clear_message(
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
-def test_settings_that_make_no_sense(setting: dict[str, Any], message: str) -> None:
+def test_settings_that_make_no_sense(setting, message):
     with pytest.raises(ValueError, match="problem") as raised:
         load_config(StudentConfig, None, setting)
     assert message in str(raised.value)
 
 
-def test_settings_of_on_policy_that_make_no_sense() -> None:
+def test_settings_of_on_policy_that_make_no_sense():
     setting = {"train.packing": True, "data.rounds": "separate", "data.learn": "everything"}
     with pytest.raises(ValueError, match="problem") as raised:
         load_config(OnPolicyConfig, None, setting)

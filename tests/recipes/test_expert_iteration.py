@@ -16,7 +16,7 @@ from tripletune.train.tasks.cirag_distill import StudentConfig
 CONFIG = Path(__file__).resolve().parents[2] / "recipes" / "configs" / "smollm2_135m_expert_cpu.yaml"
 
 
-def test_every_step_is_a_command_that_can_be_given_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_step_is_a_command_that_can_be_given_alone(monkeypatch):
     monkeypatch.chdir(CONFIG.parents[2])
     config = load_config(ExpertConfig, CONFIG)
     students, kept, trained = [], [], []
@@ -40,7 +40,7 @@ def test_every_step_is_a_command_that_can_be_given_alone(monkeypatch: pytest.Mon
     assert kept == [shlex.split("--min-score exact_match=1 --no-repairs --min-recall 1.0 --shortest 1")] * 2
 
 
-def test_a_graph_llm_and_a_sampled_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_llm_and_a_sampled_teacher(monkeypatch):
     monkeypatch.chdir(CONFIG.parents[2])
     values = {
         "loop": {"system": "ras", "task": "hotpotqa", "teacher": {"backend": "openai", "model": "m"}},
@@ -55,7 +55,7 @@ def test_a_graph_llm_and_a_sampled_teacher(monkeypatch: pytest.MonkeyPatch) -> N
     assert "recipes/ras_multitask.py --config c.yaml --model.adapter s --data.train" in commands[6]
 
 
-def test_options_that_do_not_exist_are_named() -> None:
+def test_options_that_do_not_exist_are_named():
     values = {"loop": {"system": "cirag", "task": "hotpotqa", "candidats": 5}, "questions": "{data: q}"}
     values |= {"exam": {"data": "e"}, "student": "s", "train": {"config": "c.yaml"}}
     with pytest.raises(ConfigError, match=r"loop, questions: .*'candidats'.*did you mean candidates\?"):
@@ -64,12 +64,10 @@ def test_options_that_do_not_exist_are_named() -> None:
         load_config(ExpertConfig, None, values | {"questions": "q"})
 
 
-def test_it_continues_and_refuses_other_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_continues_and_refuses_other_settings(tmp_path, monkeypatch, capsys):
     called: list[tuple[str, bool]] = []
 
-    def step(command: str, done: bool) -> int:
+    def step(command, done):
         called.append((command, done))
         if not done and "--output " in command:
             words = shlex.split(command)

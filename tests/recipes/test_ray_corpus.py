@@ -1,7 +1,5 @@
 """Calls and encoding on workers of Ray give the rows of one machine; skipped where Ray is not installed."""
 
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
@@ -16,12 +14,12 @@ from tripletune.recipes.ray_corpus import main
 
 
 @pytest.mark.slow
-def test_labels_are_those_of_one_machine_and_no_call_is_made_twice(tmp_path: Path) -> None:
+def test_labels_are_those_of_one_machine_and_no_call_is_made_twice(tmp_path):
     teacher = WorldTeacher(tmp_path, train=12)
     teacher.wrong = 0.25
     with MockServer(teacher.reply) as first, MockServer(teacher.reply) as second, MockServer(teacher.reply) as alone:
 
-        def command(output: str, url: str) -> list[str]:
+        def command(output, url):
             given = ["--source", f"hotpotqa:{tmp_path / 'questions.jsonl'}", "--output", str(tmp_path / output)]
             return [*given, "--teacher", "openai", "--teacher-model", "m", "--teacher-url", url]
 
@@ -45,6 +43,6 @@ def test_labels_are_those_of_one_machine_and_no_call_is_made_twice(tmp_path: Pat
         (["subq", "--source", "hotpotqa:q", "--output", "o"], "--teacher"),
     ],
 )
-def test_what_workers_cannot_do_is_refused(argv: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_workers_cannot_do_is_refused(argv, problem, capsys):
     assert main(argv) == 2
     assert problem in capsys.readouterr().err

@@ -1,9 +1,7 @@
 """The text-to-triples recipe as people run it: a whole run, a real kill, and one clear message for every bad input."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,17 +10,15 @@ from tripletune.models.options import load_config
 from tripletune.train.tasks.text_to_triples import PairConfig
 
 RECIPE = "text_to_triples"
-Config = Callable[..., Any]
-Call = Callable[[list[str]], str]
 STEPS = {"train.max_steps": 8, "train.save_steps": 3, "train.eval_steps": 2}
 
 
 @pytest.fixture(params=["decoder", "encoder-decoder"])
-def seq2seq(request: pytest.FixtureRequest) -> bool:
+def seq2seq(request):
     return bool(request.param == "encoder-decoder")
 
 
-def test_a_run_and_its_result(make_extraction_config: Config, tmp_path: Path, seq2seq: bool, run_recipe: Call) -> None:
+def test_a_run_and_its_result(make_extraction_config, tmp_path, seq2seq, run_recipe):
     config = make_extraction_config({**STEPS, "model.lora_dropout": 0.0}, seq2seq)
     assert run_recipe(command_line(RECIPE, config)) == ""
     found = lines(config, "losses.jsonl")
@@ -42,9 +38,7 @@ def test_a_run_and_its_result(make_extraction_config: Config, tmp_path: Path, se
     PeftModel.from_pretrained(auto.from_pretrained(config.model.base), folder)
 
 
-def test_without_validation_pairs_nothing_is_evaluated(
-    make_extraction_config: Config, tmp_path: Path, seq2seq: bool, run_recipe: Call
-) -> None:
+def test_without_validation_pairs_nothing_is_evaluated(make_extraction_config, tmp_path, seq2seq, run_recipe):
     config = make_extraction_config({"train.max_steps": 2, "train.eval_steps": 1}, seq2seq)
     for shard in Path(config.data.train).glob("validation*"):
         shard.unlink()
@@ -54,21 +48,21 @@ def test_without_validation_pairs_nothing_is_evaluated(
     assert not (folder / "evaluations.jsonl").exists()
 
 
-def binary_file(config: Any) -> None:
+def binary_file(config):
     (Path(config.data.train) / "train-00000.jsonl").write_bytes(b"\x80\x81\x00\xff" * 100)
 
 
-def no_room(config: Any) -> None:
+def no_room(config):
     row = {"id": "1", "text": "x", "triples": [["a " * 200, "b", "c"]]}
     (Path(config.data.train) / "train-00000.jsonl").write_text(json.dumps(row) + "\n")
     config.data.max_target_tokens = 32
 
 
-def no_pairs(config: Any) -> None:
+def no_pairs(config):
     (Path(config.data.train) / "train-00000.jsonl").write_text("")
 
 
-def packed_encoder_decoder(config: Any) -> None:
+def packed_encoder_decoder(config):
     config.train.packing = True
 
 
@@ -82,9 +76,7 @@ def packed_encoder_decoder(config: Any) -> None:
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-def test_bad_input_is_one_clear_message(
-    damage: Callable[[Any], None], message: str, make_extraction_config: Config, tmp_path: Path, run_recipe: Call
-) -> None:
+def test_bad_input_is_one_clear_message(damage, message, make_extraction_config, tmp_path, run_recipe):
     config = make_extraction_config({}, seq2seq=True)
     damage(config)
     said = run_recipe(command_line(RECIPE, config))
@@ -94,7 +86,7 @@ def test_bad_input_is_one_clear_message(
 
 
 @pytest.mark.parametrize(("source", "rate", "batch"), [("text", 2e-5, 32), ("table", 5e-5, 8)])
-def test_the_settings_of_the_paper(source: str, rate: float, batch: int) -> None:
+def test_the_settings_of_the_paper(source, rate, batch):
     configs = [load_config(PairConfig, path) for path in (ROOT / "recipes/configs").glob(f"*t2t_paper_{source}.yaml")]
     assert configs
     for config in configs:

@@ -1,8 +1,5 @@
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pytest
@@ -12,7 +9,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from tests.cli import write_lines
-from tripletune.models.data.records import IGNORED, Record
+from tripletune.models.data.records import IGNORED
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.graphs import build_graph
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
@@ -27,12 +24,11 @@ from tripletune.train.batches import (
 )
 from tripletune.train.tasks import Examples
 
-Rows = Callable[[Counter[str]], Iterator[dict[str, Any]]]
 FAMILIES = ("llama", "smollm2", "qwen2", "qwen3", "gemma", "gemma3", "granite", "cohere", "gpt2", "gptj", "lfm2")
 
 
-def rows_of(lengths: list[int]) -> Rows:
-    def rows(counts: Counter[str]) -> Iterator[dict[str, Any]]:
+def rows_of(lengths):
+    def rows(counts):
         counts["seen"] += len(lengths)
         for number, length in enumerate(lengths):
             yield {
@@ -44,12 +40,12 @@ def rows_of(lengths: list[int]) -> Rows:
     return rows
 
 
-def never(counts: Counter[str]) -> Iterator[dict[str, Any]]:
+def never(counts):
     raise AssertionError("tokenised again")
     yield {}
 
 
-def test_rows_are_written_once(tmp_path: Path) -> None:
+def test_rows_are_written_once(tmp_path):
     found = cached_rows(["key"], tmp_path, [rows_of([3]), rows_of([]), rows_of([4, 5])])
     assert found[2] == {"input_ids": [1] * 5, "labels": [-100] * 4 + [1], "length": 5}
     assert rows_meta(found) == {"rows": 3, "tokens": 12, "label_tokens": 3, "seen": 3}
@@ -59,8 +55,8 @@ def test_rows_are_written_once(tmp_path: Path) -> None:
     assert len(cached_rows(["other"], tmp_path, [rows_of([4])])) == 1
 
 
-def test_rows_that_were_cut_off_are_written_anew(tmp_path: Path) -> None:
-    def dies(counts: Counter[str]) -> Iterator[dict[str, Any]]:
+def test_rows_that_were_cut_off_are_written_anew(tmp_path):
+    def dies(counts):
         yield from rows_of([3])(counts)
         raise KeyboardInterrupt
 
@@ -69,8 +65,8 @@ def test_rows_that_were_cut_off_are_written_anew(tmp_path: Path) -> None:
     assert len(cached_rows(["key"], tmp_path, [rows_of([3, 5])])) == 2
 
 
-def test_no_rows_say_why(tmp_path: Path) -> None:
-    def nothing(counts: Counter[str]) -> Iterator[dict[str, Any]]:
+def test_no_rows_say_why(tmp_path):
+    def nothing(counts):
         counts["left_out"] = 7
         yield from ()
 
@@ -78,7 +74,7 @@ def test_no_rows_say_why(tmp_path: Path) -> None:
         cached_rows(["key"], tmp_path, [nothing])
 
 
-def test_packs_are_made_once_and_hold_whole_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packs_are_made_once_and_hold_whole_rows(tmp_path, monkeypatch):
     dataset = cached_rows(["key"], tmp_path, [rows_of([60, 30, 40, 64, 1])])
     packs = pack_rows(dataset, 64)
     assert sorted(length for pack in packs for length in pack["seq_lengths"]) == [1, 30, 40, 60, 64]
@@ -87,7 +83,7 @@ def test_packs_are_made_once_and_hold_whole_rows(tmp_path: Path, monkeypatch: py
     assert pack_rows(cached_rows(["key"], tmp_path, [never]), 64)[:] == packs[:]
 
 
-def test_a_row_longer_than_a_pack_is_an_error_and_not_cut(tmp_path: Path) -> None:
+def test_a_row_longer_than_a_pack_is_an_error_and_not_cut(tmp_path):
     dataset = cached_rows(["key"], tmp_path, [rows_of([3, 65])])
     with pytest.raises(ValueError, match="pack_tokens 64: the longest sample has 65 tokens"):
         pack_rows(dataset, 64)
@@ -95,9 +91,7 @@ def test_a_row_longer_than_a_pack_is_an_error_and_not_cut(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("limit", [None, 5])
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_parts_are_the_examples_in_their_order(
-    ending: str, limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_are_the_examples_in_their_order(ending, limit, tmp_path, monkeypatch):
     monkeypatch.setattr("tripletune.models.data.records.PART_BYTES", 25)
     rows = [{"id": number} for number in range(9)]
     for name in ("train-00000", "train-00001"):
@@ -114,10 +108,10 @@ def test_parts_are_the_examples_in_their_order(
     assert len(parts) == 2 if limit else all(len(part) <= 3 for part in parts)
 
 
-def test_the_digest_follows_content_and_selection(tmp_path: Path) -> None:
+def test_the_digest_follows_content_and_selection(tmp_path):
     path = tmp_path / "data.jsonl"
 
-    def digest(**options: Any) -> str:
+    def digest(**options):
         return Examples(lambda row, where: row, ((str(path), 1.0),), "train", **options).digest
 
     write_lines(path, [{"id": "1"}])
@@ -129,11 +123,11 @@ def test_the_digest_follows_content_and_selection(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def processor(tokenizer: Any) -> GraphLLMProcessor:
+def processor(tokenizer):
     return GraphLLMProcessor.create(tokenizer)
 
 
-def test_label_and_end_of_sequence_alone_are_learned(processor: GraphLLMProcessor, records: list[Record]) -> None:
+def test_label_and_end_of_sequence_alone_are_learned(processor, records):
     rows = list(encode_rows(records, Counter(), processor))
     batch = RecordCollator(processor.tokenizer.pad_token_id, None)(rows)
     eos = processor.tokenizer.eos_token
@@ -148,9 +142,7 @@ def test_label_and_end_of_sequence_alone_are_learned(processor: GraphLLMProcesso
         assert set(ids[places[-1] + 1 :].tolist()) <= {processor.tokenizer.pad_token_id}
 
 
-def test_graphs_are_those_of_the_records(
-    processor: GraphLLMProcessor, records: list[Record], tiny_encoder: Any, tmp_path: Any
-) -> None:
+def test_graphs_are_those_of_the_records(processor, records, tiny_encoder, tmp_path):
     strings = [text for record in records for part in build_graph(record.steps)[:2] for text in part]
     table = EmbeddingTable.build(strings, str(tiny_encoder), tmp_path)
     chosen = [records[1], records[3], records[9]]
@@ -163,7 +155,7 @@ def test_graphs_are_those_of_the_records(
     assert graphs.subgraph_of.tolist() == [0] * 3 + [1] * 2 + [2] * 3
 
 
-def test_weights_reach_markers_and_answers_alone(records: list[Record], processor: GraphLLMProcessor) -> None:
+def test_weights_reach_markers_and_answers_alone(records, processor):
     rows = list(encode_rows(records, Counter(), processor))
     batch = RecordCollator(3, None, action_weight=4.0, answer_weight=2.5)(rows)
     assert batch["input_ids"].shape[1] == -(-max(row["length"] for row in rows) // 8) * 8
@@ -175,7 +167,7 @@ def test_weights_reach_markers_and_answers_alone(records: list[Record], processo
     assert RecordCollator(3, None)(rows).keys() == {"input_ids", "labels"}
 
 
-def test_with_a_loss_per_record_all_records_weigh_alike(records: list[Record], processor: GraphLLMProcessor) -> None:
+def test_with_a_loss_per_record_all_records_weigh_alike(records, processor):
     rows = list(encode_rows(records, Counter(), processor))
     batch = RecordCollator(3, None, answer_weight=2.0, tokens_per_record=10.0)(rows)
     for record, labels, weights in zip(records, batch["labels"], batch["label_weights"]):
@@ -185,7 +177,7 @@ def test_with_a_loss_per_record_all_records_weigh_alike(records: list[Record], p
 # Interleaved
 
 
-def a_row(prompt: list[int], label: list[int]) -> dict[str, Any]:
+def a_row(prompt, label):
     start, end = len(prompt), len(prompt) + len(label)
     return {
         "input_ids": prompt + label,
@@ -202,7 +194,7 @@ labels = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=3)
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(prompts, labels), min_size=1, max_size=8))
-def test_every_record_can_be_read_off_its_chain(records: list[tuple[list[int], list[int]]]) -> None:
+def test_every_record_can_be_read_off_its_chain(records):
     found = []
     for chain in chain_records([a_row(*record) for record in records]):
         learned = [place for start, end, _ in chain["spans"] for place in range(start, end)]
@@ -218,8 +210,8 @@ def test_every_record_can_be_read_off_its_chain(records: list[tuple[list[int], l
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("limit", [1000, 380])
 def test_a_question_in_one_row_teaches_what_its_records_do(
-    family: str, limit: int, make_graph_llm: Any, tiny_encoder: Path, tmp_path: Path, records: list[Record]
-) -> None:
+    family, limit, make_graph_llm, tiny_encoder, tmp_path, records
+):
     made = {"prompt_order": "interleaved", "max_input_tokens": limit}
     model, processor = make_graph_llm(family, graph_dropout=0.0, processor_settings=made)
     strings = [text for record in records for part in build_graph(record.steps)[:2] for text in part]
@@ -240,5 +232,5 @@ def test_a_question_in_one_row_teaches_what_its_records_do(
         assert torch.allclose(found[1][name], gradient, atol=1e-4 * gradient.abs().max().item() + 1e-6), name
 
 
-def test_padding() -> None:
+def test_padding():
     assert pad_batch([[1, 2, 3], [4]], 9, 4).tolist() == [[1, 2, 3, 9], [4, 9, 9, 9]]

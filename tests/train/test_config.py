@@ -23,7 +23,7 @@ KINDS = {
 }
 
 
-def test_settings_that_contradict_each_other() -> None:
+def test_settings_that_contradict_each_other():
     with pytest.raises(ConfigError, match=r"the prompts would hold no facts"):
         load_config(GraphConfig, None, {"data.evidence": "graph", "model.use_graph": False})
     with pytest.raises(ConfigError, match=r"needs one graph a row"):
@@ -44,19 +44,19 @@ def test_settings_that_contradict_each_other() -> None:
         ("train.adam_beta1", 2, "must be at least 0 and below 1"),
     ],
 )
-def test_values_that_cannot_work(key: str, value: object, message: str) -> None:
+def test_values_that_cannot_work(key, value, message):
     with pytest.raises(ConfigError, match=message) as error:
         load_config(GraphConfig, None, {key: value})
     assert "1 problem(s)" in str(error.value)
     assert key.split(".")[-1] in str(error.value)
 
 
-def test_nothing_left_to_train() -> None:
+def test_nothing_left_to_train():
     with pytest.raises(ConfigError, match="nothing is left to train"):
         load_config(GraphConfig, None, {"model.lora": False, "model.use_graph": False})
 
 
-def test_defaults_are_the_papers() -> None:
+def test_defaults_are_the_papers():
     train, model = GraphConfig().train, GraphConfig().model
     assert (train.learning_rate, train.epochs, train.adam_beta2, train.warmup_ratio) == (1e-5, 2.0, 0.95, 0.15)
     assert (train.batch_size, train.micro_batches(1), train.max_grad_norm) == (2, 2, 0.5)
@@ -65,7 +65,7 @@ def test_defaults_are_the_papers() -> None:
     assert problems(GraphConfig()) == []
 
 
-def test_accumulation_follows_from_the_records_of_a_step() -> None:
+def test_accumulation_follows_from_the_records_of_a_step():
     train = load_config(GraphConfig, FOLDER / "llama2_7b_ras_paper.yaml").train
     assert [train.micro_batches(processes) for processes in (1, 2, 4, 8)] == [8, 4, 2, 1]
     with pytest.raises(ValueError, match=r"records_per_step 16 is not a multiple of train.batch_size 2 x 3 process"):
@@ -79,7 +79,7 @@ def test_accumulation_follows_from_the_records_of_a_step() -> None:
     assert load_config(GraphConfig, None, without).train.micro_batches(3) == 8
 
 
-def test_help_lists_every_field_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_field_with_its_default(capsys):
     with pytest.raises(SystemExit) as stop:
         parse_command_line(GraphConfig, "what it is", ["--help"])
     assert stop.value.code == 0
@@ -94,19 +94,19 @@ def test_help_lists_every_field_with_its_default(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(FOLDER)))
-def test_every_configuration_is_valid(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_configuration_is_valid(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     config = load_config(next(kind for name, kind in KINDS.items() if name in path.name), path)
     assert config.output_dir.startswith("runs/"), "git ignores runs/ alone"
     assert path.read_text().startswith("# "), "the head of a configuration says what it trains"
 
 
-def test_there_are_configurations() -> None:
+def test_there_are_configurations():
     assert len(CONFIGS) >= 19
 
 
 @pytest.mark.parametrize("task", names_in(TASKS))
-def test_help_needs_no_torch(task: str) -> None:
+def test_help_needs_no_torch(task):
     code = f"import sys\nfrom tripletune.train import main\ntry: main('{task}', '', ['-h'])\n"
     code += "except SystemExit: print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -1,7 +1,6 @@
 """What holds for everything that can be trained: one loss, its logs, exact resume, early refusals, a dry run."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from tripletune.train import TASKS, engine_of, train
 from tripletune.train.engine import EngineMixin
 from tripletune.train.resume import newest_checkpoint
 
-Make = Callable[..., Any]
 INTERLEAVED = {"data.prompt_order": "interleaved", "train.batch_size": 1}
 PACKED = {"train.packing": True, "train.pack_tokens": 512, "train.batch_size": 1}
 # Each way in which a task can train; a new task gets a line, and tiny data in `conftest.py:make_task`.
@@ -33,30 +31,28 @@ EACH = pytest.mark.parametrize("case", CASES)
 STEPS = {"train.gradient_accumulation": 1, "train.max_steps": 6, "train.save_steps": 2, "train.eval_steps": 3}
 
 
-def made(make: Make, case: str, overrides: dict[str, Any] | None = None) -> Any:
+def made(make, case, overrides=None):
     name, own, options = CASES[case]
     return make(name, {**own, **(overrides or {})}, **options)
 
 
 @pytest.fixture(scope="module")
-def whole() -> dict[tuple[str, int], Path]:
+def whole():
     """Folders of uninterrupted runs, by case and number of steps."""
     return {}
 
 
-def test_every_task_is_here() -> None:
+def test_every_task_is_here():
     # Reinforcement learning has no rows with labels, and no evaluation: test_grpo.py.
     assert {name for name, _, _ in CASES.values()} | {"grpo"} == set(names_in(TASKS))
 
 
 @EACH
-def test_a_run_its_logs_and_its_result(
-    case: str, make_task: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: dict[tuple[str, int], Path]
-) -> None:
+def test_a_run_its_logs_and_its_result(case, make_task, tmp_path, monkeypatch, whole):
     evaluated: list[int] = []
     original = EngineMixin.evaluation_loop
 
-    def loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def loop(self, *args, **kwargs):
         evaluated.append(self.state.global_step)
         return original(self, *args, **kwargs)
 
@@ -83,23 +79,20 @@ def test_a_run_its_logs_and_its_result(
 @pytest.mark.parametrize(
     ("case", "steps", "saved", "killed"), [*((case, 6, 2, 5) for case in CASES), ("ras", 12, 6, 7), ("ras", 12, 8, 9)]
 )
-def test_a_resumed_run_is_the_uninterrupted_run(
-    case: str, steps: int, saved: int, killed: int, make_task: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    whole: dict[tuple[str, int], Path],
-) -> None:  # fmt: skip
+def test_a_resumed_run_is_the_uninterrupted_run(case, steps, saved, killed, make_task, tmp_path, monkeypatch, whole):
     settings = {**STEPS, "train.max_steps": steps, "train.save_steps": saved}
     if (case, steps) not in whole:
         whole[case, steps] = tmp_path / "whole"
         train(made(make_task, case, {**settings, "output_dir": str(tmp_path / "whole")}))
 
     class Killed(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        def on_step_end(self, args, state, control, **kwargs):
             if state.global_step == killed:
                 raise KeyboardInterrupt
 
     original = EngineMixin.begin_run
 
-    def begin_run(self: Any, task: Any) -> None:
+    def begin_run(self, task):
         original(self, task)
         self.add_callback(Killed())
 
@@ -120,7 +113,7 @@ def test_a_resumed_run_is_the_uninterrupted_run(
 
 
 @pytest.mark.parametrize("case", ["ras", "text_to_triples", "cirag_on_policy"])
-def test_weights_and_autocast_of_bfloat16_train(case: str, make_task: Make) -> None:
+def test_weights_and_autocast_of_bfloat16_train(case, make_task):
     half = {"train.bf16": "true", "model.dtype": "bfloat16", "train.max_steps": 2, "train.gradient_accumulation": 1}
     task = made(make_task, case, half)
     train(task)
@@ -129,7 +122,7 @@ def test_weights_and_autocast_of_bfloat16_train(case: str, make_task: Make) -> N
 
 # So it does not depend on the batch size. The replies of on-policy distillation are drawn.
 @pytest.mark.parametrize("case", [case for case in CASES if case != "cirag_on_policy"])
-def test_the_evaluation_loss_is_a_mean_over_label_tokens(case: str, begin_task: Make) -> None:
+def test_the_evaluation_loss_is_a_mean_over_label_tokens(case, begin_task):
     found = []
     for size in (1, 2, 5):
         trainer = engine_of(made(begin_task, case, {"train.eval_batch_size": size}))
@@ -139,10 +132,8 @@ def test_the_evaluation_loss_is_a_mean_over_label_tokens(case: str, begin_task: 
 
 
 @EACH
-def test_what_cannot_work_is_refused_before_anything_is_loaded(
-    case: str, make_task: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(self: Any) -> None:
+def test_what_cannot_work_is_refused_before_anything_is_loaded(case, make_task, tmp_path, monkeypatch):
+    def load(self):
         raise AssertionError("loaded")
 
     kind = type(made(make_task, case))
@@ -162,9 +153,7 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(
 
 
 @EACH
-def test_a_dry_run_says_what_the_run_does(
-    case: str, make_task: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_says_what_the_run_does(case, make_task, tmp_path, capsys):
     task = made(make_task, case, {"train.epochs": 1.5})
     train(task, dry_run=True)
     shown = capsys.readouterr().out

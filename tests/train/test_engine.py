@@ -5,10 +5,8 @@ real kills.
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -27,39 +25,36 @@ from tripletune.train.engine import (
 from tripletune.train.resume import LossLog
 from tripletune.train.tasks.ras import GraphTask
 
-Config = Callable[..., Any]
 begin_run = Engine.begin_run
 
 
-def trainer_of(config: Any) -> Engine:
+def trainer_of(config):
     task = GraphTask(config)
     task.begin()
     return engine_of(task)
 
 
-def train(config: Any) -> Engine:
+def train(config):
     trainer = trainer_of(config)
     trainer.train()
     return trainer
 
 
-def losses(config: Any) -> list[tuple[int, float, int]]:
+def losses(config):
     lines = (Path(config.output_dir) / "losses.jsonl").read_text().splitlines()
     return [(line["step"], line["loss"], line["tokens"]) for line in map(json.loads, lines)]
 
 
-def weights(trainer: Engine) -> dict[str, torch.Tensor]:
+def weights(trainer):
     return {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
 
 
-def test_any_model_and_any_rows_are_trained_and_resumed_exactly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_model_and_any_rows_are_trained_and_resumed_exactly(tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
     example = page.split("## A model and rows of your own")[1].split("```python\n")[1].split("```")[0]
     assert len(example.splitlines()) <= 20
 
-    def run_in(folder: str) -> dict[str, Any]:
+    def run_in(folder):
         (tmp_path / folder).mkdir(exist_ok=True)
         monkeypatch.chdir(tmp_path / folder)
         exec(example, names := {"__name__": folder})
@@ -68,7 +63,7 @@ def test_any_model_and_any_rows_are_trained_and_resumed_exactly(
         return {"logs": found, "weights": load_file("runs/sides/final/model.safetensors"), "engine": names["engine"]}
 
     class Killed(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        def on_step_end(self, args, state, control, **kwargs):
             if state.global_step == 2:
                 raise KeyboardInterrupt
 
@@ -87,10 +82,10 @@ def test_any_model_and_any_rows_are_trained_and_resumed_exactly(
         other.run()
 
 
-def test_compiled_layers_learn_the_same(make_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_layers_learn_the_same(make_config, tmp_path, monkeypatch):
     found: list[int] = []
 
-    def compile_quickly(model: torch.nn.Module) -> None:
+    def compile_quickly(model):
         found.append(compile_layers(model, "aot_eager"))
 
     monkeypatch.setattr("tripletune.train.engine.compile_layers", compile_quickly)
@@ -108,7 +103,7 @@ def test_compiled_layers_learn_the_same(make_config: Config, tmp_path: Path, mon
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs, "evaluation runs the model as written"
 
 
-def test_a_second_start_leaves_a_running_run_alone(make_config: Config, tmp_path: Path) -> None:
+def test_a_second_start_leaves_a_running_run_alone(make_config, tmp_path):
     first = trainer_of(make_config())
     first.run(None)
     folder = tmp_path / "run"
@@ -125,7 +120,7 @@ def test_a_second_start_leaves_a_running_run_alone(make_config: Config, tmp_path
     assert (folder / "final.previous").is_dir()
 
 
-def test_the_learning_rate_counts_optimiser_steps(make_config: Config) -> None:
+def test_the_learning_rate_counts_optimiser_steps(make_config):
     # Six steps of two micro-batches; a schedule over twelve would hardly have passed its peak.
     config = make_config({"train.epochs": 2, "train.gradient_accumulation": 2, "train.warmup_ratio": 0.34})
     trainer = train(config)
@@ -141,7 +136,7 @@ def test_the_learning_rate_counts_optimiser_steps(make_config: Config) -> None:
     assert rates == pytest.approx([0, peak / 3, peak * 2 / 3, peak, peak * 0.75, peak * 0.25])
 
 
-def test_a_checkpoint_holds_what_is_trained_and_loads_by_itself(make_config: Config, records: list[Any]) -> None:
+def test_a_checkpoint_holds_what_is_trained_and_loads_by_itself(make_config, records):
     from tripletune.models.graph_llm import LocalGenerator, load_generator
 
     config = make_config({"train.save_steps": 3})
@@ -164,7 +159,7 @@ def test_a_checkpoint_holds_what_is_trained_and_loads_by_itself(make_config: Con
 @pytest.mark.parametrize(
     "change", [{"model.lora": False}, {"model.use_graph": False}, {"model.graph_pooling": "union"}]
 )
-def test_the_ablations_train(make_config: Config, change: dict[str, Any]) -> None:
+def test_the_ablations_train(make_config, change):
     config = make_config({**change, "train.epochs": 3})
     before = weights(trainer_of(config))
     after = weights(train(config))
@@ -179,9 +174,7 @@ def test_the_ablations_train(make_config: Config, change: dict[str, Any]) -> Non
     ("family", "more"),
     [("smollm2", {}), ("gemma2", {}), ("llama", {"data.prompt_order": "interleaved", "train.batch_size": 1})],
 )
-def test_gradient_checkpointing_trains_to_the_same_weights(
-    make_config: Config, tmp_path: Path, family: str, more: dict[str, Any]
-) -> None:
+def test_gradient_checkpointing_trains_to_the_same_weights(make_config, tmp_path, family, more):
     quiet = {**more, "model.graph_dropout": 0.0, "model.lora_dropout": 0.0}
     plain = make_config({**quiet, "output_dir": str(tmp_path / "plain")}, family)
     saving = make_config(
@@ -193,7 +186,7 @@ def test_gradient_checkpointing_trains_to_the_same_weights(
         assert torch.allclose(value, expected[name], atol=1e-4), name
 
 
-def test_without_graph_checkpointing_still_reaches_the_adapter(make_config: Config, tmp_path: Path) -> None:
+def test_without_graph_checkpointing_still_reaches_the_adapter(make_config, tmp_path):
     # Here nothing before the first layer is trained, and a checkpointed layer drops gradients unless its input asks.
     config = make_config({"model.use_graph": False, "train.gradient_checkpointing": True, "train.epochs": 2})
     before = weights(trainer_of(config))
@@ -204,14 +197,14 @@ def test_without_graph_checkpointing_still_reaches_the_adapter(make_config: Conf
 # Logs
 
 
-def state(step: int, **more: Any) -> Any:
+def state(step, **more):
     return SimpleNamespace(global_step=step, max_steps=10, is_world_process_zero=True, **more)
 
 
 ONE_PROCESS = SimpleNamespace(world_size=1)
 
 
-def write_steps(log: LossLog, steps: range, saved: int | None = None) -> None:
+def write_steps(log, steps, saved=None):
     log.on_train_begin(ONE_PROCESS, state(steps.start - 1), None)
     for step in steps:
         log.add_loss(torch.tensor(0.25 * step), 10)
@@ -219,7 +212,7 @@ def write_steps(log: LossLog, steps: range, saved: int | None = None) -> None:
         log.on_step_end(ONE_PROCESS, state(step), SimpleNamespace(should_save=step == saved))
 
 
-def test_steps_that_are_done_again_leave_no_second_line(tmp_path: Path) -> None:
+def test_steps_that_are_done_again_leave_no_second_line(tmp_path):
     path = tmp_path / "losses.jsonl"
     write_steps(LossLog(path, 1), range(1, 6))
     with path.open("a") as out:
@@ -228,7 +221,7 @@ def test_steps_that_are_done_again_leave_no_second_line(tmp_path: Path) -> None:
     assert [row["step"] for row in read_lines(path)] == [1, 2, 3, 4, 5]
 
 
-def test_what_can_not_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_can_not_be_compiled_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="Linear has no stack of equal layers"):
         compile_layers(nn.Linear(2, 2), "eager")
     monkeypatch.setattr("tripletune.train.engine.shutil.which", lambda name: None)

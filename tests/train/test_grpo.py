@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from trl import GRPOTrainer
 
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.models.data.triples import Triple
-from tripletune.models.local import Request
 from tripletune.models.local.chat import ChatEncoder
 from tripletune.models.options import load_config
 from tripletune.models.sqlite import UnusableFile
@@ -25,13 +23,12 @@ from tripletune.train import grpo, train
 from tripletune.train.engine import EngineMixin
 from tripletune.train.tasks.grpo import GrpoConfig, GrpoTask
 
-Make = Callable[..., GrpoTask]
 FACTS = (Triple("Ada", "saw", "Kelm"), Triple("Bo", "saw", "Ada"))
 FIRST, LAST = Decision("One.", FACTS[:1], "Who is Bo?"), Decision("All.", FACTS[1:], "")
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
     write_world(WorldOptions(seed=5, train=0, validation=0, test=5, common_knowledge=0), folder)
     (folder / "prompts").mkdir()
@@ -40,8 +37,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make(world: Path, tiny_llama: Path, tmp_path: Path) -> Make:
-    def make(overrides: dict[str, Any] | None = None) -> GrpoTask:
+def make(world, tiny_llama, tmp_path):
+    def make(overrides=None):
         loop = {
             "task": "hotpotqa", "data": f"{world}/test.jsonl", "corpus": f"{world}/test.corpus.jsonl", "top_k": 1,
             "triples": f"{world}/test.triples.jsonl", "oracle": f"{world}/test", "extraction": "store", "rerank": False,
@@ -58,11 +55,11 @@ def make(world: Path, tiny_llama: Path, tmp_path: Path) -> Make:
     return make
 
 
-def asked(llama: Path, *replies: tuple[list[dict[str, str]], str, bool]) -> tuple[grpo.Episode, Any]:
+def asked(llama, *replies):
     """An integrator that was asked with these turns and has written these replies, ended or cut off."""
     tokenizer = AutoTokenizer.from_pretrained(llama)
 
-    async def reply(request: Request) -> None:
+    async def reply(request):
         _, text, request.ended = left.pop(0)
         request.tokens += tokenizer(text)["input_ids"]
         seen.append(tokenizer.decode(request.prompt))
@@ -70,7 +67,7 @@ def asked(llama: Path, *replies: tuple[list[dict[str, str]], str, bool]) -> tupl
     left, seen = list(replies), list[str]()
     one = grpo.Episode(reply, ChatEncoder(tokenizer, "tiny"), [2], 2048, 1.0, 0)
 
-    async def run() -> None:
+    async def run():
         for turns, _, _ in replies:
             await one.chat(turns, role="cirag.integrate")
 
@@ -81,16 +78,16 @@ def asked(llama: Path, *replies: tuple[list[dict[str, str]], str, bool]) -> tupl
     return one, tokenizer
 
 
-def turns(*history: Round) -> list[Any]:
+def turns(*history):
     return messages_of("Go.", "Whom did Ada see?", FACTS, history)
 
 
-def written(one: grpo.Episode, tokenizer: Any) -> str:
+def written(one, tokenizer):
     assert len(one.completion) == len(one.mask)
     return str(tokenizer.decode([token for token, own in zip(one.completion, one.mask) if own]))
 
 
-def test_a_run_is_one_row_that_learns_what_the_student_wrote(tiny_llama: Path) -> None:
+def test_a_run_is_one_row_that_learns_what_the_student_wrote(tiny_llama):
     first, last = write_decision(FIRST), write_decision(LAST)
     going_on = turns(Round(FACTS, FIRST))
     one, tokenizer = asked(tiny_llama, (turns(), first, True), (going_on, last, True))
@@ -110,13 +107,13 @@ def test_a_run_is_one_row_that_learns_what_the_student_wrote(tiny_llama: Path) -
     assert len(one.completion) > sum(one.mask)
 
 
-def test_a_run_whose_first_call_fails_is_a_row_without_anything_to_learn(tiny_llama: Path) -> None:
+def test_a_run_whose_first_call_fails_is_a_row_without_anything_to_learn(tiny_llama):
     one = grpo.Episode(None, ChatEncoder(AutoTokenizer.from_pretrained(tiny_llama), "tiny"), [2], 8, 1.0, 0)
     one.finish(2, 64)
     assert (one.prompt, one.completion, one.mask) == ([2], [2], [0])
 
 
-def test_parts_of_the_reward() -> None:
+def test_parts_of_the_reward():
     notes = {"core_passages": ["a", "x"], "rounds": [{"faults": []}, {"faults": ["loose_marker"]}]}
     row = {"scores": {"f1": 0.5}, "supporting": ["a", "b"], "trace": {"details": notes, "steps": [{}, {}]}}
     assert grpo.reward_parts(row) == {"answer": 0.5, "recall": 0.5, "format": 0.5, "searches": 2.0}
@@ -125,21 +122,19 @@ def test_parts_of_the_reward() -> None:
     assert set(grpo.reward_parts(failed).values()) == {0.0}
 
 
-def by_length(row: dict[str, Any]) -> dict[str, float]:
+def by_length(row):
     """In place of rewards, which are 0 for all that a random model writes."""
     reply = row["trace"]["actions"][0]["reply"]
     return {"answer": float(len(reply) % 2), "recall": len(reply) / 9, "format": 0.0, "searches": 1.0}
 
 
-def rows(task: GrpoTask, name: str) -> list[dict[str, Any]]:
+def rows(task, name):
     lines = (Path(task.config.output_dir) / name).read_text().splitlines()
     return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
 
 
 @pytest.mark.parametrize(("together", "rolled_out"), [(1, [1, 2, 3, 4]), (2, [1, 3])])
-def test_a_resumed_run_is_the_uninterrupted_run(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int, rolled_out: list[int]
-) -> None:
+def test_a_resumed_run_is_the_uninterrupted_run(make, tmp_path, monkeypatch, together, rolled_out):
     monkeypatch.setattr(grpo, "reward_parts", by_length)
     same = {"train.kl_on": "failed", "train.rollout_steps": together}
     whole = make({"output_dir": str(tmp_path / "whole"), **same})
@@ -148,7 +143,7 @@ def test_a_resumed_run_is_the_uninterrupted_run(
         whole.suite.clients[0].ledger.get("")
 
     class Killed(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        def on_step_end(self, args, state, control, **kwargs):
             if state.global_step == 3:
                 raise KeyboardInterrupt
 
@@ -175,7 +170,7 @@ def test_a_resumed_run_is_the_uninterrupted_run(
     assert (final / "prompt.md").read_text() == "Go.\n"
 
 
-def test_what_is_computed_at_written_tokens_alone_is_what_trl_computes(make: Make) -> None:
+def test_what_is_computed_at_written_tokens_alone_is_what_trl_computes(make):
     task = make({"model.lora_dropout": 0.0})
     task.begin()
     trainer = task.trainer()
@@ -210,12 +205,12 @@ def test_what_is_computed_at_written_tokens_alone_is_what_trl_computes(make: Mak
         ({"concurrency": 0}, "data.loop: concurrency: 0 must be at least 1"),
     ],
 )
-def test_a_loop_that_no_student_can_be_trained_in(change: dict[str, Any], message: str, make: Make) -> None:
+def test_a_loop_that_no_student_can_be_trained_in(change, message, make):
     loop = make().config.data.loop | change
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         _ = make({"data.loop": loop}).sources
 
 
-def test_groups_that_do_not_fill_a_rollout_are_refused_before_anything_is_loaded(make: Make) -> None:
+def test_groups_that_do_not_fill_a_rollout_are_refused_before_anything_is_loaded(make):
     with pytest.raises(ValueError, match=r"4 runs are made together .* no multiple of train\.runs 3"):
         train(make({"train.runs": 3, "model.base": "pypi:nothing"}), dry_run=True)

@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import socket
-from pathlib import Path
-from typing import Any
 
 import pytest
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
@@ -29,7 +27,7 @@ WAYS = ["one_then_two", "two_then_one", "fsdp2", *(pytest.param(way, marks=ZERO)
 HALF = {"train.batch_size": 1, "train.records_per_step": 4}
 
 
-def environment(name: str) -> dict[str, str]:
+def environment(name):
     """The variables that `accelerate launch --config_file` sets, of those that say how to train."""
     args = launch_command_parser().parse_args(["--config_file", str(ACCELERATE / f"{name}.yaml"), "script.py"])
     args = _validate_launch_command(args)[0]
@@ -43,15 +41,12 @@ def environment(name: str) -> dict[str, str]:
     }
 
 
-def words(values: dict[str, Any]) -> list[str]:
+def words(values):
     return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 
 @pytest.fixture(scope="module")
-def folder(
-    tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path, tiny_t5: Path, tiny_encoder: Path, records: Any,
-    extraction_pairs: Any,
-) -> Path:  # fmt: skip
+def folder(tmp_path_factory, tiny_llama, tiny_t5, tiny_encoder, records, extraction_pairs):
     """The folder of all runs."""
     folder = tmp_path_factory.mktemp("launchers")
     write = _writer(folder)
@@ -70,7 +65,7 @@ def folder(
         "train.batch_size": 2, "train.gradient_accumulation": 2, "train.eval_generate_records": 0,
     }  # fmt: skip
 
-    def job(name: str, launcher: str | None = None, task: str = "ras", copy: str = "", step: int = 0) -> list[Any]:
+    def job(name, launcher=None, task="ras", copy="", step=0):
         # Of a copy what was done after a step is done again.
         if copy:
             later = shutil.ignore_patterns("final", *(f"checkpoint-{at}" for at in (4, 6) if at > step))
@@ -102,12 +97,12 @@ def folder(
     return folder
 
 
-def lines(folder: Path, name: str, key: str = "loss") -> list[float]:
+def lines(folder, name, key="loss"):
     return [json.loads(line)[key] for line in (folder / name).read_text().splitlines()]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_train_is_the_run_of_one_process(way: str, folder: Path) -> None:
+def test_every_way_to_train_is_the_run_of_one_process(way, folder):
     one, other = folder / "one", folder / way
     assert lines(other, "losses.jsonl") == pytest.approx(lines(one, "losses.jsonl"), rel=1e-5)
     assert lines(other, "evaluations.jsonl") == pytest.approx(lines(one, "evaluations.jsonl"), rel=1e-5)
@@ -118,20 +113,20 @@ def test_every_way_to_train_is_the_run_of_one_process(way: str, folder: Path) ->
     assert max(float((weights[0][name] - weights[1][name]).abs().max()) for name in weights[0]) < 1e-4
 
 
-def test_two_processes_make_the_rows_and_embeddings_of_one(folder: Path) -> None:
+def test_two_processes_make_the_rows_and_embeddings_of_one(folder):
     one, two = ({path.relative_to(folder / name / "cache"): path.read_bytes() for ending in ("arrow", "npy")
                  for path in (folder / name / "cache").rglob(f"*.{ending}")} for name in ("one", "fsdp2"))  # fmt: skip
     assert len(one) == 5
     assert one == two
 
 
-def test_the_log_names_the_wrapper_in_use(folder: Path) -> None:
+def test_the_log_names_the_wrapper_in_use(folder):
     found = re.findall(r"the module in training is an? (\w+)", (folder / "log").read_text())
     expected = ["DistributedDataParallel"] * 2 + ["FSDPPeftModel"]
     assert found == expected + ["DeepSpeedEngine"] * (len(found) - len(expected))
 
 
-def test_an_encoder_decoder_trains_alike_on_two_processes(folder: Path) -> None:
+def test_an_encoder_decoder_trains_alike_on_two_processes(folder):
     for file in ("losses.jsonl", "evaluations.jsonl"):
         assert lines(folder / "t5", file) == pytest.approx(lines(folder / "one_t5", file), rel=1e-4)
 
@@ -148,16 +143,14 @@ FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_STATE_DICT_TYP
         (FSDP, "the launcher's settings ask for FSDP2, and the module in training is a PeftModel, on 1 process"),
     ],
 )
-def test_what_would_train_in_another_way_is_refused(
-    variables: dict[str, str], message: str, make_task: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_would_train_in_another_way_is_refused(variables, message, make_task, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=message):
         train(make_task("ras"))
 
 
-def test_a_run_continues_as_it_was_saved(make_task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_continues_as_it_was_saved(make_task, monkeypatch):
     task = make_task("ras")
     save_run_settings(task.config, "digest")
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,11 +20,11 @@ from tripletune.train.resume import (
 from tripletune.train.tasks.ras import GraphConfig
 
 
-def begun(tmp_path: Path, **changes: Any) -> GraphConfig:
+def begun(tmp_path, **changes):
     return load_config(GraphConfig, None, {"output_dir": str(tmp_path), **changes})
 
 
-def goes_on(config: GraphConfig, digest: str = "aa") -> bool:
+def goes_on(config, digest="aa"):
     try:
         check_same_run(config, digest)
     except ValueError:
@@ -46,7 +45,7 @@ def goes_on(config: GraphConfig, digest: str = "aa") -> bool:
         {"train.ddp_timeout": 60, "data.cache": "elsewhere"},
     ],
 )
-def test_how_it_is_watched_kept_and_computed_may_change(change: dict[str, Any], tmp_path: Path) -> None:
+def test_how_it_is_watched_kept_and_computed_may_change(change, tmp_path):
     save_run_settings(begun(tmp_path), "aa")
     assert goes_on(begun(tmp_path, **change))
     assert not goes_on(begun(tmp_path, seed=1, **change))
@@ -66,7 +65,7 @@ def test_how_it_is_watched_kept_and_computed_may_change(change: dict[str, Any], 
         ({"train.batch_size": 4}, "records per step were 4 on 1 process\(es\) and are 8 on 1"),
     ],
 )
-def test_what_is_learned_may_not(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_is_learned_may_not(change, message, tmp_path):
     save_run_settings(begun(tmp_path), "aa")
     with pytest.raises(ValueError, match=message) as error:
         check_same_run(begun(tmp_path, **change), "aa")
@@ -74,13 +73,13 @@ def test_what_is_learned_may_not(change: dict[str, Any], message: str, tmp_path:
     assert "\n" not in str(error.value)
 
 
-def test_other_data_under_the_same_name_are_noticed(tmp_path: Path) -> None:
+def test_other_data_under_the_same_name_are_noticed(tmp_path):
     save_run_settings(begun(tmp_path), "aa")
     with pytest.raises(ValueError, match="the training data have another content"):
         check_same_run(begun(tmp_path), "bb")
 
 
-def test_the_folder_of_a_killed_process_is_free(tmp_path: Path) -> None:
+def test_the_folder_of_a_killed_process_is_free(tmp_path):
     hold = (
         "import sys\nfrom tripletune.models.files import lock_folder\n"
         "with lock_folder(sys.argv[1], ''):\n    print('held', flush=True)\n    sys.stdin.read()\n"
@@ -99,7 +98,7 @@ def test_the_folder_of_a_killed_process_is_free(tmp_path: Path) -> None:
     lock_folder(tmp_path, "").close()
 
 
-def test_settings_that_an_earlier_version_did_not_have_are_no_difference(tmp_path: Path) -> None:
+def test_settings_that_an_earlier_version_did_not_have_are_no_difference(tmp_path):
     save_run_settings(begun(tmp_path), "aa")
     saved = yaml.safe_load((tmp_path / "config.yaml").read_text())
     del saved["data"]["long_labels"], saved["train"]["records_per_step"]
@@ -109,9 +108,7 @@ def test_settings_that_an_earlier_version_did_not_have_are_no_difference(tmp_pat
 
 
 @pytest.mark.parametrize(("processes", "batch", "fits"), [(2, 2, True), (2, 4, False), (1, 2, False), (1, 4, True)])
-def test_the_records_of_a_step_count_all_processes(
-    tmp_path: Path, processes: int, batch: int, fits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_records_of_a_step_count_all_processes(tmp_path, processes, batch, fits, monkeypatch):
     monkeypatch.setattr("tripletune.train.resume.process_count", lambda: 2)
     save_run_settings(begun(tmp_path, **{"train.batch_size": 2}), "aa")
     monkeypatch.setattr("tripletune.train.resume.process_count", lambda: processes)
@@ -127,7 +124,7 @@ def test_the_records_of_a_step_count_all_processes(
         check_same_run(config, "aa")
 
 
-def test_the_run_folder_says_what_ran(make_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_folder_says_what_ran(make_config, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "0123-secret")
     monkeypatch.setenv("HF_TOKEN", "4567-secret")
     monkeypatch.setattr(sys, "argv", ["ras_multitask.py", "--seed", "1"])
@@ -143,7 +140,7 @@ def test_the_run_folder_says_what_ran(make_config: Any, monkeypatch: pytest.Monk
     assert "secret" not in "".join(path.read_text() for path in folder.iterdir() if path.is_file())
 
 
-def test_a_checkpoint_without_its_end_is_passed_over(tmp_path: Path) -> None:
+def test_a_checkpoint_without_its_end_is_passed_over(tmp_path):
     assert newest_checkpoint(tmp_path) is None
     assert newest_checkpoint(tmp_path / "nowhere") is None
     for step in (9, 10, 100):
@@ -157,7 +154,7 @@ def test_a_checkpoint_without_its_end_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "optimizer.pt", "rng_state.pth"])
-def test_a_checkpoint_with_a_cut_off_file_is_passed_over(name: str, tmp_path: Path, caplog: Any) -> None:
+def test_a_checkpoint_with_a_cut_off_file_is_passed_over(name, tmp_path, caplog):
     for step in (1, 2):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tripletune.train.sampling import EpochSampler
 
 
-def order(lengths: list[int], batch: int = 4, seed: int = 1, epoch: int = 0, group: bool = True) -> list[int]:
+def order(lengths, batch=4, seed=1, epoch=0, group=True):
     sampler = EpochSampler(lengths, batch, seed, group)
     sampler.set_epoch(epoch)
     return list(sampler)
@@ -18,7 +18,7 @@ LENGTHS = random.Random(0).choices(range(5, 500), k=403)
 
 
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 7), st.integers(0, 5), st.booleans())
-def test_every_record_comes_exactly_once(lengths: list[int], batch: int, epoch: int, group: bool) -> None:
+def test_every_record_comes_exactly_once(lengths, batch, epoch, group):
     sampler = EpochSampler(lengths, batch, 3, group)
     sampler.set_epoch(epoch)
     assert sorted(sampler) == list(range(len(lengths)))
@@ -26,7 +26,7 @@ def test_every_record_comes_exactly_once(lengths: list[int], batch: int, epoch: 
 
 
 @pytest.mark.parametrize("group", [True, False])
-def test_the_order_is_a_function_of_seed_and_epoch_alone(group: bool) -> None:
+def test_the_order_is_a_function_of_seed_and_epoch_alone(group):
     first = order(LENGTHS, epoch=2, group=group)
     torch.manual_seed(999)
     random.seed(999)
@@ -38,7 +38,7 @@ def test_the_order_is_a_function_of_seed_and_epoch_alone(group: bool) -> None:
     assert order(LENGTHS, epoch=2, seed=2, group=group) != first
 
 
-def test_the_global_random_state_is_left_alone() -> None:
+def test_the_global_random_state_is_left_alone():
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
@@ -46,12 +46,12 @@ def test_the_global_random_state_is_left_alone() -> None:
     assert torch.equal(torch.rand(1), expected)
 
 
-def padded(indices: list[int], batch: int = 4) -> int:
+def padded(indices, batch=4):
     groups = [indices[at : at + batch] for at in range(0, len(indices), batch)]
     return sum(max(LENGTHS[i] for i in group) * len(group) for group in groups)
 
 
-def test_grouping_saves_padding_and_keeps_batches_shuffled() -> None:
+def test_grouping_saves_padding_and_keeps_batches_shuffled():
     grouped, plain = order(LENGTHS), order(LENGTHS, group=False)
     assert padded(grouped) < 1.05 * sum(LENGTHS)
     assert padded(plain) > 1.4 * sum(LENGTHS)
@@ -60,7 +60,7 @@ def test_grouping_saves_padding_and_keeps_batches_shuffled() -> None:
     assert longest != sorted(longest, reverse=True)
 
 
-def test_the_incomplete_batch_stands_last() -> None:
+def test_the_incomplete_batch_stands_last():
     # Anywhere else it would shift the borders of the groups behind it. Two blocks of fifty batches of two, and one
     # record more: every pair must be neighbours in length within its block.
     lengths = [n // 2 for n in range(101)]
@@ -70,5 +70,5 @@ def test_the_incomplete_batch_stands_last() -> None:
         assert max(pairs) <= 1
 
 
-def test_epochs_share_no_seed_with_neighbouring_runs() -> None:
+def test_epochs_share_no_seed_with_neighbouring_runs():
     assert order(LENGTHS, seed=1, epoch=1) != order(LENGTHS, seed=2, epoch=0)

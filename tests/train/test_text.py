@@ -2,9 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,25 +16,22 @@ from tripletune.train.text import TextTrainSection, choose_examples, generate_re
 
 
 @pytest.fixture(params=["decoder", "seq2seq"])
-def kind(request: pytest.FixtureRequest) -> str:
+def kind(request):
     return str(request.param)
 
 
-def log(trainer: Any) -> list[float]:
+def log(trainer):
     lines = (Path(trainer.config.output_dir) / "losses.jsonl").read_text().splitlines()
     return [json.loads(line)["loss"] for line in lines]
 
 
 @pytest.fixture
-def trainer_of(begin_task: Callable[..., Any], kind: str) -> Callable[..., Any]:
+def trainer_of(begin_task, kind):
     """A trainer of the kind: `trainer_of({"train.epochs": 2})`."""
     return lambda overrides: engine_of(begin_task("text_to_triples", overrides, seq2seq=kind == "seq2seq"))
 
 
-Make = Callable[..., Any]
-
-
-def test_accumulation_of_two_times_two_is_a_batch_of_four(trainer_of: Make, tmp_path: Path) -> None:
+def test_accumulation_of_two_times_two_is_a_batch_of_four(trainer_of, tmp_path):
     quiet = {"model.lora_dropout": 0.0, "train.epochs": 2, "train.warmup_ratio": 0.0}
     big = {**quiet, "train.batch_size": 4, "train.gradient_accumulation": 1, "output_dir": str(tmp_path / "big")}
     one, other = trainer_of(big), trainer_of(quiet)
@@ -46,7 +41,7 @@ def test_accumulation_of_two_times_two_is_a_batch_of_four(trainer_of: Make, tmp_
     assert log(other) == pytest.approx(log(one), rel=1e-3)
 
 
-def test_the_logged_loss_is_the_mean_over_label_tokens(trainer_of: Make, kind: str) -> None:
+def test_the_logged_loss_is_the_mean_over_label_tokens(trainer_of, kind):
     trainer = trainer_of({"model.lora_dropout": 0.0, "train.max_steps": 1})
     rows = [trainer.train_dataset[place] for place in list(trainer._get_train_sampler())[:4]]
     losses = []
@@ -66,7 +61,7 @@ def test_the_logged_loss_is_the_mean_over_label_tokens(trainer_of: Make, kind: s
     assert log(trainer)[0] == pytest.approx(sum(losses) / len(losses), rel=1e-4)
 
 
-def test_a_checkpoint_holds_adapter_tokenizer_and_prompt(trainer_of: Make, kind: str) -> None:
+def test_a_checkpoint_holds_adapter_tokenizer_and_prompt(trainer_of, kind):
     trainer = trainer_of({"train.save_steps": 3})
     trainer.train()
     folder = Path(trainer.config.output_dir) / "checkpoint-3"
@@ -80,7 +75,7 @@ def test_a_checkpoint_holds_adapter_tokenizer_and_prompt(trainer_of: Make, kind:
     assert settings["base_model_name_or_path"] == trainer.config.model.base
 
 
-def test_training_all_weights_leaves_a_plain_model(trainer_of: Make, kind: str) -> None:
+def test_training_all_weights_leaves_a_plain_model(trainer_of, kind):
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     trainer = trainer_of({"model.lora": False, "train.save_steps": 3})
@@ -94,14 +89,12 @@ def test_training_all_weights_leaves_a_plain_model(trainer_of: Make, kind: str) 
 # Replies
 
 
-def section(batch: int) -> TextTrainSection:
+def section(batch):
     return TextTrainSection(eval_batch_size=batch, eval_max_new_tokens=8)
 
 
 @pytest.mark.parametrize("seq2seq", [False, True])
-def test_replies_are_those_of_one_prompt_at_a_time(
-    tiny_llama: Path, tiny_t5: Path, tokenizer: Any, extraction_pairs: list[Any], seq2seq: bool
-) -> None:
+def test_replies_are_those_of_one_prompt_at_a_time(tiny_llama, tiny_t5, tokenizer, extraction_pairs, seq2seq):
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     kind, folder = (AutoModelForSeq2SeqLM, tiny_t5) if seq2seq else (AutoModelForCausalLM, tiny_llama)
@@ -113,13 +106,13 @@ def test_replies_are_those_of_one_prompt_at_a_time(
     assert together == [generate_replies(model, tokenizer, [prompt], section(1))[0] for prompt in prompts]
 
 
-def test_the_examples_that_are_scored_do_not_depend_on_their_order(extraction_pairs: list[Any]) -> None:
+def test_the_examples_that_are_scored_do_not_depend_on_their_order(extraction_pairs):
     chosen = choose_examples(extraction_pairs, 4, lambda pair: pair.source_text)
     assert len(chosen) == 4
     assert choose_examples(reversed(extraction_pairs), 4, lambda pair: pair.source_text) == chosen
 
 
-def test_scores_are_those_of_the_replies(make_task: Make, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_are_those_of_the_replies(make_task, tokenizer, monkeypatch):
     task = make_task("text_to_triples")
     task.encoder, task.processor = PairEncoder(tokenizer, "Extract."), tokenizer
     replies = [pair.target or "NONE" for pair in task.scored]
@@ -133,7 +126,7 @@ def test_scores_are_those_of_the_replies(make_task: Make, tokenizer: Any, monkey
 # Packs
 
 
-def packed(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def packed(rows):
     return {
         "input_ids": [token for row in rows for token in row["input_ids"]],
         "labels": [label for row in rows for label in row["labels"]],
@@ -144,8 +137,8 @@ def packed(rows: list[dict[str, Any]]) -> dict[str, Any]:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt2"])
 @pytest.mark.parametrize("flatten", [False, True])
 def test_packed_samples_have_the_loss_and_gradients_of_separate_ones(
-    tiny_model: Callable[[str], Path], extraction_pairs: list[Any], tokenizer: Any, family: str, flatten: bool
-) -> None:
+    tiny_model, extraction_pairs, tokenizer, family, flatten
+):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model(family), dtype=torch.float32).eval()
@@ -169,7 +162,7 @@ def test_packed_samples_have_the_loss_and_gradients_of_separate_ones(
         assert torch.allclose(parameter.grad, expected[name], atol=2e-3, rtol=1e-3), name
 
 
-def test_the_first_token_of_a_packed_sample_is_never_a_label() -> None:
+def test_the_first_token_of_a_packed_sample_is_never_a_label():
     rows = [{"input_ids": [5, 6], "labels": [5, 6]}, {"input_ids": [7, 8, 9], "labels": [7, 8, 9]}]
     batch = TextCollator(3)([packed(rows)])
     assert batch["labels"].tolist() == [[-100, 6, -100, 8, 9, -100, -100, -100]]
@@ -179,7 +172,7 @@ def test_the_first_token_of_a_packed_sample_is_never_a_label() -> None:
 # Encoder-decoders
 
 
-def test_padding_of_a_target_is_never_learned(begin_task: Callable[..., Any]) -> None:
+def test_padding_of_a_target_is_never_learned(begin_task):
     task = begin_task("text_to_triples", seq2seq=True)
     rows = [{"input_ids": [5, 6, 7], "labels": [8, 2]}, {"input_ids": [5], "labels": [8, 9, 10, 2]}]
     batch = task.collator()(rows)

@@ -1,10 +1,7 @@
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -16,10 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tripletune.models.data.records import Action, Record
 from tripletune.train import check_tracking, dry_run_report, train
 
-Begin = Callable[..., Any]
 
-
-def test_the_report(begin_task: Begin) -> None:
+def test_the_report(begin_task):
     task = begin_task("ras", {"train.epochs": 1.5})
     text = dry_run_report(task)
     assert "  learning_rate: 0.01" in text.replace("    ", "  ")
@@ -35,21 +30,21 @@ def test_the_report(begin_task: Begin) -> None:
     assert f"for 2 x {max(task.train['length'])} tokens" in text
 
 
-def test_steps_count_the_records_of_every_process(begin_task: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_count_the_records_of_every_process(begin_task, monkeypatch):
     monkeypatch.setattr("tripletune.train.resume.process_count", lambda: 2)
     text = dry_run_report(begin_task("ras", {"train.epochs": 2}))
     assert "4 optimiser steps, 1 of them warm-up" in text
     assert "8 records per optimiser step (batch_size 2 x 2 micro-batch(es) x 2 process(es))" in text
 
 
-def test_one_process_on_several_gpus_is_refused(make_task: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_on_several_gpus_is_refused(make_task, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     with pytest.raises(ValueError, match="one process sees 8 GPUs: start one per GPU"):
         train(make_task("ras"))
 
 
 @pytest.mark.parametrize("name", ["ras", "cirag_distill"])
-def test_training_starts_from_a_trained_adapter(name: str, make_task: Begin, tmp_path: Path) -> None:
+def test_training_starts_from_a_trained_adapter(name, make_task, tmp_path):
     train(make_task(name, {"train.max_steps": 2}))
     run = str(tmp_path / "run")
     later = {"model.adapter": run, "output_dir": str(tmp_path / "later")}
@@ -64,9 +59,7 @@ def test_training_starts_from_a_trained_adapter(name: str, make_task: Begin, tmp
 
 
 @pytest.mark.parametrize("name", ["ras", "cirag_distill"])
-def test_an_adapter_is_trained_beside_weights_of_four_bits(
-    name: str, make_task: Begin, tmp_path: Path, tokenizer: Any
-) -> None:
+def test_an_adapter_is_trained_beside_weights_of_four_bits(name, make_task, tmp_path, tokenizer):
     bitsandbytes = pytest.importorskip("bitsandbytes")
     # Blocks of 64 numbers share a scale.
     widths = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16, "num_attention_heads": 4}
@@ -89,7 +82,7 @@ def test_an_adapter_is_trained_beside_weights_of_four_bits(
     ]
 
 
-def test_the_mask_is_shown_in_any_script(begin_task: Begin, write_records: Any, records: list[Record]) -> None:
+def test_the_mask_is_shown_in_any_script(begin_task, write_records, records):
     task = begin_task("ras")
     record = Record("1", "1", "answering", "誰?", Action.NO_RETRIEVAL, answers=("紫式部",))
     write_records([record], "train", None)
@@ -102,7 +95,7 @@ def test_the_mask_is_shown_in_any_script(begin_task: Begin, write_records: Any, 
     assert "�" not in text
 
 
-def test_an_interleaved_question_is_shown_as_one_row(begin_task: Begin) -> None:
+def test_an_interleaved_question_is_shown_as_one_row(begin_task):
     task = begin_task("ras", {"data.prompt_order": "interleaved"})
     text = dry_run_report(task)
     # Of four questions, one has records of two.
@@ -117,8 +110,8 @@ def test_an_interleaved_question_is_shown_as_one_row(begin_task: Begin) -> None:
     assert "⟦England<|im_end|>⟧" in shown
 
 
-def test_a_result_that_was_cut_off_is_not_there(make_task: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(*args: Any) -> None:
+def test_a_result_that_was_cut_off_is_not_there(make_task, tmp_path, monkeypatch):
+    def killed(*args):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -138,7 +131,7 @@ class UsageError(Exception):
 
 
 @pytest.fixture
-def login(monkeypatch: pytest.MonkeyPatch) -> Mock:
+def login(monkeypatch):
     login = Mock(side_effect=UsageError("No API key configured.\nUse `wandb login` to log in."))
     monkeypatch.setitem(
         sys.modules, "wandb", SimpleNamespace(login=login, errors=SimpleNamespace(UsageError=UsageError), __spec__=True)
@@ -147,13 +140,13 @@ def login(monkeypatch: pytest.MonkeyPatch) -> Mock:
     return login
 
 
-def test_wandb_without_login_is_told_before_anything_is_loaded(login: Mock) -> None:
+def test_wandb_without_login_is_told_before_anything_is_loaded(login):
     with pytest.raises(ValueError, match=r"No API key configured.*WANDB_MODE=offline") as error:
         check_tracking(["tensorboard", "wandb"])
     assert "\n" not in str(error.value)
 
 
-def test_offline_or_without_a_tracker_no_login_is_needed(login: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_or_without_a_tracker_no_login_is_needed(login, monkeypatch):
     check_tracking(["none"])
     for mode in ("offline", "disabled"):
         monkeypatch.setenv("WANDB_MODE", mode)
@@ -161,7 +154,7 @@ def test_offline_or_without_a_tracker_no_login_is_needed(login: Mock, monkeypatc
     login.assert_not_called()
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install tensorboard"):
         check_tracking(["tensorboard"])

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -71,11 +68,11 @@ MOVER = (
 QUESTION = "Où est né l'inventeur du pont [Kelm]?"
 
 
-def facts(number: int, count: int = 4) -> tuple[Triple, ...]:
+def facts(number, count=4):
     return tuple(Triple(f"Ada {number}", f"relation {n}", f"“Kelm” {n}, {number}") for n in range(count))
 
 
-def trajectory(rounds: int = 3, count: int = 4, prompt: str = "Collect facts.") -> Trajectory:
+def trajectory(rounds=3, count=4, prompt="Collect facts."):
     """A trajectory of CIRAG as the loop writes it."""
     told = [
         Round(facts(n, count), Decision(f"Round {n} helps.\nOr not", facts(n, count)[:1], f"Where is Kelm {n}?"))
@@ -87,12 +84,12 @@ def trajectory(rounds: int = 3, count: int = 4, prompt: str = "Collect facts.") 
     return Trajectory("t", "q", "cirag.integrate", "m", turns, tuple(turn["role"] == "assistant" for turn in turns))
 
 
-def replies(one: Trajectory) -> list[str]:
+def replies(one):
     return [turn["content"] for turn, learned in zip(one.messages, one.learned) if learned]
 
 
 @pytest.fixture(params=list(TEMPLATES))
-def student(request: pytest.FixtureRequest, tokenizer: Any) -> tuple[Any, list[int], str]:
+def student(request, tokenizer):
     """A tokenizer with a family's template, the tokens that end its replies, and the one its template uses."""
     template, end = TEMPLATES[request.param]
     tokenizer.add_tokens(
@@ -104,7 +101,7 @@ def student(request: pytest.FixtureRequest, tokenizer: Any) -> tuple[Any, list[i
     return tokenizer, eos_token_ids(tokenizer, model.generation_config), end
 
 
-def learned_texts(tokenizer: Any, row: dict[str, Any]) -> list[str]:
+def learned_texts(tokenizer, row):
     stretches = groupby(zip(row["input_ids"], row["labels"]), key=lambda pair: pair[1] != IGNORED)
     found = [[label for _, label in stretch] for learned, stretch in stretches if learned]
     assert all(label in (token, IGNORED) for token, label in zip(row["input_ids"], row["labels"]))
@@ -112,12 +109,12 @@ def learned_texts(tokenizer: Any, row: dict[str, Any]) -> list[str]:
     return [tokenizer.decode(stretch) for stretch in found]
 
 
-def rows_of(tokenizer: Any, eos_ids: Sequence[int], one: Trajectory, **options: Any) -> list[dict[str, Any]]:
+def rows_of(tokenizer, eos_ids, one, **options):
     return list(TrajectoryEncoder(tokenizer, eos_ids, **options).rows([one], Counter()))
 
 
 @pytest.mark.parametrize("rounds", ["together", "separate"])
-def test_the_teachers_turns_are_learned_and_nothing_else(student: tuple[Any, list[int], str], rounds: str) -> None:
+def test_the_teachers_turns_are_learned_and_nothing_else(student, rounds):
     tokenizer, eos_ids, end = student
     one = trajectory()
     rows = rows_of(tokenizer, eos_ids, one, rounds=rounds)
@@ -130,7 +127,7 @@ def test_the_teachers_turns_are_learned_and_nothing_else(student: tuple[Any, lis
     assert [text[: len(blank) + 1] for text in learned] == [f"{blank}["] * 3
 
 
-def test_prompts_are_those_of_the_loop(student: tuple[Any, list[int], str]) -> None:
+def test_prompts_are_those_of_the_loop(student):
     tokenizer, eos_ids, _ = student
     one = trajectory()
     loop = ChatEncoder(tokenizer, "m")
@@ -143,7 +140,7 @@ def test_prompts_are_those_of_the_loop(student: tuple[Any, list[int], str]) -> N
 
 
 @pytest.mark.parametrize("rounds", ["together", "separate"])
-def test_everything_adds_the_observations(student: tuple[Any, list[int], str], rounds: str) -> None:
+def test_everything_adds_the_observations(student, rounds):
     tokenizer, eos_ids, end = student
     one = trajectory()
     learned = [
@@ -154,7 +151,7 @@ def test_everything_adds_the_observations(student: tuple[Any, list[int], str], r
     assert learned == [turn["content"] for turn in one.messages[2:]]
 
 
-def test_both_layouts_have_the_same_loss(tiny_llama: Path) -> None:
+def test_both_layouts_have_the_same_loss(tiny_llama):
     model, tokenizer = load_causal_lm(tiny_llama, torch.float32)
     one = trajectory(rounds=2, count=2, prompt="Go.")
     eos_ids = eos_token_ids(tokenizer, model.generation_config)
@@ -175,7 +172,7 @@ def test_both_layouts_have_the_same_loss(tiny_llama: Path) -> None:
     assert sums[0][0] == pytest.approx(sums[1][0], rel=1e-5)
 
 
-def test_a_mark_on_some_turns_is_kept(tokenizer: Any) -> None:
+def test_a_mark_on_some_turns_is_kept(tokenizer):
     one = trajectory()
     some = Trajectory("t", "q", "r", "m", one.messages, (False, False, False, False, True, False, True))
     rows = rows_of(tokenizer, [2], some)
@@ -191,21 +188,19 @@ def test_a_mark_on_some_turns_is_kept(tokenizer: Any) -> None:
     ],
     ids=["thinker", "mover", "no end"],
 )
-def test_templates_that_would_give_a_wrong_mask(
-    tokenizer: Any, template: str, eos_ids: list[int], message: str
-) -> None:
+def test_templates_that_would_give_a_wrong_mask(tokenizer, template, eos_ids, message):
     tokenizer.chat_template = template
     with pytest.raises(ValueError, match=f"trajectory 't': the chat template of .* {message}"):
         rows_of(tokenizer, eos_ids, trajectory())
 
 
-def test_a_base_model_has_no_template(tokenizer: Any) -> None:
+def test_a_base_model_has_no_template(tokenizer):
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="has no chat template"):
         TrajectoryEncoder(tokenizer, [2], "tiny")
 
 
-def test_long_histories_lose_the_oldest_candidates(tokenizer: Any) -> None:
+def test_long_histories_lose_the_oldest_candidates(tokenizer):
     one = trajectory(rounds=4, count=6)
     loop = ChatEncoder(tokenizer, "m")
     lengths = [len(loop.encode(one.messages[:place])) for place in (2, 4, 6, 8)]
@@ -229,7 +224,7 @@ def test_long_histories_lose_the_oldest_candidates(tokenizer: Any) -> None:
     assert shown_candidates(shown[1]["content"]) == list(facts(0, 6))[: 6 - left_out]
 
 
-def test_a_round_that_does_not_fit_is_counted(tokenizer: Any) -> None:
+def test_a_round_that_does_not_fit_is_counted(tokenizer):
     one = trajectory(rounds=3)
     loop = ChatEncoder(tokenizer, "m")
     limit = len(loop.encode(one.messages[:4])) + 200

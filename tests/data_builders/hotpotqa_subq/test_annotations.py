@@ -23,7 +23,7 @@ from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 
 
-def question(*passages: str | tuple[str, str], text: str = "Where?", hops=(), evidences=()) -> Question:
+def question(*passages, text="Where?", hops=(), evidences=()):
     """A question; a passage is a title, or a title and a text."""
     found = tuple(Passage(one, f"About {one}.") if isinstance(one, str) else Passage(*one) for one in passages)
     facts = tuple(Triple(*evidence) for evidence in evidences)
@@ -44,7 +44,7 @@ def replies(teacher, asked):
     return [list(column) for column in zip(*(one[:3] for one in asyncio.run(teacher.annotate(asked))))]
 
 
-def reason(teacher, asked) -> DropReason:
+def reason(teacher, asked):
     with pytest.raises(UnlabelledQuestion) as caught:
         replies(teacher, asked)
     return caught.value.reason

@@ -2,7 +2,6 @@
 
 import random
 import re
-from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -20,7 +19,7 @@ from tripletune.data_builders.world.questions import (
 
 
 @cache
-def pattern(template: str) -> re.Pattern[str]:
+def pattern(template):
     text = re.escape(template)
     for name in "xab":
         text = text.replace(re.escape(f"{{{name}}}"), f"(?P<{name}>.+)")
@@ -41,12 +40,12 @@ class Solver:
         for title, kind in self.kinds.items():
             self.names.update({title: title, f"the {title}": title, f"the {kind} {title}": title})
 
-    def follow(self, title: str, relation) -> set[str]:
+    def follow(self, title, relation):
         if self.kinds.get(title) != relation.kind:
             return set()
         return self.facts.get((title, relation.predicate), set())
 
-    def things(self, phrase: str) -> set[str]:
+    def things(self, phrase):
         """Everything that a noun phrase can mean."""
         if phrase[:4] == "The ":
             return self.things(f"the {phrase[4:]}") | ({self.names[phrase]} if phrase in self.names else set())
@@ -58,17 +57,17 @@ class Solver:
                     found |= {o for thing in self.things(match["x"]) for o in self.follow(thing, relation)}
         return found
 
-    def answers(self, question: str) -> set[str]:
+    def answers(self, question):
         return {*self.chains(question), *self.intersections(question), *self.comparisons(question)}
 
-    def chains(self, question: str) -> Iterator[str]:
+    def chains(self, question):
         for relation in RELATIONS:
             for template in relation.ask:
                 match = pattern(template).fullmatch(question)
                 for thing in self.things(match["x"]) if match else ():
                     yield from self.follow(thing, relation)
 
-    def intersections(self, question: str) -> Iterator[str]:
+    def intersections(self, question):
         for kind, word in WH_WORDS.items():
             if question.startswith(f"{word} "):
                 body = question[len(word) + 1 : -1]
@@ -76,7 +75,7 @@ class Solver:
                     first, second = (self.doers(half, kind) for half in halves)
                     yield from first & second
 
-    def halves(self, body: str) -> Iterator[tuple[str, str]]:
+    def halves(self, body):
         for link in (" and also ", " and "):
             for match in re.finditer(link, body):
                 yield body[: match.start()], body[match.end() :]
@@ -87,7 +86,7 @@ class Solver:
                 one, other = (part for part in both.groups() if part)
                 yield template.format(x=one), template.format(x=other)
 
-    def doers(self, phrase: str, kind: str) -> set[str]:
+    def doers(self, phrase, kind):
         found = set()
         for relation in RELATIONS:
             match = relation.act and relation.target == kind and pattern(relation.act).fullmatch(phrase)
@@ -95,7 +94,7 @@ class Solver:
                 found |= {o for thing in self.things(match["x"]) for o in self.follow(thing, relation)}
         return found
 
-    def comparisons(self, question: str) -> Iterator[str]:
+    def comparisons(self, question):
         for relation in RELATIONS:
             for test in ("less", "more", "same"):
                 for template in getattr(relation, test):
@@ -105,10 +104,10 @@ class Solver:
                         pairs = [(a, b) for a in self.things(match["a"]) for b in self.things(match["b"])]
                         yield from (self.compare(relation, test, a, b) for a, b in pairs if self.both(relation, a, b))
 
-    def both(self, relation, a: str, b: str) -> bool:
+    def both(self, relation, a, b):
         return bool(self.follow(a, relation) and self.follow(b, relation))
 
-    def compare(self, relation, test: str, a: str, b: str) -> str:
+    def compare(self, relation, test, a, b):
         (one,), (other,) = self.follow(a, relation), self.follow(b, relation)
         if test == "same":
             return "yes" if one == other else "no"
@@ -186,7 +185,7 @@ def test_no_question_is_drawn_twice(world):
     )
 
 
-def maker_of(*entities: Entity) -> QuestionMaker:
+def maker_of(*entities):
     """A maker for a few entities; one without facts stands for every other kind."""
     empty = {relation.kind for relation in RELATIONS} - {entity.kind for entity in entities}
     fillers = [Entity(kind, kind, kind, "It") for kind in sorted(empty)]
@@ -248,7 +247,7 @@ def test_relations_that_make_no_such_question_are_named_as_the_cause(kind):
 # Common knowledge
 
 
-def draw(split: str, count: int, seed: int = 1) -> list[tuple[str, str]]:
+def draw(split, count, seed=1):
     return [(question.text, question.answer) for question in common_questions(random.Random(seed), split, count)]
 
 

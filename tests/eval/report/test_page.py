@@ -1,7 +1,5 @@
 """The page of a report in a browser: what it shows, finds and draws, and that nothing of its data comes to life."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

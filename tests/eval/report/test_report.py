@@ -1,7 +1,5 @@
 """Reports: every figure comes from the files, killed runs say so, and the same files give the same bytes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

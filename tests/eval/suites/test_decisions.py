@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -11,15 +7,15 @@ from tripletune.eval.__main__ import main
 from tripletune.eval.suites.decisions import DecisionSuite, decision_cases, score_reply, summarise_decisions
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm import Backend, CallError, Completion, Message, Sampling
+from tripletune.models.llm import Backend, CallError, Completion, Message
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 
 
-def facts(number: int, count: int = 3) -> tuple[Triple, ...]:
+def facts(number, count=3):
     return tuple(Triple(f"Ada {number}", "saw", f"Kelm {n}") for n in range(count))
 
 
-def trajectory(name: str, question: str = "q", teacher: str = "m") -> Trajectory:
+def trajectory(name, question="q", teacher="m"):
     """Two rounds: one triple kept and a query, then two kept and the end."""
     first = Decision("One helps.", facts(0)[:1], "Where is Kelm 0?")
     last = write_decision(Decision("Enough.", facts(1)[:2], ""))
@@ -31,11 +27,11 @@ def trajectory(name: str, question: str = "q", teacher: str = "m") -> Trajectory
     return Trajectory(name, question, "cirag.integrate", teacher, turns, flags)
 
 
-def says(query: str | None, *core: Triple, thought: str = "So.") -> str:
+def says(query, *core, thought="So."):
     return write_decision(Decision(thought, core, query))
 
 
-def test_a_case_is_a_round_with_the_teachers_history() -> None:
+def test_a_case_is_a_round_with_the_teachers_history():
     one = trajectory("t")
     first, last = decision_cases([one])
     assert (first.id, last.id, last.round) == ("t@1", "t@2", 2)
@@ -55,7 +51,7 @@ def test_a_case_is_a_round_with_the_teachers_history() -> None:
         (2, "I keep all.", "its decision 1 cannot be read"),
     ],
 )
-def test_trajectories_that_hold_no_decisions(place: int, content: str, message: str) -> None:
+def test_trajectories_that_hold_no_decisions(place, content, message):
     one = trajectory("t")
     turns = [dict(turn) for turn in one.messages]
     turns[place]["content"] = content
@@ -80,14 +76,14 @@ def test_trajectories_that_hold_no_decisions(place: int, content: str, message: 
         (2, says("", *facts(0)[:1], *facts(1)[:1], Triple("a", "b", "c")), (2 / 3, None, 1, 0)),
     ],
 )
-def test_scores_of_a_reply(round_: int, reply: str, scores: tuple[float | None, ...]) -> None:
+def test_scores_of_a_reply(round_, reply, scores):
     case = list(decision_cases([trajectory("t")]))[round_ - 1]
     row = score_reply(case, reply)
     found = [row["scores"].get(name) for name in ("core_f1", "query_f1", "stop_accuracy", "malformed")]
     assert found == [None if score is None else pytest.approx(score) for score in scores]
 
 
-def test_summary_counts_and_draws_questions() -> None:
+def test_summary_counts_and_draws_questions():
     cases = list(decision_cases([trajectory("a", "q1"), trajectory("b", "q2", "other")]))
     replies = [says("Where is Kelm 0?", *facts(0)[:1]), "???", says("", *facts(0)[:1]), says("", *facts(1)[:2])]
     rows = [score_reply(case, reply) for case, reply in zip(cases, replies)]
@@ -108,24 +104,24 @@ def test_summary_counts_and_draws_questions() -> None:
 class Student(Backend):
     """Keeps the first candidate and stops in every round; fails where the prompt holds the word it fears."""
 
-    def __init__(self, fears: str = "never") -> None:
+    def __init__(self, fears="never"):
         self.fears, self.prompts = fears, []  # type: ignore[var-annotated]
 
-    def count_tokens(self, messages: Sequence[Message]) -> int:
+    def count_tokens(self, messages):
         return sum(len(message["content"].split()) for message in messages)
 
-    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+    async def complete(self, messages, sampling):
         self.prompts.append(list(messages))
         if self.fears in messages[-1]["content"]:
             raise CallError("too long")
         return Completion(says("", *facts(int("Ada 1" in messages[-1]["content"]))[:1]), 7, 3)
 
-    async def close(self) -> None:
+    async def close(self):
         pass
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
+def data(tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
     rows = [trajectory(f"t{n}", f"q{n}").to_json() for n in range(3)]
@@ -134,18 +130,18 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def student(monkeypatch: pytest.MonkeyPatch) -> Student:
+def student(monkeypatch):
     made = Student()
     monkeypatch.setattr(DecisionSuite, "open", lambda self: setattr(self, "backend", made))
     return made
 
 
-def command(data: Path, tmp_path: Path, *more: str, model: str | None = None) -> list[str]:
+def command(data, tmp_path, *more, model=None):
     named = ["--model", model or str(tmp_path), "--output", str(tmp_path / "out")]
     return ["decisions", "--data", str(data), *named, *more]
 
 
-def test_the_command_goes_on_where_it_was(data: Path, tmp_path: Path, student: Student) -> None:
+def test_the_command_goes_on_where_it_was(data, tmp_path, student):
     assert main(command(data, tmp_path)) == 0
     rows = read_lines(tmp_path / "out" / "results.jsonl")
     assert [row["id"] for row in rows] == [f"t{n}@{number}" for n in range(3) for number in (1, 2)]
@@ -158,7 +154,7 @@ def test_the_command_goes_on_where_it_was(data: Path, tmp_path: Path, student: S
     assert len(student.prompts) == 6
 
 
-def test_long_prompts_are_shortened_and_failures_stay(data: Path, tmp_path: Path, student: Student) -> None:
+def test_long_prompts_are_shortened_and_failures_stay(data, tmp_path, student):
     student.fears = "Ada 1"
     limit = student.count_tokens(trajectory("t").messages[:4]) - 1
     assert main(command(data, tmp_path, "--max-prompt-tokens", str(limit), "--limit", "4")) == 0
@@ -169,7 +165,7 @@ def test_long_prompts_are_shortened_and_failures_stay(data: Path, tmp_path: Path
     assert all(student.count_tokens(prompt) <= limit for prompt in student.prompts)
 
 
-def test_bad_input_is_one_line(data: Path, tmp_path: Path, error_of: Callable[[], str]) -> None:
+def test_bad_input_is_one_line(data, tmp_path, error_of):
     assert main(command(data, tmp_path, model="/nowhere")) == 2
     assert "'/nowhere': there is no such folder" in error_of()
     assert main([*command(data, tmp_path), "--split", "test"]) == 2

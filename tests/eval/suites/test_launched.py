@@ -3,8 +3,6 @@
 import json
 import shutil
 import socket
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +15,7 @@ from tripletune.eval.results import ResultLog
 KILLED = 2
 
 
-def in_two_processes(*commands: list[str], killed: int = 0) -> None:
+def in_two_processes(*commands, killed=0):
     with socket.socket() as found:
         found.bind(("localhost", 0))
         port = found.getsockname()[1]
@@ -26,7 +24,7 @@ def in_two_processes(*commands: list[str], killed: int = 0) -> None:
 
 
 @pytest.fixture
-def commands(tmp_path: Path, make_graph_llm: Any, records: list[Any]) -> dict[str, list[str]]:
+def commands(tmp_path, make_graph_llm, records):
     """What is evaluated, each in a folder of its name."""
     model, processor = make_graph_llm()
     model.save_pretrained(tmp_path / "model")
@@ -50,14 +48,14 @@ def commands(tmp_path: Path, make_graph_llm: Any, records: list[Any]) -> dict[st
     }  # fmt: skip
 
 
-def to(folder: Path, command: list[str]) -> list[str]:
+def to(folder, command):
     return [*command, "--output", str(folder)]
 
 
-def outcome(folder: Path) -> Any:
+def outcome(folder):
     """Rows, scores and settings, without times."""
 
-    def timeless(value: Any) -> Any:
+    def timeless(value):
         if isinstance(value, dict):
             return {key: timeless(one) for key, one in value.items() if "seconds" not in key}
         return [timeless(one) for one in value] if isinstance(value, list) else value
@@ -69,7 +67,7 @@ def outcome(folder: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_two_processes_give_what_one_does_also_after_a_kill(tmp_path: Path, commands: dict[str, list[str]]) -> None:
+def test_two_processes_give_what_one_does_also_after_a_kill(tmp_path, commands):
     wanted = {}
     for name, command in commands.items():
         assert main(to(tmp_path / name, command)) == 0
@@ -90,11 +88,11 @@ def test_two_processes_give_what_one_does_also_after_a_kill(tmp_path: Path, comm
     assert session["records"] == len(wanted["records"][0]) - 2 * KILLED - 1
 
 
-def test_rows_of_another_run_are_not_taken_in(tmp_path: Path) -> None:
-    def opened(limit: int, **options: Any) -> ResultLog:
+def test_rows_of_another_run_are_not_taken_in(tmp_path):
+    def opened(limit, **options):
         return ResultLog(tmp_path, {"limit": limit}, **options)
 
-    def left_behind(*names: str) -> None:
+    def left_behind(*names):
         first = opened(1)
         other = opened(1, part=(1, set()))
         for name in names:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import re
 import types
@@ -29,10 +27,10 @@ WITHOUT_FLAG = ("control", "control_run", "batch_size", "extractor_set")
 class Oracle(Generator):
     """A planner that searches once, and an answerer that reads the object of the first triple or a word of the text."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls = 0
 
-    def reply(self, sample) -> str:
+    def reply(self, sample):
         self.calls += 1
         if sample.task == "planning":
             return "[SUFFICIENT]" if sample.steps else f"[SUBQ] {sample.question}"

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace
@@ -20,12 +18,12 @@ from tripletune.rag.triple_store import Extraction, StoredTriples, TripleStore
 STEP = Step("Q1?", (Triple("a", "b", "c"),), "text")
 
 
-def plan(name: str, action: Action, subquery: str = "", steps: int = 0) -> Record:
+def plan(name, action, subquery="", steps=0):
     question = name.split(":")[0]
     return Record(name, question, "planning", "Q?", action, (STEP,) * steps, subquery)
 
 
-def answer(name: str, *answers: str) -> Record:
+def answer(name, *answers):
     return Record(name, name.split(":")[0], "answering", "Q?", Action.SUFFICIENT, (STEP,), "", answers)
 
 

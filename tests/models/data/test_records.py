@@ -1,7 +1,4 @@
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,23 +16,23 @@ from tripletune.models.data.records import (
 from tripletune.models.data.triples import Triple
 
 
-def test_json_round_trip(records: list[Record]) -> None:
+def test_json_round_trip(records):
     for record in records:
         assert Record.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
-def test_every_row_has_the_same_keys(records: list[Record]) -> None:
+def test_every_row_has_the_same_keys(records):
     assert len({tuple(record.to_json()) for record in records}) == 1
 
 
-def test_labels() -> None:
+def test_labels():
     step = Step("q", (Triple("a", "b", "c"),))
     assert Record("1", "1", "planning", "Q", Action.SUBQ, (step,), "next?").label == "[SUBQ] next?"
     assert Record("1", "1", "planning", "Q", Action.NO_RETRIEVAL).label == "[NO_RETRIEVAL]"
     assert Record("1", "1", "answering", "Q", Action.SUFFICIENT, answers=("Paris", "Lutetia")).label == "Paris"
 
 
-def test_the_input_holds_no_label() -> None:
+def test_the_input_holds_no_label():
     record = Record("1", "1", "answering", "Q", Action.NO_RETRIEVAL, answers=("secret",))
     assert "secret" not in repr(record.input)
     assert "NO_RETRIEVAL" not in repr(record.input)
@@ -61,7 +58,7 @@ def test_the_input_holds_no_label() -> None:
         ({"question": None}, "question must be text, found null"),
     ],
 )
-def test_a_bad_record_is_one_error_with_its_place(change: dict[str, Any], message: str) -> None:
+def test_a_bad_record_is_one_error_with_its_place(change, message):
     row = Record("1", "1", "planning", "Q", Action.NO_RETRIEVAL).to_json() | change
     with pytest.raises(ValueError, match=message) as error:
         Record.from_json(row, "file:3")
@@ -69,7 +66,7 @@ def test_a_bad_record_is_one_error_with_its_place(change: dict[str, Any], messag
     assert str(error.value).count("file:3") == 1
 
 
-def test_missing_keys_are_named() -> None:
+def test_missing_keys_are_named():
     with pytest.raises(ValueError, match="lacks question_id, action; it has id, task, question"):
         Record.from_json({"id": "1", "task": "planning", "question": "Q"})
 
@@ -84,28 +81,26 @@ def test_missing_keys_are_named() -> None:
         (b'{"a": 1}\n' * 40 + b'{"a": "\xff"}\n' + b'{"a": 1}\n', r"rows.jsonl:41: not UTF-8"),
     ],
 )
-def test_malformed_lines_are_told_with_their_number(tmp_path: Path, content: bytes, message: str) -> None:
+def test_malformed_lines_are_told_with_their_number(tmp_path, content, message):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
         list(read_jsonl(path))
 
 
-def test_lines_are_read_whatever_the_line_end_and_byte_order_mark(tmp_path: Path) -> None:
+def test_lines_are_read_whatever_the_line_end_and_byte_order_mark(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes('\ufeff{"a": "é\\u2028"}\r\n\r\n{"a": "b\u2028c"}'.encode())
     assert list(read_jsonl(path)) == [(f"{path}:1", {"a": "é\u2028"}), (f"{path}:3", {"a": "b\u2028c"})]
 
 
-def test_half_characters_become_unknown_ones(tmp_path: Path) -> None:
+def test_half_characters_become_unknown_ones(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": ["\\ud83d x"], "\\uDE00": 1}\n{"a": "\\ud83d\\ude00 \\u00e9"}\n')
     assert [row for _, row in read_jsonl(path)] == [{"a": ["\ufffd x"], "\ufffd": 1}, {"a": "😀 é"}]
 
 
-def test_a_split_whose_name_begins_alike_is_another_one(
-    tmp_path: Path, records: list[Record], write_records: Callable[..., Path]
-) -> None:
+def test_a_split_whose_name_begins_alike_is_another_one(tmp_path, records, write_records):
     folder = write_records(records[:1], "train")
     write_records(records[1:2], "train_small", folder)
     assert list(read_records(folder, "train")) == records[:1]
@@ -114,7 +109,7 @@ def test_a_split_whose_name_begins_alike_is_another_one(
     assert list(read_records(folder, "dev")) == records[:1]
 
 
-def test_shards_of_a_split(tmp_path: Path, records: list[Record], write_records: Callable[..., Path]) -> None:
+def test_shards_of_a_split(tmp_path, records, write_records):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -130,14 +125,14 @@ def test_shards_of_a_split(tmp_path: Path, records: list[Record], write_records:
         record_files(tmp_path / "nowhere")
 
 
-def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
+def test_a_damaged_parquet_file_is_named(tmp_path):
     path = tmp_path / "train.parquet"
     path.write_bytes(b"PAR1 cut off")
     with pytest.raises(ValueError, match=r"train.parquet: not a readable Parquet file"):
         list(read_records(path))
 
 
-def test_reading_is_lazy(tmp_path: Path) -> None:
+def test_reading_is_lazy(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\nbroken\n')
     rows = read_jsonl(path)
@@ -159,16 +154,16 @@ def test_reading_is_lazy(tmp_path: Path) -> None:
         ("  ", ""),
     ],
 )
-def test_normalised_answers(text: str, normal: str) -> None:
+def test_normalised_answers(text, normal):
     assert normalize_answer(text) == normal
 
 
 @given(st.text())
-def test_only_blank_text_becomes_empty(text: str) -> None:
+def test_only_blank_text_becomes_empty(text):
     assert bool(normalize_answer(text)) == bool(text.split())
 
 
 @given(st.text())
-def test_case_and_spacing_do_not_matter(text: str) -> None:
+def test_case_and_spacing_do_not_matter(text):
     assert normalize_answer(f"  {text}\t") == normalize_answer(text)
     assert normalize_answer(text.lower()) == normalize_answer(text)

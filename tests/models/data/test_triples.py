@@ -17,14 +17,14 @@ TRIPLE = st.builds(Triple, FIELD, FIELD, FIELD)
 
 
 @given(st.lists(TRIPLE, max_size=5))
-def test_any_names_survive_a_round_trip(triples: list[Triple]) -> None:
+def test_any_names_survive_a_round_trip(triples):
     parsed = parse_triples(format_triples(triples))
     assert list(parsed.triples) == triples
     assert parsed.malformed == 0
 
 
 @given(st.lists(TRIPLE, min_size=1, max_size=3), st.lists(TRIPLE, min_size=1, max_size=3))
-def test_a_malformed_triple_takes_no_neighbour_with_it(before: list[Triple], after: list[Triple]) -> None:
+def test_a_malformed_triple_takes_no_neighbour_with_it(before, after):
     text = f"{format_triples(before)}, (S> lost| P> no object), {format_triples(after)}"
     parsed = parse_triples(text)
     assert list(parsed.triples) == before + after
@@ -32,22 +32,22 @@ def test_a_malformed_triple_takes_no_neighbour_with_it(before: list[Triple], aft
 
 
 @given(st.text())
-def test_reading_never_fails(text: str) -> None:
+def test_reading_never_fails(text):
     parsed = parse_triples(text)
     assert parsed.malformed >= 0
 
 
-def test_ordinary_names_are_written_unchanged() -> None:
+def test_ordinary_names_are_written_unchanged():
     triple = Triple("Zeno (of Elea), the younger", "born in", 'Elea | "Velia"')
     assert str(triple) == '(S> Zeno (of Elea), the younger| P> born in| O> Elea | "Velia")'
 
 
-def test_white_space_is_folded() -> None:
+def test_white_space_is_folded():
     assert Triple(" a\n b ", "p\t", "o") == Triple("a b", "p", "o")
 
 
 @pytest.mark.parametrize("fields", [("", "p", "o"), ("s", " \n", "o"), ("s", "p", "")])
-def test_an_empty_field_is_an_error(fields: tuple[str, str, str]) -> None:
+def test_an_empty_field_is_an_error(fields):
     with pytest.raises(ValueError, match="is empty"):
         Triple(*fields)
 
@@ -73,13 +73,13 @@ def test_an_empty_field_is_an_error(fields: tuple[str, str, str]) -> None:
         ("", [], 0),
     ],
 )
-def test_model_output(text: str, expected: list[tuple[str, str, str]], malformed: int) -> None:
+def test_model_output(text, expected, malformed):
     parsed = parse_triples(text)
     assert [tuple(triple.as_list()) for triple in parsed.triples] == expected
     assert parsed.malformed == malformed
 
 
 @pytest.mark.parametrize("row", [["a", "b"], "abc", ["a", "b", 3], ["a", "", "c"], None])
-def test_bad_json_rows_are_named(row: object) -> None:
+def test_bad_json_rows_are_named(row):
     with pytest.raises(ValueError, match=r"^file:7: "):
         triples_from_json([["a", "b", "c"], row], "file:7")

@@ -1,9 +1,6 @@
 import json
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,12 +16,12 @@ STRINGS = ["London", "born in", "inverse_born in", "紫式部", "London", "born 
 
 
 @pytest.fixture
-def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def encoded(monkeypatch):
     """Every string that reaches an encoder."""
     seen: list[str] = []
     original = TextEncoder.encode
 
-    def spy(self: TextEncoder, strings: Any) -> np.ndarray:
+    def spy(self, strings):
         seen.extend(strings)
         return original(self, strings)
 
@@ -35,9 +32,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("chunk", [4096, 2])
-def test_a_table_embeds_each_string_once(
-    tmp_path: Path, tiny_encoder: Path, encoded: list[str], chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_embeds_each_string_once(tmp_path, tiny_encoder, encoded, chunk, monkeypatch):
     monkeypatch.setattr(text_embeddings, "CHUNK", chunk)
     table = EmbeddingTable.build(STRINGS, str(tiny_encoder), tmp_path / "t")
     assert encoded == list(dict.fromkeys(STRINGS))
@@ -45,7 +40,7 @@ def test_a_table_embeds_each_string_once(
     assert sorted(path.name for path in (tmp_path / "t").iterdir()) == ["keys.npy", "table.json", "vectors.npy"]
 
 
-def test_a_table_gives_what_the_encoder_gives(tmp_path: Path, tiny_encoder: Path, encoded: list[str]) -> None:
+def test_a_table_gives_what_the_encoder_gives(tmp_path, tiny_encoder, encoded):
     table = EmbeddingTable.build(STRINGS, str(tiny_encoder), tmp_path / "t")
     direct = torch.cat([torch.from_numpy(TextEncoder(str(tiny_encoder)).encode([text])) for text in STRINGS]).float()
     assert torch.allclose(table.vectors(STRINGS), direct, atol=2e-3)
@@ -54,7 +49,7 @@ def test_a_table_gives_what_the_encoder_gives(tmp_path: Path, tiny_encoder: Path
     assert direct.dtype is torch.float32
 
 
-def test_strings_that_are_not_there_are_told(tmp_path: Path, tiny_encoder: Path) -> None:
+def test_strings_that_are_not_there_are_told(tmp_path, tiny_encoder):
     table = EmbeddingTable.build(STRINGS, str(tiny_encoder), tmp_path / "t")
     with pytest.raises(KeyError, match="1 strings are not in"):
         table.vectors(["London", "Paris"])
@@ -63,12 +58,10 @@ def test_strings_that_are_not_there_are_told(tmp_path: Path, tiny_encoder: Path)
     assert (len(empty), tuple(empty[[]].shape)) == (0, (0, 16))
 
 
-def test_a_table_cut_off_in_the_middle_is_no_table(
-    tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_cut_off_in_the_middle_is_no_table(tmp_path, tiny_encoder, monkeypatch):
     folder = tmp_path / "t"
 
-    def killed(*args: Any) -> None:
+    def killed(*args):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -80,7 +73,7 @@ def test_a_table_cut_off_in_the_middle_is_no_table(
     assert json.loads((folder / "table.json").read_text())["strings"] == 6
 
 
-def test_live_embeddings_embed_once_and_forget_when_full(tiny_encoder: Path, encoded: list[str]) -> None:
+def test_live_embeddings_embed_once_and_forget_when_full(tiny_encoder, encoded):
     live = LiveEmbeddings(str(tiny_encoder), 16, capacity=3)
     assert live.vectors([]).shape == (0, 16)
     first = live.vectors(["a", "b", "a"])
@@ -104,9 +97,7 @@ def test_live_embeddings_embed_once_and_forget_when_full(tiny_encoder: Path, enc
         ("Transformer", {}, 5),
     ],
 )
-def test_width_is_read_without_weights_where_it_is_sure(
-    kinds: str, pooling: dict[str, Any], width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_width_is_read_without_weights_where_it_is_sure(kinds, pooling, width, tmp_path, monkeypatch):
     monkeypatch.setattr(text_embeddings, "TextEncoder", lambda spec: SimpleNamespace(dimension=5))
     modules = [{"type": f"sentence_transformers.models.{kind}", "path": f"1_{kind}"} for kind in kinds.split()]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
@@ -115,7 +106,7 @@ def test_width_is_read_without_weights_where_it_is_sure(
     assert encoder_dimension(str(tmp_path)) == width
 
 
-def test_width_is_what_the_encoder_gives(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_width_is_what_the_encoder_gives(tiny_encoder, monkeypatch):
     width = TextEncoder(str(tiny_encoder)).dimension
     monkeypatch.setattr(text_embeddings, "TextEncoder", lambda spec: pytest.fail("loaded"))
     assert encoder_dimension(str(tiny_encoder)) == width == 16

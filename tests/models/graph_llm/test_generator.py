@@ -3,33 +3,27 @@
 import asyncio
 import functools
 import sqlite3
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tripletune.models.data.records import Record
 from tripletune.models.graph_llm import GraphLLM, LocalGenerator, add_adapter, load_generator
-from tripletune.models.llm import Completion, Sampling
-
-Make = Callable[..., Any]
+from tripletune.models.llm import Sampling
 
 
 @pytest.fixture
-def generator(make_graph_llm: Make, embeddings: Any) -> LocalGenerator:
+def generator(make_graph_llm, embeddings):
     model, processor = make_graph_llm(graph_dropout=0.5)
     return LocalGenerator(model, processor, batch_size=3, embeddings=embeddings)
 
 
-def essence(completion: Completion) -> Completion:
+def essence(completion):
     """Everything but the time and where it came from."""
     return replace(completion, seconds=0.0, cached=False)
 
 
-def test_many_at_once_are_as_one_by_one(generator: LocalGenerator, records: list[Record]) -> None:
+def test_many_at_once_are_as_one_by_one(generator, records):
     inputs = [record.input for record in records]
     together = generator.generate_many(inputs, 8)
     alone = [generator.generate_many([sample], 8)[0] for sample in inputs]
@@ -40,19 +34,17 @@ def test_many_at_once_are_as_one_by_one(generator: LocalGenerator, records: list
     ]
 
 
-def test_replies_are_those_of_generate(
-    generator: LocalGenerator, records: list[Record], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replies_are_those_of_generate(generator, records, monkeypatch):
     inputs = [record.input for record in records]
     found = generator.generate_many(inputs, 8)
     monkeypatch.setattr("tripletune.models.local.continuous_batch.fits", lambda model: False)
     assert [essence(reply) for reply in generator.generate_many(inputs, 8)] == [essence(reply) for reply in found]
 
 
-def test_limits_and_evidence_are_not_mixed_up(generator: LocalGenerator, records: list[Record]) -> None:
+def test_limits_and_evidence_are_not_mixed_up(generator, records):
     sample = records[1].input
 
-    async def calls() -> list[Completion]:
+    async def calls():
         return await asyncio.gather(
             generator.generate(sample, 2),
             generator.generate(sample, 5),
@@ -69,8 +61,8 @@ def test_limits_and_evidence_are_not_mixed_up(generator: LocalGenerator, records
 
 @pytest.mark.parametrize(("order", "share"), [("instruction_first", 1.0), ("history_first", 0.9), ("interleaved", 0.6)])
 def test_rounds_of_a_question_are_read_on_from_each_other(
-    order: str, share: float, make_graph_llm: Make, embeddings: Any, records: list[Record], monkeypatch: Any
-) -> None:
+    order, share, make_graph_llm, embeddings, records, monkeypatch
+):
     model, processor = make_graph_llm(processor_settings={"prompt_order": order})
     generator = LocalGenerator(model, processor, embeddings=embeddings)
     asked = [records[0], records[6], records[9]]
@@ -83,13 +75,13 @@ def test_rounds_of_a_question_are_read_on_from_each_other(
     original, read = model.forward, []
 
     @functools.wraps(original)
-    def spy(*arguments: Any, **options: Any) -> Any:
+    def spy(*arguments, **options):
         read.append(options["input_ids"].numel())
         return original(*arguments, **options)
 
     monkeypatch.setattr(model, "forward", spy)
 
-    async def loop() -> list[list[Completion]]:
+    async def loop():
         return [await asyncio.gather(*(generator.generate(one, 6) for one in inputs)) for inputs in rounds]
 
     for found, wanted in zip(asyncio.run(loop()), expected):
@@ -100,9 +92,7 @@ def test_rounds_of_a_question_are_read_on_from_each_other(
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_dropout_is_off_and_the_mode_is_restored(
-    make_graph_llm: Make, embeddings: Any, records: list[Record], training: bool
-) -> None:
+def test_dropout_is_off_and_the_mode_is_restored(make_graph_llm, embeddings, records, training):
     base, processor = make_graph_llm(graph_dropout=0.9)
     model = add_adapter(base, dropout=0.9)
     generator = LocalGenerator(model, processor, embeddings=embeddings)
@@ -114,7 +104,7 @@ def test_dropout_is_off_and_the_mode_is_restored(
     assert base.graph_encoder.training is training
 
 
-def test_truncation_is_reported(make_graph_llm: Make, embeddings: Any, records: list[Record]) -> None:
+def test_truncation_is_reported(make_graph_llm, embeddings, records):
     length = len(make_graph_llm()[1].encode_input(records[1].input).input_ids)
     model, processor = make_graph_llm(processor_settings={"max_input_tokens": length - 1})
     reply = LocalGenerator(model, processor, embeddings=embeddings).generate_many([records[1].input], 2)[0]
@@ -122,7 +112,7 @@ def test_truncation_is_reported(make_graph_llm: Make, embeddings: Any, records: 
     assert reply.prompt_tokens < length
 
 
-def test_loading_a_plain_model(tiny_llama: Path, records: list[Record]) -> None:
+def test_loading_a_plain_model(tiny_llama, records):
     generator = load_generator(tiny_llama, batch_size=2)
     assert len(generator.generate_many([record.input for record in records[:3]], 3)) == 3
     assert generator.generate_many([], 3) == []
@@ -131,9 +121,7 @@ def test_loading_a_plain_model(tiny_llama: Path, records: list[Record]) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"lora": False}, {"targets": ("all-linear",)}])
-def test_a_loaded_adapter_replies_as_it_did_in_training(
-    make_graph_llm: Make, embeddings: Any, records: list[Record], tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_a_loaded_adapter_replies_as_it_did_in_training(make_graph_llm, embeddings, records, tmp_path, options):
     base, processor = make_graph_llm()
     model = add_adapter(base, **options)
     torch.manual_seed(5)
@@ -150,9 +138,7 @@ def test_a_loaded_adapter_replies_as_it_did_in_training(
     assert [essence(reply) for reply in found] == [essence(reply) for reply in expected]
 
 
-def test_an_adapter_is_left_beside_16_bit_weights(
-    make_graph_llm: Make, embeddings: Any, records: list[Record], tmp_path: Path
-) -> None:
+def test_an_adapter_is_left_beside_16_bit_weights(make_graph_llm, embeddings, records, tmp_path):
     base, processor = make_graph_llm(dtype=torch.bfloat16)
     model = add_adapter(base)
     model.save_pretrained(tmp_path)
@@ -165,15 +151,13 @@ def test_an_adapter_is_left_beside_16_bit_weights(
         assert all(reply.text for reply in found.generate_many([record.input for record in records[:4]], 6))
 
 
-def test_a_batch_that_did_not_fit_stays_smaller(
-    generator: LocalGenerator, records: list[Record], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_did_not_fit_stays_smaller(generator, records, monkeypatch):
     inputs, forward = [record.input for record in records], generator.graph_llm.forward
     expected = generator.generate_many(inputs, 4)
     failures = []
 
     @functools.wraps(forward)
-    def small(*arguments: Any, **options: Any) -> Any:
+    def small(*arguments, **options):
         if len(options["input_ids"]) > 1:
             failures.append(len(options["input_ids"]))
             raise torch.OutOfMemoryError("full")
@@ -185,19 +169,17 @@ def test_a_batch_that_did_not_fit_stays_smaller(
         assert (generator.batch_size, len(failures)) == (1, times)
 
 
-def test_calls_are_kept_in_a_ledger(
-    tiny_llama: Path, records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_are_kept_in_a_ledger(tiny_llama, records, tmp_path, monkeypatch):
     inputs = [record.input for record in records[:5]]
     # The same text with another graph is another call.
     inputs += [replace(one, graph_of=graph) for one in inputs[-1:] for graph in ((), records[0].steps, one.steps)]
 
-    def replies(seed: int | None = None) -> list[Completion]:
+    def replies(seed=None):
         generator = load_generator(tiny_llama, ledger=tmp_path / "ledger.sqlite")
         if seed is not None:
             generator.sampling = Sampling(1.0, seed=seed)
 
-        async def calls() -> list[Completion]:
+        async def calls():
             found = await asyncio.gather(*(generator.generate(sample, 5) for sample in inputs))
             await generator.close()
             return found

@@ -1,5 +1,3 @@
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
@@ -21,21 +19,21 @@ ARCHITECTURES = ("graph_transformer", "gat", "gcn", "gat_authors", "gcn_authors"
 TABLE = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 
 
-def test_nodes_are_distinct_and_edges_go_both_ways() -> None:
+def test_nodes_are_distinct_and_edges_go_both_ways():
     graph = build_graph(STEPS[:1])
     assert graph.nodes == ["a", "b", "c"]
     assert graph.edges == ["p", "inverse_p", "q", "inverse_q"]
     assert (graph.sources, graph.targets) == ([0, 1, 1, 2], [1, 0, 2, 1])
 
 
-def test_a_self_loop_and_a_repeated_triple() -> None:
+def test_a_self_loop_and_a_repeated_triple():
     graph = build_graph([Step("", (Triple("a", "is", "a"), Triple("a", "is", "a")))])
     assert graph == (["a"], ["is", "inverse_is"], [0, 0], [0, 0], [0])
 
 
 @given(TRIPLES, TRIPLES)
-def test_the_union_has_the_nodes_and_edges_of_its_parts(first: list[Triple], second: list[Triple]) -> None:
-    def named(graph: SampleGraph) -> set[tuple[str, str, str]]:
+def test_the_union_has_the_nodes_and_edges_of_its_parts(first, second):
+    def named(graph):
         ends = zip(graph.sources, graph.edges, graph.targets)
         return {(graph.nodes[source], text, graph.nodes[target]) for source, text, target in ends}
 
@@ -46,7 +44,7 @@ def test_the_union_has_the_nodes_and_edges_of_its_parts(first: list[Triple], sec
     assert len(union.edges) == 2 * len({*first, *second})
 
 
-def test_sub_graphs_lie_side_by_side_and_empty_ones_leave_no_trace() -> None:
+def test_sub_graphs_lie_side_by_side_and_empty_ones_leave_no_trace():
     sample = build_graph(STEPS)
     assert sample.subgraph == [0, 0, 0, 1, 1, 1, 1]
     assert sample.nodes == [*"abcbcxy"]
@@ -55,7 +53,7 @@ def test_sub_graphs_lie_side_by_side_and_empty_ones_leave_no_trace() -> None:
     assert sample.edges == ["p", "inverse_p", "q", "inverse_q", "q", "inverse_q", "r", "inverse_r"]
 
 
-def test_a_batch_of_three_with_an_empty_one() -> None:
+def test_a_batch_of_three_with_an_empty_one():
     samples = [build_graph(steps) for steps in (STEPS, (), STEPS[2:])]
     batch = batch_graphs(samples, lambda texts: torch.tensor([[ord(text[-1]), len(text)] for text in texts]))
     assert batch.num_graphs == 3
@@ -66,7 +64,7 @@ def test_a_batch_of_three_with_an_empty_one() -> None:
     assert batch.batch.tolist() == [0] * 7 + [2] * 4
 
 
-def sample(seed: int, sizes: tuple[int, ...]) -> SampleGraph:
+def sample(seed, sizes):
     """Sub-graphs of the given sizes, each a ring with edges both ways."""
     generator = torch.Generator().manual_seed(seed)
     rows = SampleGraph([], [], [], [], [])
@@ -83,18 +81,18 @@ def sample(seed: int, sizes: tuple[int, ...]) -> SampleGraph:
     return rows
 
 
-def batch(*samples: SampleGraph) -> Any:
+def batch(*samples):
     return batch_graphs(samples, TABLE.__getitem__)
 
 
-def encoder(architecture: str = "graph_transformer", **options: Any) -> GraphEncoder:
+def encoder(architecture="graph_transformer", **options):
     torch.manual_seed(1)
     settings = {"graph_hidden_width": 8, "graph_heads": 2, **options}
     return GraphEncoder(GraphSettings(graph_architecture=architecture, **settings), 6).eval()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_batch_gives_what_each_graph_gives_alone(architecture: str) -> None:
+def test_a_batch_gives_what_each_graph_gives_alone(architecture):
     samples = [sample(1, (3, 2)), sample(2, ()), sample(3, (4,)), sample(4, (1, 1, 5))]
     model = encoder(architecture)
     together = model(batch(*samples))
@@ -105,7 +103,7 @@ def test_a_batch_gives_what_each_graph_gives_alone(architecture: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_order_of_nodes_and_edges_does_not_matter(architecture: str) -> None:
+def test_the_order_of_nodes_and_edges_does_not_matter(architecture):
     one = sample(5, (3, 4))
     order = [4, 0, 6, 2, 5, 1, 3]
     place = {old: new for new, old in enumerate(order)}
@@ -122,7 +120,7 @@ def test_the_order_of_nodes_and_edges_does_not_matter(architecture: str) -> None
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_edge_texts_and_edge_direction_count(architecture: str) -> None:
+def test_edge_texts_and_edge_direction_count(architecture):
     one = sample(6, (3,))
     relabelled = SampleGraph(one.nodes, [(row + 1) % 40 for row in one.edges], one.sources, one.targets, one.subgraph)
     model = encoder(architecture)
@@ -130,13 +128,13 @@ def test_edge_texts_and_edge_direction_count(architecture: str) -> None:
     assert alike == architecture.endswith("_authors"), "the authors' own read no edge texts"
 
 
-def test_pooling_is_the_mean_of_sub_graphs_not_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pooling_is_the_mean_of_sub_graphs_not_of_nodes(monkeypatch):
     class Untouched(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.unused = nn.Parameter(torch.zeros(1))
 
-        def forward(self, x: torch.Tensor, edge_index: torch.Tensor, edge_attr: torch.Tensor) -> torch.Tensor:
+        def forward(self, x, edge_index, edge_attr):
             return x
 
     monkeypatch.setattr(graphs_module, "_convolution", lambda *args: Untouched())
@@ -151,7 +149,7 @@ def test_pooling_is_the_mean_of_sub_graphs_not_of_nodes(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_sample_without_graph_is_the_zero_vector_and_every_parameter_has_a_gradient(architecture: str) -> None:
+def test_a_sample_without_graph_is_the_zero_vector_and_every_parameter_has_a_gradient(architecture):
     model = encoder(architecture).train()
     before = torch.get_rng_state()
     empty = model(batch(sample(1, ()), sample(2, ())))
@@ -168,7 +166,7 @@ def test_a_sample_without_graph_is_the_zero_vector_and_every_parameter_has_a_gra
             assert torch.isfinite(parameter.grad).all(), name
 
 
-def test_norm_relu_and_dropout_follow_all_layers_but_the_last() -> None:
+def test_norm_relu_and_dropout_follow_all_layers_but_the_last():
     model = encoder(graph_dropout=0.5)
     assert (len(model.convolutions), len(model.norms)) == (3, 2)
     one = batch(sample(9, (6,)))
@@ -180,7 +178,7 @@ def test_norm_relu_and_dropout_follow_all_layers_but_the_last() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["graph_transformer", "gat", "gat_authors"])
-def test_attention_weights_are_dropped_in_training_alone(architecture: str) -> None:
+def test_attention_weights_are_dropped_in_training_alone(architecture):
     model, one = encoder(architecture, graph_dropout=0.0, graph_attention_dropout=0.5), batch(sample(9, (6,)))
     assert torch.equal(model(one), encoder(architecture, graph_dropout=0.0)(one))
     model.train()

@@ -1,19 +1,13 @@
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tripletune.models.data.records import Record
 from tripletune.models.graph_llm import add_adapter, is_graph_llm_folder, load_graph_llm
 
-Make = Callable[..., Any]
 
-
-def scramble(model: Any) -> None:
+def scramble(model):
     """Give everything that is trained a value it does not start with (LoRA's B starts at zero)."""
     torch.manual_seed(5)
     with torch.no_grad():
@@ -22,20 +16,18 @@ def scramble(model: Any) -> None:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
 
 
-def save(model: Any, processor: Any, folder: Path) -> None:
+def save(model, processor, folder):
     model.save_pretrained(folder)
     model.get_base_model().config.save_pretrained(folder)
     processor.save_pretrained(folder)
 
 
-def trained_names(model: Any) -> set[str]:
+def trained_names(model):
     return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 @pytest.mark.parametrize("family", ["llama", "smollm2", "qwen3", "gemma2"])
-def test_an_adapter_holds_what_is_trained_and_nothing_else(
-    family: str, make_graph_llm: Make, make_batch: Make, records: list[Record], tmp_path: Path
-) -> None:
+def test_an_adapter_holds_what_is_trained_and_nothing_else(family, make_graph_llm, make_batch, records, tmp_path):
     base, processor = make_graph_llm(family)
     model = add_adapter(base, rank=4)
     scramble(model)
@@ -53,7 +45,7 @@ def test_an_adapter_holds_what_is_trained_and_nothing_else(
     assert its_processor.encode_input(records[1].input) == processor.encode_input(records[1].input)
 
 
-def test_an_adapter_changes_the_frozen_model_nowhere(make_graph_llm: Make) -> None:
+def test_an_adapter_changes_the_frozen_model_nowhere(make_graph_llm):
     base, _ = make_graph_llm()
     before = {name: p.clone() for name, p in base.language_model.named_parameters()}
     model = add_adapter(base)
@@ -74,8 +66,8 @@ def test_an_adapter_changes_the_frozen_model_nowhere(make_graph_llm: Make) -> No
 
 @pytest.mark.parametrize(("use_graph", "trained"), [(True, ("graph_encoder", "projector")), (False, ("lora_",))])
 def test_without_lora_or_graph_the_other_alone_is_trained(
-    make_graph_llm: Make, make_batch: Make, records: list[Record], tmp_path: Path, use_graph: bool, trained: tuple[str]
-) -> None:
+    make_graph_llm, make_batch, records, tmp_path, use_graph, trained
+):
     base, processor = make_graph_llm(use_graph=use_graph)
     model = add_adapter(base, lora=not use_graph)
     names = trained_names(model)
@@ -90,20 +82,20 @@ def test_without_lora_or_graph_the_other_alone_is_trained(
     assert its_processor.settings.use_graph is use_graph
 
 
-def test_all_linear_means_all_but_the_output_layer(make_graph_llm: Make) -> None:
+def test_all_linear_means_all_but_the_output_layer(make_graph_llm):
     model = add_adapter(make_graph_llm()[0], targets=("all-linear",))
     adapted = {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in trained_names(model) if "lora_" in name}
     assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
-def test_targets_that_do_not_exist_are_named(make_graph_llm: Make) -> None:
+def test_targets_that_do_not_exist_are_named(make_graph_llm):
     with pytest.raises(ValueError, match=r"\['query'\] do not exist.*q_proj"):
         add_adapter(make_graph_llm()[0], targets=("query", "v_proj"))
     with pytest.raises(ValueError, match=r"\['lm_head'\] do not exist"):
         add_adapter(make_graph_llm()[0], targets=("lm_head",))
 
 
-def test_graph_modules_stay_float32(make_graph_llm: Make, make_batch: Make, records: list[Record]) -> None:
+def test_graph_modules_stay_float32(make_graph_llm, make_batch, records):
     model, processor = make_graph_llm(dtype=torch.bfloat16)
     assert model.language_model.dtype is torch.bfloat16
     assert next(model.projector.parameters()).dtype is torch.float32
@@ -111,14 +103,14 @@ def test_graph_modules_stay_float32(make_graph_llm: Make, make_batch: Make, reco
     assert torch.isfinite(model(**make_batch(processor, records[:2])).loss)
 
 
-def test_a_plain_language_model_serves_without_graph(tiny_llama: Path) -> None:
+def test_a_plain_language_model_serves_without_graph(tiny_llama):
     assert not is_graph_llm_folder(tiny_llama)
     model, processor = load_graph_llm(tiny_llama, torch.float32)
     assert not model.config.use_graph
     assert not processor.settings.use_graph
 
 
-def test_folders_that_are_no_model(tmp_path: Path) -> None:
+def test_folders_that_are_no_model(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         load_graph_llm(tmp_path)
     with pytest.raises(FileNotFoundError, match="no such folder"):
@@ -130,7 +122,7 @@ def test_folders_that_are_no_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("merged", [False, True])
-def test_cut_off_weights_are_one_clear_error(make_graph_llm: Make, tmp_path: Path, merged: bool) -> None:
+def test_cut_off_weights_are_one_clear_error(make_graph_llm, tmp_path, merged):
     base, processor = make_graph_llm()
     if merged:
         base.save_pretrained(tmp_path)
@@ -143,9 +135,7 @@ def test_cut_off_weights_are_one_clear_error(make_graph_llm: Make, tmp_path: Pat
         load_graph_llm(tmp_path, torch.float32)
 
 
-def test_an_adapter_names_its_base_and_needs_its_weights(
-    make_graph_llm: Make, tiny_llama: Path, tmp_path: Path
-) -> None:
+def test_an_adapter_names_its_base_and_needs_its_weights(make_graph_llm, tiny_llama, tmp_path):
     base, processor = make_graph_llm()
     save(add_adapter(base), processor, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

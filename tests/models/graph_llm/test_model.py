@@ -1,8 +1,6 @@
 """The Graph-LLM against plain computation of the same thing, for every family the tests know."""
 
 import dataclasses
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,20 +8,18 @@ import torch
 from torch import nn
 
 from tripletune.models.attention import lies_end_to_end, set_attention
-from tripletune.models.data.records import Record
 from tripletune.models.graph_llm import add_adapter
 from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
 
 FAMILIES = ("llama", "smollm2", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "granite", "cohere")
 GREEDY: dict[str, Any] = {"do_sample": False, "eos_token_id": 2, "pad_token_id": 3}
-Make = Callable[..., Any]
 
 
-def trained(model: GraphLLM) -> dict[str, torch.Tensor]:
+def trained(model):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def replies(model: GraphLLM, batch: dict[str, Any], tokens: int, **options: Any) -> list[list[int]]:
+def replies(model, batch, tokens, **options):
     """New tokens of each row, up to and with the end of sequence."""
     output = model.generate(**batch, max_new_tokens=tokens, **{**GREEDY, **options})
     rows = output[:, batch["input_ids"].shape[1] :].tolist()
@@ -31,9 +27,7 @@ def replies(model: GraphLLM, batch: dict[str, Any], tokens: int, **options: Any)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_label_only_logits_give_the_full_loss(
-    family: str, make_graph_llm: Make, make_batch: Make, records: list[Record]
-) -> None:
+def test_label_only_logits_give_the_full_loss(family, make_graph_llm, make_batch, records):
     model, processor = make_graph_llm(family)
     batch = make_batch(processor, records[:5])
     short = model(**batch)
@@ -54,9 +48,7 @@ def test_label_only_logits_give_the_full_loss(
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("gemma2", "gemma3")])
-def test_rows_end_to_end_give_the_loss_and_gradients_of_padded_rows(
-    family: str, make_graph_llm: Make, make_batch: Make, records: list[Record]
-) -> None:
+def test_rows_end_to_end_give_the_loss_and_gradients_of_padded_rows(family, make_graph_llm, make_batch, records):
     base, processor = make_graph_llm(family)
     set_attention(base.language_model, "blocks")
     assert lies_end_to_end(base.language_model, 64)
@@ -92,16 +84,14 @@ def test_rows_end_to_end_give_the_loss_and_gradients_of_padded_rows(
         ("lfm2", "blocks", 8, False),
     ],
 )
-def test_models_that_do_not_keep_rows_apart_are_found(
-    family: str, attention: str, longest: int, apart: bool, make_graph_llm: Make
-) -> None:
+def test_models_that_do_not_keep_rows_apart_are_found(family, attention, longest, apart, make_graph_llm):
     model = make_graph_llm(family)[0].language_model.train()
     set_attention(model, attention)
     assert lies_end_to_end(model, longest) == apart
     assert model.training
 
 
-def test_a_base_model_without_attention_is_refused(make_graph_llm: Make) -> None:
+def test_a_base_model_without_attention_is_refused(make_graph_llm):
     with pytest.raises(
         ValueError, match="MambaForCausalLM has no layer with attention, without which a Graph-LLM can't"
     ):
@@ -109,9 +99,7 @@ def test_a_base_model_without_attention_is_refused(make_graph_llm: Make) -> None
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "gpt2", "gptj"])
-def test_padding_on_the_right_needs_no_mask(
-    family: str, make_graph_llm: Make, make_batch: Make, records: list[Record]
-) -> None:
+def test_padding_on_the_right_needs_no_mask(family, make_graph_llm, make_batch, records):
     model, processor = make_graph_llm(family)
     batch = make_batch(processor, records[:5])
     with_mask = model(**batch)
@@ -120,7 +108,7 @@ def test_padding_on_the_right_needs_no_mask(
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gptj"])
-def test_the_future_is_not_seen(family: str, make_graph_llm: Make, make_batch: Make, records: list[Record]) -> None:
+def test_the_future_is_not_seen(family, make_graph_llm, make_batch, records):
     model, processor = make_graph_llm(family)
     batch = make_batch(processor, records[:1])
     del batch["labels"]
@@ -132,9 +120,7 @@ def test_the_future_is_not_seen(family: str, make_graph_llm: Make, make_batch: M
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "gpt2"])
-def test_generation_with_and_without_cache_and_by_hand(
-    family: str, make_graph_llm: Make, make_batch: Make, records: list[Record]
-) -> None:
+def test_generation_with_and_without_cache_and_by_hand(family, make_graph_llm, make_batch, records):
     model, processor = make_graph_llm(family)
     batch = make_batch(processor, [records[1], records[3], records[7]], labels=False, side="left")
     cached = replies(model, batch, 10)
@@ -151,9 +137,7 @@ def test_generation_with_and_without_cache_and_by_hand(
         assert replies(model, one, 10) == [by_hand]
 
 
-def test_beams_search_with_the_graph_of_their_own_row(
-    make_graph_llm: Make, make_batch: Make, records: list[Record]
-) -> None:
+def test_beams_search_with_the_graph_of_their_own_row(make_graph_llm, make_batch, records):
     model, processor = make_graph_llm()
     rows = [records[1], records[3], records[7]]
     batch = make_batch(processor, rows, labels=False, side="left")
@@ -166,7 +150,7 @@ def test_beams_search_with_the_graph_of_their_own_row(
     assert sampled.shape[0] == 6
 
 
-def test_the_placeholder_alone_is_replaced(make_graph_llm: Make, make_batch: Make, records: list[Record]) -> None:
+def test_the_placeholder_alone_is_replaced(make_graph_llm, make_batch, records):
     model, processor = make_graph_llm()
     batch = make_batch(processor, records[:3])
     ids, tokens = batch["input_ids"], torch.randn(3, 32)
@@ -181,7 +165,7 @@ def test_the_placeholder_alone_is_replaced(make_graph_llm: Make, make_batch: Mak
         model(input_ids=ids, graph_embeds=tokens[:2])
 
 
-def test_the_graph_changes_its_own_row_alone(make_graph_llm: Make, make_batch: Make, records: list[Record]) -> None:
+def test_the_graph_changes_its_own_row_alone(make_graph_llm, make_batch, records):
     model, processor = make_graph_llm()
     batch = make_batch(processor, records[:3])
     del batch["labels"]
@@ -201,9 +185,7 @@ def test_the_graph_changes_its_own_row_alone(make_graph_llm: Make, make_batch: M
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_a_normalised_graph_token_holds_what_differs(
-    family: str, make_graph_llm: Make, make_batch: Make, records: list[Record], tmp_path: Path
-) -> None:
+def test_a_normalised_graph_token_holds_what_differs(family, make_graph_llm, make_batch, records, tmp_path):
     paper, _ = make_graph_llm(family)
     model, processor = make_graph_llm(family, graph_token="normalised")
     first = [record for record in records if record.id.endswith("p0")]
@@ -215,7 +197,7 @@ def test_a_normalised_graph_token_holds_what_differs(
     assert tokens[:-1].norm(dim=-1).tolist() == pytest.approx([norm] * len(first), rel=0.02)
     assert not tokens[-1].any()
 
-    def likeness(found: torch.Tensor) -> float:
+    def likeness(found):
         return nn.functional.cosine_similarity(found[:1], found[1:-1]).mean().item()
 
     assert likeness(tokens) < likeness(theirs)
@@ -225,9 +207,7 @@ def test_a_normalised_graph_token_holds_what_differs(
 
 
 @pytest.mark.parametrize("family", ["llama", "smollm2", "gemma3"])
-def test_saving_and_loading_the_whole_model(
-    family: str, make_graph_llm: Make, make_batch: Make, records: list[Record], tmp_path: Path
-) -> None:
+def test_saving_and_loading_the_whole_model(family, make_graph_llm, make_batch, records, tmp_path):
     model, processor = make_graph_llm(family)
     batch = make_batch(processor, records[:3])
     expected = model(**batch)
@@ -243,7 +223,7 @@ def test_saving_and_loading_the_whole_model(
     assert kept == replies(model, {k: v for k, v in batch.items() if k != "labels"}, 4)
 
 
-def test_a_model_without_graph(make_graph_llm: Make, make_batch: Make, records: list[Record], tiny_llama: Path) -> None:
+def test_a_model_without_graph(make_graph_llm, make_batch, records, tiny_llama):
     from transformers import AutoModelForCausalLM
 
     model, processor = make_graph_llm(use_graph=False)
@@ -258,18 +238,18 @@ def test_a_model_without_graph(make_graph_llm: Make, make_batch: Make, records: 
     assert replies(model, batch, 3)
 
 
-def test_the_language_model_keeps_its_attention(make_graph_llm: Make) -> None:
+def test_the_language_model_keeps_its_attention(make_graph_llm):
     assert make_graph_llm("llama")[0].language_model.config._attn_implementation == "sdpa"
     # A family without scaled_dot_product_attention falls back instead of failing.
     assert make_graph_llm("gemma2")[0].language_model.config._attn_implementation == "eager"
 
 
-def test_label_weights_multiply_the_losses_of_single_tokens(make_graph_llm: Any) -> None:
+def test_label_weights_multiply_the_losses_of_single_tokens(make_graph_llm):
     model, _ = make_graph_llm(use_graph=False)
     ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
     labels = torch.tensor([[-100, -100, -100, 8, 9, 10]])
 
-    def loss(weights: list[float] | None, **options: Any) -> float:
+    def loss(weights, **options):
         given = None if weights is None else torch.tensor([weights])
         return float(model(input_ids=ids, labels=labels, label_weights=given, **options).loss)
 

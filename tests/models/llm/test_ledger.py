@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import errno
 import json
@@ -31,35 +29,35 @@ ROOT = Path(__file__).resolve().parents[3]
 MODEL = "openai:m"
 
 
-def chat(text: str) -> list[dict[str, str]]:
+def chat(text):
     return [{"role": "user", "content": text}]
 
 
-def call(text: str, **sampling):
+def call(text, **sampling):
     return make_call(MODEL, Sampling(**sampling), chat(text))
 
 
-def reply(text: str = "yes") -> Completion:
+def reply(text="yes"):
     return Completion(text, 10, 2, 0.5, finish_reason="length", retries=3)
 
 
-def put(ledger: Ledger, *what) -> Completion:
+def put(ledger, *what):
     return asyncio.run(ledger.store(*what))
 
 
-def fill(path: Path, *texts: str, role: str = "r", question: str = "q") -> None:
+def fill(path, *texts, role="r", question="q"):
     with Ledger(path) as ledger:
         for text in texts:
             put(ledger, call(text), reply(f"re: {text}"), role, question)
 
 
-def rows(path: Path, query: str) -> list[tuple]:
+def rows(path, query):
     with closing(sqlite3.connect(path)) as connection:
         return connection.execute(query).fetchall()
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "runs" / "ledger.sqlite"
 
 
@@ -234,7 +232,7 @@ def test_what_a_caller_has_seen_outlives_kill_9(path):
     assert list(ledger_troubles(path)) == []
 
 
-def _write_many(path: str, name: str, start) -> None:
+def _write_many(path, name, start):
     start.wait()
     with Ledger(path) as ledger:
         texts = [put(ledger, call(str(n)), reply(name), "r", name) for n in range(60)]
@@ -261,12 +259,12 @@ def test_processes_on_one_file_see_the_same_replies(path):
 # Files that are no ledger.
 
 
-def changed(path: Path, statement: str) -> None:
+def changed(path, statement):
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(statement)
 
 
-def newer(path: Path) -> None:
+def newer(path):
     fill(path, "a")
     changed(path, f"PRAGMA user_version = {LEDGER.version + 1}")
 
@@ -301,7 +299,7 @@ def test_a_damaged_ledger_is_noticed(path, capsys):
 # The command line.
 
 
-def exit_code(arguments: list[str]) -> int:
+def exit_code(arguments):
     try:
         return main(["ledger", *arguments])
     except SystemExit as error:
@@ -309,7 +307,7 @@ def exit_code(arguments: list[str]) -> int:
 
 
 @pytest.fixture
-def filled(path: Path) -> Path:
+def filled(path):
     fill(path, "a", "b", role="one")
     fill(path, "c", role="two")
 

@@ -7,10 +7,8 @@ import subprocess
 import sys
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Coroutine, Sequence
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
@@ -40,27 +38,27 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     ahead = 0.0
 
-    def time(self) -> float:
+    def time(self):
         return super().time() + self.ahead
 
-    def _run_once(self) -> None:
+    def _run_once(self):
         if not self._ready and self._scheduled:
             self.ahead += max(0.0, self._scheduled[0]._when - self.time())
         super()._run_once()
 
 
-def run_virtually(coroutine: Coroutine[Any, Any, T]) -> T:
+def run_virtually(coroutine):
     """As `asyncio.run`, on virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(coroutine)
 
 
-def now() -> float:
+def now():
     """The running loop's time, in seconds."""
     return asyncio.get_running_loop().time()
 
 
-def chat(text: str = "hi") -> list[Message]:
+def chat(text="hi"):
     return [{"role": "user", "content": text}]
 
 
@@ -69,14 +67,14 @@ class Fake(Backend):
 
     model = "fake:echo"
 
-    def __init__(self, *script: Any, delay: float = 0.0) -> None:
+    def __init__(self, *script, delay=0.0):
         self.script, self.delay = list(script), delay
         self.asked: list[str] = []
         self.times: list[float] = []
         self.cancelled = 0
         self.closed = False
 
-    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+    async def complete(self, messages, sampling):
         self.asked.append(messages[-1]["content"])
         self.times.append(now())
         try:
@@ -89,12 +87,12 @@ class Fake(Backend):
             raise step
         return step if isinstance(step, Completion) else Completion(step, 10, 2)
 
-    async def close(self) -> None:
+    async def close(self):
         self.closed = True
 
 
-def run(main: Callable[[LedgerClient], Any], backend: Any, path: Path | None = None, **options: Any) -> Any:
-    async def whole() -> Any:
+def run(main, backend, path=None, **options):
+    async def whole():
         ledger = Ledger(path) if path else None
         async with LedgerClient(backend, ledger, **{"retry": QUICK, **options}) as client:
             return await main(client)
@@ -102,7 +100,7 @@ def run(main: Callable[[LedgerClient], Any], backend: Any, path: Path | None = N
     return asyncio.run(whole())
 
 
-def rows(path: Path, query: str) -> list[tuple]:
+def rows(path, query):
     connection = sqlite3.connect(path)
     try:
         return connection.execute(query).fetchall()
@@ -111,7 +109,7 @@ def rows(path: Path, query: str) -> list[tuple]:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "ledger.sqlite"
 
 
@@ -281,10 +279,10 @@ def test_a_refused_call_is_not_tried_again(path):
         run(lambda client: client.chat(chat(), role="r"), Fake(KeyError("bug")), path)
 
 
-def virtual_times(retry: Retry, *script: Any, **limits: Any) -> list[float]:
+def virtual_times(retry, *script, **limits):
     backend = Fake(*script, delay=limits.pop("delay", 0.0))
 
-    async def main() -> None:
+    async def main():
         client = LedgerClient(backend, None, Limits(**limits), retry)
         await client.chat(chat(), role="r")
 
@@ -320,7 +318,7 @@ def test_a_reply_in_time_is_taken_though_the_loop_was_held_up():
     """Defect D1: encoders that ran on the loop made it throw away replies, and ask and pay for them again."""
     backend = Fake(delay=0.02)
 
-    async def main(client: LedgerClient) -> None:
+    async def main(client):
         calls = asyncio.gather(*(client.chat(chat(text), role="r") for text in "abcd"))
         await asyncio.sleep(0.01)
         time.sleep(0.3)
@@ -333,7 +331,7 @@ def test_a_reply_in_time_is_taken_though_the_loop_was_held_up():
 def test_a_waiting_call_leaves_its_place_to_others():
     backend = Fake(TransientError("429", retry_after=100.0))
 
-    async def main() -> None:
+    async def main():
         client = LedgerClient(backend, None, Limits(concurrency=1))
         await asyncio.gather(*(client.chat(chat(text), role="r") for text in "abc"))
 
@@ -407,11 +405,11 @@ SAMPLING = Sampling(max_tokens=96)
 ESTIMATE = 100 + 4 + 96
 
 
-async def send(limits: Limits, calls: int, used: int | None = None, seconds: float = 0.0) -> list[float]:
+async def send(limits, calls, used=None, seconds=0.0):
     """Make calls at once; the times at which they were let through, from 0."""
     start, times = now(), []
 
-    async def one() -> None:
+    async def one():
         async with limits.permit(CHAT, SAMPLING) as cost:
             times.append(now() - start)
             await asyncio.sleep(seconds)
@@ -422,7 +420,7 @@ async def send(limits: Limits, calls: int, used: int | None = None, seconds: flo
     return times
 
 
-def busiest_minute(times: list[float], cost: int = 1) -> int:
+def busiest_minute(times, cost=1):
     return max(cost * (bisect_left(times, time + 60) - number) for number, time in enumerate(times))
 
 
@@ -444,7 +442,7 @@ def test_tokens_a_minute_are_kept(rate, calls):
 @pytest.mark.parametrize("used", [ESTIMATE // 4, ESTIMATE * 3])
 def test_the_rate_is_that_of_the_real_tokens(used):
     # A slow trickle at first, so that the estimate is corrected before most calls go.
-    async def main() -> list[float]:
+    async def main():
         limits = Limits(concurrency=4, tokens_per_minute=20_000)
         return await send(limits, 400, used=used, seconds=0.01)
 
@@ -453,14 +451,14 @@ def test_the_rate_is_that_of_the_real_tokens(used):
 
 
 def test_a_call_that_was_turned_away_costs_no_tokens():
-    async def main() -> list[float]:
+    async def main():
         return await send(Limits(concurrency=1, tokens_per_minute=6000), 300, used=0)
 
     assert max(run_virtually(main())) < 1
 
 
 def test_a_cancelled_call_gives_its_place_back():
-    async def main() -> None:
+    async def main():
         limits = Limits(concurrency=1, tokens_per_minute=60)
         waiting = [asyncio.create_task(send(limits, 1)) for _ in range(3)]
         await asyncio.sleep(0)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import logging
 from pathlib import Path
@@ -104,7 +102,7 @@ def test_the_providers_key_does_not_go_to_another_server(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     from tests.models.llm.server import MockServer
 
-    async def main(url: str) -> None:
+    async def main(url):
         async with open_client(LLMOptions(model="m", url=url)) as client:
             await client.chat([{"role": "user", "content": "hi"}], role="r")
 
@@ -123,7 +121,7 @@ def test_a_key_reaches_no_file_no_log_line_and_no_error(tmp_path, monkeypatch, c
     ledger = tmp_path / "l.sqlite"
     shown = []
 
-    async def main(url: str) -> None:
+    async def main(url):
         options = LLMOptions(model="m", url=url, api_key_env="MY_KEY", ledger=str(ledger))
         client = open_client(options)
         shown.extend([repr(options), repr(client), repr(client.backend), repr(vars(client.backend))])

@@ -24,7 +24,7 @@ from tripletune.models.llm.replies import (
 QUESTION: list[Message] = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "A number?"}]
 
 
-def number(text: str) -> int:
+def number(text):
     if not text.strip().isdigit():
         raise UnusableReply("no_number", "it is not a number.")
     return int(text)

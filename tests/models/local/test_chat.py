@@ -1,5 +1,4 @@
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from tripletune.models.local.continuous_batch import ContinuousBatch
 CHAT: list[Message] = [{"role": "system", "content": "Plan."}, {"role": "user", "content": "Who?"}]
 
 
-def test_a_template_is_followed(tokenizer: Any) -> None:
+def test_a_template_is_followed(tokenizer):
     ids = ChatEncoder(tokenizer, "m").encode(CHAT)
     assert tokenizer.decode(ids) == (
         "<|im_start|>system\nPlan.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
@@ -24,14 +23,14 @@ def test_a_template_is_followed(tokenizer: Any) -> None:
     assert [ids.count(number) for number in (1, 2)] == [3, 2]
 
 
-def test_a_base_model(tokenizer: Any) -> None:
+def test_a_base_model(tokenizer):
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match=r"model m has no chat template.*set plain=True"):
         ChatEncoder(tokenizer, "m")
     assert tokenizer.decode(ChatEncoder(tokenizer, "m", plain=True).encode(CHAT)) == "Plan.\n\nWho?"
 
 
-def test_a_template_without_a_system_role(tokenizer: Any) -> None:
+def test_a_template_without_a_system_role(tokenizer):
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
         "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('not by turns') }}{% endif %}"
@@ -44,7 +43,7 @@ def test_a_template_without_a_system_role(tokenizer: Any) -> None:
         encoder.encode(twice)
 
 
-def test_a_template_that_writes_the_day_always_writes_the_same(tokenizer: Any) -> None:
+def test_a_template_that_writes_the_day_always_writes_the_same(tokenizer):
     tokenizer.chat_template = (
         "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y %H:%M:%S:%f') %}{% endif %}"
         "Today: {{ date_string }}. {% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -54,7 +53,7 @@ def test_a_template_that_writes_the_day_always_writes_the_same(tokenizer: Any) -
     assert tokenizer.decode(other.encode(CHAT)) == "Today: 1 Jan. Plan.Who?"
 
 
-def test_joining_the_system_text() -> None:
+def test_joining_the_system_text():
     system, user, reply = (
         {"role": "system", "content": "S"},
         {"role": "user", "content": "U"},
@@ -65,7 +64,7 @@ def test_joining_the_system_text() -> None:
     assert join_system([user]) == [user]
 
 
-def test_what_chats_with_one_system_turn_begin_with(tokenizer: Any) -> None:
+def test_what_chats_with_one_system_turn_begin_with(tokenizer):
     encoder = ChatEncoder(tokenizer, "m")
     ids = encoder.encode(CHAT)
     shared = encoder.shared(CHAT, ids)

@@ -1,7 +1,5 @@
 """The PageRank system on four passages, worked by hand."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import asyncio
 import json
-from collections.abc import Sequence
 
 import pytest
 
@@ -18,20 +15,20 @@ QUESTION = "Who directed Alien?"
 class Facts:
     """Two facts a passage, of which one is common to both passages of a query; knows no second passage on demand."""
 
-    def __init__(self, known: bool = True, second: bool = True) -> None:
+    def __init__(self, known=True, second=True):
         self.known, self.second = known, second
 
-    async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
+    async def read(self, passages):
         return [self._one(passage) for passage in passages]
 
-    def _one(self, passage: Passage) -> tuple[Triple, ...] | None:
+    def _one(self, passage):
         query, number = passage.title.rsplit(" ", 1)
         if not self.known or (number == "2" and not self.second):
             return None
         return (Triple(query, "has", "common"), Triple(query, "has", number))
 
 
-def run(script: Model, options: LoopOptions | None = None, facts: Facts | None = None, search: str = QUESTION):
+def run(script, options=None, facts=None, search=QUESTION):
     shelf = Shelf()
     trace = asyncio.run(ras(QUESTION, search, Tools(script, script, shelf, facts or Facts()), options or LoopOptions()))
     return trace, [query for query, _ in shelf.queries]

@@ -1,7 +1,5 @@
 """IRCoT, ReAct and Self-Ask on replies as models write them."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

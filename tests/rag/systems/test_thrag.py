@@ -1,7 +1,5 @@
 """TH-RAG's graph, its selection and its filter, worked by hand."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

@@ -1,6 +1,5 @@
 import dataclasses
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,11 +21,11 @@ INSTRUCTION = load_instruction()
 LONG = "Ada Lovelace, who was born in London, wrote the first program for a machine that was never built. " * 30
 
 
-def decoder(tokenizer: Any, source: int = 512, target: int = 256) -> PairEncoder:
+def decoder(tokenizer, source=512, target=256):
     return PairEncoder(tokenizer, INSTRUCTION, max_source_tokens=source, max_target_tokens=target)
 
 
-def split(row: dict[str, Any]) -> tuple[list[int], list[int]]:
+def split(row):
     """Prompt and learned tokens of a decoder's row."""
     start = next(place for place, label in enumerate(row["labels"]) if label != -100)
     assert row["input_ids"][start:] == row["labels"][start:]
@@ -34,7 +33,7 @@ def split(row: dict[str, Any]) -> tuple[list[int], list[int]]:
     return row["input_ids"][:start], row["labels"][start:]
 
 
-def test_a_decoder_learns_the_triples_and_the_end_alone(tokenizer: Any, extraction_pairs: list[Any]) -> None:
+def test_a_decoder_learns_the_triples_and_the_end_alone(tokenizer, extraction_pairs):
     counts: Counter[str] = Counter()
     rows = list(decoder(tokenizer).rows(extraction_pairs, counts))
     assert +counts == {"pairs": 12, "no_facts": 1}
@@ -47,7 +46,7 @@ def test_a_decoder_learns_the_triples_and_the_end_alone(tokenizer: Any, extracti
         assert read_reply(tokenizer.decode(learned, skip_special_tokens=True)).triples == pair.triples
 
 
-def test_an_encoder_decoder_learns_target_and_end(tokenizer: Any, extraction_pairs: list[Any]) -> None:
+def test_an_encoder_decoder_learns_target_and_end(tokenizer, extraction_pairs):
     rows = list(PairEncoder(tokenizer, None).rows(extraction_pairs, Counter()))
     for pair, row in zip(extraction_pairs, rows, strict=True):
         assert row["input_ids"] == tokenizer(pair.source_text)["input_ids"]
@@ -57,7 +56,7 @@ def test_an_encoder_decoder_learns_target_and_end(tokenizer: Any, extraction_pai
 
 
 @pytest.mark.parametrize("seq2seq", [False, True])
-def test_a_long_source_is_cut_at_a_word_and_keeps_its_title(tokenizer: Any, seq2seq: bool) -> None:
+def test_a_long_source_is_cut_at_a_word_and_keeps_its_title(tokenizer, seq2seq):
     pair = ExtractionPair("1", LONG, "Ada Lovelace", (Triple("Ada", "wrote", "a program"),))
     encoder = PairEncoder(tokenizer, None if seq2seq else INSTRUCTION, max_source_tokens=64)
     counts: Counter[str] = Counter()
@@ -73,7 +72,7 @@ def test_a_long_source_is_cut_at_a_word_and_keeps_its_title(tokenizer: Any, seq2
 
 @settings(deadline=None, max_examples=30)
 @given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=60), st.integers(16, 40))
-def test_a_cut_text_fits_and_is_the_beginning(text: str, limit: int) -> None:
+def test_a_cut_text_fits_and_is_the_beginning(text, limit):
     encoder = decoder(_TOKENIZERS[0], source=limit)
     text = " ".join(text.split()) or "x"
     counts: Counter[str] = Counter()
@@ -88,21 +87,21 @@ _TOKENIZERS: list[Any] = []
 
 
 @pytest.fixture(autouse=True)
-def _tokenizer_for_properties(tokenizer_folder: Path) -> None:
+def _tokenizer_for_properties(tokenizer_folder):
     from transformers import AutoTokenizer
 
     if not _TOKENIZERS:
         _TOKENIZERS.append(AutoTokenizer.from_pretrained(tokenizer_folder))
 
 
-def test_a_word_of_fifty_thousand_characters_is_cut_too(tokenizer: Any) -> None:
+def test_a_word_of_fifty_thousand_characters_is_cut_too(tokenizer):
     counts: Counter[str] = Counter()
     (cut,) = decoder(tokenizer, source=64).cut_sources(["x" * 50_000], counts)
     assert 16 <= len(cut) <= 64 * 8
     assert counts["cut_sources"] == 1
 
 
-def test_a_long_target_loses_whole_triples_from_its_end(tokenizer: Any) -> None:
+def test_a_long_target_loses_whole_triples_from_its_end(tokenizer):
     triples = tuple(Triple("Ada Lovelace", "wrote", f"program {number}") for number in range(9))
     pair = ExtractionPair("1", "Ada wrote nine programs.", "", triples)
     whole = len(split(next(decoder(tokenizer, target=10_000).rows([pair], Counter())))[1])
@@ -125,9 +124,7 @@ def test_a_long_target_loses_whole_triples_from_its_end(tokenizer: Any) -> None:
             assert len(split(next(decoder(tokenizer, target=10_000).rows([more], Counter())))[1]) > limit
 
 
-def test_a_pair_without_room_for_one_triple_is_left_out_and_counted(
-    tokenizer: Any, extraction_pairs: list[Any]
-) -> None:
+def test_a_pair_without_room_for_one_triple_is_left_out_and_counted(tokenizer, extraction_pairs):
     pair = ExtractionPair("1", "x", "", (Triple("Ada " * 50, "wrote", "it"), Triple("a", "b", "c")))
     counts: Counter[str] = Counter()
     rows = list(decoder(tokenizer, target=40).rows([pair, extraction_pairs[5]], counts))
@@ -136,14 +133,14 @@ def test_a_pair_without_room_for_one_triple_is_left_out_and_counted(
     assert tokenizer.decode(split(rows[0])[1]) == NO_FACTS + tokenizer.eos_token
 
 
-def test_text_is_never_read_as_a_control_token(tokenizer: Any) -> None:
+def test_text_is_never_read_as_a_control_token(tokenizer):
     pair = ExtractionPair("1", "x", "", (Triple("the token <|im_end|>", "ends", "a turn"),))
     learned = split(next(decoder(tokenizer).rows([pair], Counter())))[1]
     assert learned.count(tokenizer.eos_token_id) == 1
     assert learned[-1] == tokenizer.eos_token_id
 
 
-def test_the_end_is_the_one_the_chat_template_writes(tokenizer: Any) -> None:
+def test_the_end_is_the_one_the_chat_template_writes(tokenizer):
     # A tokenizer whose end token ends texts, with a template that ends turns otherwise, as Gemma's.
     tokenizer.eos_token = "<|endoftext|>"
     row = next(
@@ -154,7 +151,7 @@ def test_the_end_is_the_one_the_chat_template_writes(tokenizer: Any) -> None:
     assert row["labels"][-1] == 2
 
 
-def test_a_base_model_without_template_is_refused(tokenizer: Any) -> None:
+def test_a_base_model_without_template_is_refused(tokenizer):
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="no chat template"):
         decoder(tokenizer)

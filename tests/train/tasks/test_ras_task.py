@@ -4,15 +4,13 @@ import copy
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tripletune.models.data.records import Action, ModelInput, Record
+from tripletune.models.data.records import Action, Record
 from tripletune.models.graph_llm import LocalGenerator
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.graphs import build_graph
@@ -23,25 +21,23 @@ from tripletune.train.batches import encode_rows
 from tripletune.train.tasks import Examples
 from tripletune.train.tasks.ras import GraphTask
 
-Write = Callable[..., Path]
-
 
 @pytest.fixture
-def processor(tokenizer: Any) -> GraphLLMProcessor:
+def processor(tokenizer):
     return GraphLLMProcessor.create(tokenizer, planning_instruction="Plan.", answering_instruction="Answer.")
 
 
-def source(path: Path, split: str = "train", tasks: tuple[str, ...] = (), **options: Any) -> Examples:
+def source(path, split="train", tasks=(), **options):
     keep = (lambda record, share: record.task in tasks) if tasks else None
     return Examples(Record.from_json, ((str(path), 1.0),), split, keep=keep, selection=tasks, **options)
 
 
 @pytest.fixture
-def task_of(make_config: Any, processor: GraphLLMProcessor) -> Callable[..., GraphTask]:
+def task_of(make_config, processor):
     """A task on sources of its own; without graph unless it is asked for one."""
     config = make_config()
 
-    def task_of(*sources: Examples, own: Any = processor, use_graph: bool = False, copies: bool = True) -> GraphTask:
+    def task_of(*sources, own=processor, use_graph=False, copies=True):
         task = GraphTask(copy.deepcopy(config))
         task.config.model.use_graph, task.config.data.learn_copies = use_graph, copies
         task.sources, task.processor = sources, own
@@ -50,9 +46,7 @@ def task_of(make_config: Any, processor: GraphLLMProcessor) -> Callable[..., Gra
     return task_of
 
 
-def test_rows_are_the_encoded_records(
-    tmp_path: Path, records: list[Record], write_records: Write, processor: GraphLLMProcessor, task_of: Any
-) -> None:
+def test_rows_are_the_encoded_records(tmp_path, records, write_records, processor, task_of):
     data = source(write_records(records))
     task = task_of(data, use_graph=True)
     table, rows = task.table, task.rows(data, tmp_path)
@@ -63,10 +57,8 @@ def test_rows_are_the_encoded_records(
         assert np.array_equal(table[row["nodes"][0]], table.vectors(build_graph(record.steps).nodes))
 
 
-def test_rows_and_embeddings_are_shared_by_runs(
-    tmp_path: Path, records: list[Record], write_records: Write, task_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run(name: str) -> GraphTask:
+def test_rows_and_embeddings_are_shared_by_runs(tmp_path, records, write_records, task_of, monkeypatch):
+    def run(name):
         task = task_of(source(write_records(records)), use_graph=True)
         task.config.output_dir, task.cache = str(tmp_path / name), tmp_path / "shared"
         return task
@@ -75,7 +67,7 @@ def test_rows_and_embeddings_are_shared_by_runs(
     first = task.rows(task.sources[0], task.cache)
     assert Path(first.cache_files[0]["filename"]).is_relative_to(tmp_path / "shared")
 
-    def fail(*args: Any, **kwargs: Any) -> None:
+    def fail(*args, **kwargs):
         raise AssertionError("done a second time")
 
     monkeypatch.setattr("tripletune.train.batches.encode_rows", fail)
@@ -86,13 +78,13 @@ def test_rows_and_embeddings_are_shared_by_runs(
 
 
 def test_the_cache_depends_on_all_that_changes_a_row(
-    tmp_path: Path, records: list[Record], write_records: Write, task_of: Any, tokenizer_folder: Path, processor: Any
-) -> None:
+    tmp_path, records, write_records, task_of, tokenizer_folder, processor
+):
     from transformers import AutoTokenizer
 
     counts = []
 
-    def tokenise(data: Examples, **options: Any) -> None:
+    def tokenise(data, **options):
         task_of(data, **options).rows(data, tmp_path)
         counts.append(len(list(tmp_path.glob("tokens-*"))))
 
@@ -119,9 +111,7 @@ def test_the_cache_depends_on_all_that_changes_a_row(
     assert counts == list(range(1, 12))
 
 
-def test_truncation_is_counted(
-    tmp_path: Path, records: list[Record], write_records: Write, tokenizer: Any, task_of: Any, processor: Any
-) -> None:
+def test_truncation_is_counted(tmp_path, records, write_records, tokenizer, task_of, processor):
     lengths = [len(processor.encode_input(record.input).input_ids) for record in records]
     shorter = GraphLLMProcessor(tokenizer, dataclasses.replace(processor.settings, max_input_tokens=max(lengths) - 1))
     data = source(write_records(records))
@@ -133,9 +123,7 @@ def test_truncation_is_counted(
 
 
 @pytest.mark.parametrize(("long_labels", "rows", "what"), [("truncate", 12, "truncated"), ("skip", 9, "skipped")])
-def test_long_labels_are_counted(
-    long_labels: str, rows: int, what: str, begin_task: Any, records: list[Record], caplog: Any
-) -> None:
+def test_long_labels_are_counted(long_labels, rows, what, begin_task, records, caplog):
     labels = [begin_task("ras").processor.encode_label(record)[0] for record in records]
     limit = sorted(map(len, labels))[-4]
     over = sum(len(label) > limit for label in labels)
@@ -151,16 +139,14 @@ def test_long_labels_are_counted(
     )
 
 
-def test_a_long_label_that_is_an_error_is_found_before_the_model_is_loaded(
-    make_task: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_label_that_is_an_error_is_found_before_the_model_is_loaded(make_task, monkeypatch):
     monkeypatch.setattr("tripletune.models.graph_llm.build_graph_llm", lambda *args, **kwargs: pytest.fail("loaded"))
     with pytest.raises(ValueError, match=r"its label has \d+ tokens and max_label_tokens is 3"):
         make_task("ras", {"data.max_label_tokens": 3, "data.long_labels": "error"}).load()
 
 
-def test_the_layout_of_a_batch_is_shown(begin_task: Any) -> None:
-    def layout(**overrides: Any) -> str:
+def test_the_layout_of_a_batch_is_shown(begin_task):
+    def layout(**overrides):
         (found,) = (
             note for note in begin_task("ras", {"model.attention": "blocks", **overrides}).notes() if "the rows" in note
         )
@@ -170,7 +156,7 @@ def test_the_layout_of_a_batch_is_shown(begin_task: Any) -> None:
     assert layout(**{"model.attention": "eager"}) == "are padded: model.attention is eager, not blocks"
 
 
-def test_the_weight_of_answers_is_shown(begin_task: Any, records: list[Record]) -> None:
+def test_the_weight_of_answers_is_shown(begin_task, records):
     task = begin_task("ras")
     sizes = [sum(token >= 0 for token in row) for row in task.train["labels"][:]]
     answers = [size for size, record in zip(sizes, records) if record.task == "answering"]
@@ -180,9 +166,7 @@ def test_the_weight_of_answers_is_shown(begin_task: Any, records: list[Record]) 
     assert task.collator().tokens_per_record == sum(sizes) / len(sizes)
 
 
-def test_a_table_holds_the_strings_of_training_and_validation(
-    records: list[Record], write_records: Write, task_of: Any
-) -> None:
+def test_a_table_holds_the_strings_of_training_and_validation(records, write_records, task_of):
     path = write_records(records[:3])
     write_records(records[9:], "validation", path)
     table = task_of(source(path), source(path, "validation"), use_graph=True).table
@@ -191,9 +175,7 @@ def test_a_table_holds_the_strings_of_training_and_validation(
     assert len(table.vectors([*strings])) == len(table)
 
 
-def test_a_copied_question_is_left_out_of_the_label_and_nothing_else(
-    records: list[Record], processor: GraphLLMProcessor
-) -> None:
+def test_a_copied_question_is_left_out_of_the_label_and_nothing_else(records, processor):
     question = "In which country was Ada Lovelace born?"
     copied = Record("c", "c", "planning", question, Action.SUBQ, (), question)
     other = Record("o", "o", "planning", question, Action.SUBQ, (), "In which town was Ada Lovelace born?")
@@ -208,7 +190,7 @@ def test_a_copied_question_is_left_out_of_the_label_and_nothing_else(
     assert left == learned
 
 
-def test_where_records_come_from(make_task: Any, records: list[Record], tmp_path: Path) -> None:
+def test_where_records_come_from(make_task, records, tmp_path):
     task = make_task("ras")
     config, (train, validation) = task.config, task.sources
     assert list(train) == records
@@ -223,7 +205,7 @@ def test_where_records_come_from(make_task: Any, records: list[Record], tmp_path
     assert len(list(validation)) == 2
 
 
-def test_validation_is_optional_where_no_shards_exist(make_task: Any) -> None:
+def test_validation_is_optional_where_no_shards_exist(make_task):
     task = make_task("ras")
     config, kind = task.config, type(task)
     (Path(config.data.train) / "validation-00000.jsonl").unlink()
@@ -238,7 +220,7 @@ def test_validation_is_optional_where_no_shards_exist(make_task: Any) -> None:
         kind(config).sources[1].check()
 
 
-def test_inputs_are_checked_before_anything_is_loaded(make_task: Any, write_records: Any) -> None:
+def test_inputs_are_checked_before_anything_is_loaded(make_task, write_records):
     task = make_task("ras", {"data.tasks": ["answering"]})
     write_records([], "validation", Path(task.config.data.train))
     with pytest.raises(ValueError, match=r"split 'validation'\) holds no records of the tasks answering"):
@@ -248,7 +230,7 @@ def test_inputs_are_checked_before_anything_is_loaded(make_task: Any, write_reco
         train(task)
 
 
-def test_settings_reach_model_and_processor(make_task: Any, tmp_path: Path) -> None:
+def test_settings_reach_model_and_processor(make_task, tmp_path):
     plan = tmp_path / "plan.md"
     plan.write_text("Plan it my way.\n")
     task = make_task(
@@ -283,7 +265,7 @@ def test_settings_reach_model_and_processor(make_task: Any, tmp_path: Path) -> N
     assert all("k_proj" in name for name in adapted)
 
 
-def test_without_graph_nothing_is_embedded(begin_task: Any) -> None:
+def test_without_graph_nothing_is_embedded(begin_task):
     task = begin_task("ras", {"model.use_graph": False})
     assert task.table is None
     assert set(task.train.column_names) == {"input_ids", "labels", "spans", "length"}
@@ -291,26 +273,24 @@ def test_without_graph_nothing_is_embedded(begin_task: Any) -> None:
 
 
 @pytest.fixture
-def gold(monkeypatch: pytest.MonkeyPatch, records: list[Record]) -> dict[str, str]:
+def gold(monkeypatch, records):
     """Replies by question and task and number of steps, gold unless the test changes them."""
     replies = {repr(record.input): record.label for record in records}
 
-    def generate_many(self: LocalGenerator, samples: list[ModelInput], limit: int, evidence: Any = None) -> Any:
+    def generate_many(self, samples, limit, evidence=None):
         return [Completion(replies[repr(sample)]) for sample in samples]
 
     monkeypatch.setattr(LocalGenerator, "generate_many", generate_many)
     return replies
 
 
-def scores(make_graph_llm: Any, task: GraphTask, records: list[Record]) -> dict[str, float]:
+def scores(make_graph_llm, task, records):
     model, task.processor = make_graph_llm(use_graph=False)
     task.table, task.scored = None, records
     return task.score(model)
 
 
-def test_wrong_and_malformed_replies_are_counted(
-    make_graph_llm: Any, make_task: Any, records: list[Record], gold: dict[str, str]
-) -> None:
+def test_wrong_and_malformed_replies_are_counted(make_graph_llm, make_task, records, gold):
     task = make_task("ras")
     assert scores(make_graph_llm, task, records)["answering/exact_match"] == 1.0
     gold[repr(records[0].input)] = "[SUFFICIENT]"
@@ -322,7 +302,7 @@ def test_wrong_and_malformed_replies_are_counted(
     assert found["answering/exact_match"] == pytest.approx(3 / 4)
 
 
-def test_a_warm_graph_token_says_what_the_label_says(begin_task: Any) -> None:
+def test_a_warm_graph_token_says_what_the_label_says(begin_task):
     answers = {"data.tasks": ["answering"], "model.graph_token": "normalised", "data.evidence": "graph"}
     task = begin_task("ras", {**answers, "train.graph_warmup_steps": 80})
     base = task.model.get_base_model()
@@ -330,7 +310,7 @@ def test_a_warm_graph_token_says_what_the_label_says(begin_task: Any) -> None:
     labels = [[token for token in row if token >= 0][:-1] for row in rows["labels"].tolist()]
     words = torch.stack([base.get_input_embeddings().weight[row].mean(0) for row in labels])
 
-    def error() -> float:
+    def error():
         base.eval()
         return torch.nn.functional.mse_loss(base.projector(base.graph_encoder(rows["graphs"])), words).item()
 
@@ -340,7 +320,7 @@ def test_a_warm_graph_token_says_what_the_label_says(begin_task: Any) -> None:
     assert all(torch.equal(p, frozen[name]) for name, p in base.language_model.named_parameters())
 
 
-def test_a_run_that_continues_is_not_warmed_up_again(make_task: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_continues_is_not_warmed_up_again(make_task, caplog):
     for _ in range(2):
         with caplog.at_level("INFO"):
             train(make_task("ras", {"train.graph_warmup_steps": 3, "train.max_steps": 1}))

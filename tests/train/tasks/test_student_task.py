@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,16 +13,16 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.loading import load_causal_lm
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 from tripletune.train.sampling import EpochSampler, RepeatedSteps
-from tripletune.train.tasks import Examples, cirag_distill
+from tripletune.train.tasks import cirag_distill
 from tripletune.train.tasks.cirag_distill import StudentTask, folder_and_share
 from tripletune.train.tasks.cirag_on_policy import OnPolicyConfig, OnPolicyTask, load_teacher
 
 
-def facts(name: str) -> tuple[Triple, ...]:
+def facts(name):
     return (Triple(name, "saw", "Kelm"),)
 
 
-def trajectory(number: int, teacher: str = "a", prompt: str = "Go.") -> Trajectory:
+def trajectory(number, teacher="a", prompt="Go."):
     rounds_before = [Round(facts(f"x{number}"), Decision("One.", facts(f"x{number}"), "Who?"))]
     last = {"role": "assistant", "content": write_decision(Decision("All.", (), ""))}
     turns = (*messages_of(prompt, f"Which {number}?", facts(f"y{number}"), rounds_before), last)
@@ -33,7 +31,7 @@ def trajectory(number: int, teacher: str = "a", prompt: str = "Go.") -> Trajecto
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> tuple[Path, Path]:
+def folders(tmp_path):
     """Two teachers on the same hundred questions; the second has validation questions of its own."""
     for teacher, splits in (("a", {"train": range(100)}), ("b", {"train": range(90), "validation": range(90, 100)})):
         (tmp_path / teacher).mkdir()
@@ -43,14 +41,14 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "a", tmp_path / "b"
 
 
-def task_of(kind: type[StudentTask] = StudentTask, **data: Any) -> StudentTask:
+def task_of(kind=StudentTask, **data):
     config = kind.Config()
     for name, value in data.items():
         setattr(config.data, name, value)
     return kind(config)
 
 
-def test_no_question_of_validation_is_trained_on(folders: tuple[Path, Path]) -> None:
+def test_no_question_of_validation_is_trained_on(folders):
     first, second = map(str, folders)
     train, validation = task_of(train=[first, second]).sources
     assert validation is not None
@@ -69,10 +67,10 @@ def test_no_question_of_validation_is_trained_on(folders: tuple[Path, Path]) -> 
         list(task_of(train=[first], validation=[first]).sources)
 
 
-def test_shares_take_whole_questions(folders: tuple[Path, Path]) -> None:
+def test_shares_take_whole_questions(folders):
     first, second = map(str, folders)
 
-    def taken(*places: str, **data: Any) -> Examples:
+    def taken(*places, **data):
         return task_of(train=list(places), validation=[f"{second}"], **data).sources[0]
 
     part = taken(f"{first}=0.4", f"{second}=0.4")
@@ -86,7 +84,7 @@ def test_shares_take_whole_questions(folders: tuple[Path, Path]) -> None:
     assert folder_and_share("runs/lr=low") == ("runs/lr=low", 1.0)
 
 
-def test_the_prompt_that_all_trajectories_have(folders: tuple[Path, Path]) -> None:
+def test_the_prompt_that_all_trajectories_have(folders):
     places = [str(folder) for folder in folders]
     assert task_of(train=places).shared_prompt == "Go."
     with (folders[0] / "train-00000.jsonl").open("a") as file:
@@ -94,8 +92,8 @@ def test_the_prompt_that_all_trajectories_have(folders: tuple[Path, Path]) -> No
     assert task_of(train=places).shared_prompt is None
 
 
-def test_rows_prompts_and_counts(folders: tuple[Path, Path], tiny_llama: Path, tmp_path: Path) -> None:
-    def begun(kind: type[StudentTask]) -> StudentTask:
+def test_rows_prompts_and_counts(folders, tiny_llama, tmp_path):
+    def begun(kind):
         places = [str(folder) for folder in folders]
         task = task_of(kind, train=places, max_train_records=3, max_tokens=1024, max_prompt_tokens=900)
         task.model, task.processor = load_causal_lm(tiny_llama, torch.float32)
@@ -114,7 +112,7 @@ def test_rows_prompts_and_counts(folders: tuple[Path, Path], tiny_llama: Path, t
     assert task.train[0]["input_ids"][: prompts[1]["length"]] == prompts[1]["input_ids"]
 
 
-def test_scores_while_training(folders: tuple[Path, Path], tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_while_training(folders, tiny_llama, monkeypatch):
     task, reversed_data = (task_of(train=[str(folders[1])], max_prompt_tokens=900) for _ in range(2))
     task.config.train.eval_generate_records = reversed_data.config.train.eval_generate_records = 5
     task.model, task.processor = load_causal_lm(tiny_llama, torch.float32)
@@ -122,7 +120,7 @@ def test_scores_while_training(folders: tuple[Path, Path], tiny_llama: Path, mon
     assert [case.id for case in task.cases] == [case.id for case in reversed_data.cases]
     asked: list[list[int]] = []
 
-    def reply(model: Any, tokenizer: Any, prompts: list[list[int]], *rest: Any) -> list[str]:
+    def reply(model, tokenizer, prompts, *rest):
         asked.extend(prompts)
         return [write_decision(case.gold) for case in task.cases]
 
@@ -132,7 +130,7 @@ def test_scores_while_training(folders: tuple[Path, Path], tiny_llama: Path, mon
     assert asked == [task.encoder.prompt(case.messages) for case in task.cases]
 
 
-def test_prompts_of_a_step_come_once_for_each_micro_batch() -> None:
+def test_prompts_of_a_step_come_once_for_each_micro_batch():
     order = EpochSampler([1] * 7, 3, seed=5, group_by_length=False)
     steps = RepeatedSteps(order, rows=3, times=2)
     found = list(steps)
@@ -145,7 +143,7 @@ def test_prompts_of_a_step_come_once_for_each_micro_batch() -> None:
     assert list(steps) == list(RepeatedSteps(order, rows=3, times=2))
 
 
-def test_a_teacher_shares_the_vocabulary(tiny_llama: Path, tiny_model: Any, tmp_path: Path) -> None:
+def test_a_teacher_shares_the_vocabulary(tiny_llama, tiny_model, tmp_path):
     student, tokenizer = load_causal_lm(tiny_llama, torch.float32)
     config = OnPolicyConfig()
     config.train.teacher = str(tiny_model("qwen2"))
@@ -162,14 +160,14 @@ def test_a_teacher_shares_the_vocabulary(tiny_llama: Path, tiny_model: Any, tmp_
 # On-policy distillation
 
 
-def test_a_student_that_is_its_teacher_has_nothing_to_learn(begin_task: Any, tiny_llama: Path, tmp_path: Path) -> None:
+def test_a_student_that_is_its_teacher_has_nothing_to_learn(begin_task, tiny_llama, tmp_path):
     trainer = begin_task("cirag_on_policy", {"train.teacher": str(tiny_llama), "train.max_steps": 1}).trainer()
     trainer.train()
     losses = (tmp_path / "run" / "losses.jsonl").read_text().splitlines()
     assert json.loads(losses[0])["loss"] == pytest.approx(0, abs=2e-3)  # the teacher is in bfloat16
 
 
-def test_too_few_prompts_for_a_step(begin_task: Any) -> None:
+def test_too_few_prompts_for_a_step(begin_task):
     trainer = begin_task("cirag_on_policy", {"train.gradient_accumulation": 40}).trainer()
     with pytest.raises(ValueError, match="there are 12 prompts, and 80 are replied to at once"):
         trainer.train()

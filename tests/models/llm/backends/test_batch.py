@@ -5,7 +5,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +23,21 @@ ROOT = Path(__file__).resolve().parents[4]
 SYSTEM: Message = {"role": "system", "content": "Be brief."}
 
 
-def chat(text: str) -> list[Message]:
+def chat(text):
     return [SYSTEM, {"role": "user", "content": text}]
 
 
 class Build:
     """A build in one folder, run again and again."""
 
-    def __init__(self, folder: Path, layout: Any = "openai", room: Any = None, **options: Any) -> None:
+    def __init__(self, folder, layout="openai", room=None, **options):
         self.folder, self.layout, self.room, self.options = folder, layout, room, options
         self.ledger = folder / "calls.sqlite"
 
-    def run(self, *texts: str, sampling: Sampling | None = None) -> list[Completion | BaseException]:
+    def run(self, *texts, sampling=None):
         """Make calls; replies, or what was raised."""
 
-        async def main() -> list[Completion | BaseException]:
+        async def main():
             ledger = Ledger(self.ledger)
             options = LLMOptions("batch", "m", batch_layout=self.layout, **self.options)
             backend = BatchBackend(options, ledger, self.room)
@@ -51,14 +50,14 @@ class Build:
         return asyncio.run(main())
 
     @property
-    def files(self) -> list[Path]:
+    def files(self):
         return sorted((self.folder / "calls.sqlite.batch").glob("*"))
 
-    def requests(self, file: Path | None = None) -> list[dict[str, Any]]:
+    def requests(self, file=None):
         files = [file] if file else self.files
         return [json.loads(line) for one in files for line in one.read_text(encoding="utf-8").splitlines()]
 
-    def answer(self, reply: Callable[[dict[str, Any]], dict[str, Any]], name: str = "replies.jsonl") -> Path:
+    def answer(self, reply, name="replies.jsonl"):
         """Answer all requests of the last file."""
         path = self.folder / name
         lines = (json.dumps({"custom_id": one["custom_id"], **reply(one)}) for one in self.requests(self.files[-1]))
@@ -66,14 +65,14 @@ class Build:
         return path
 
 
-def openai_reply(request: dict[str, Any]) -> dict[str, Any]:
+def openai_reply(request):
     message = {"role": "assistant", "content": "re: " + request["body"]["messages"][-1]["content"]}
     usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
     body = {"choices": [{"index": 0, "message": message, "finish_reason": "length"}], "usage": usage}
     return {"id": "batch_req_1", "response": {"status_code": 200, "request_id": "x", "body": body}, "error": None}
 
 
-def anthropic_reply(request: dict[str, Any]) -> dict[str, Any]:
+def anthropic_reply(request):
     text = "re: " + request["params"]["messages"][-1]["content"]
     usage = {"input_tokens": 4, "cache_read_input_tokens": 6, "output_tokens": 2}
     message = {"content": [{"type": "text", "text": text}], "stop_reason": "max_tokens", "usage": usage}
@@ -83,20 +82,20 @@ def anthropic_reply(request: dict[str, Any]) -> dict[str, Any]:
 REPLIES = {"openai": openai_reply, "anthropic": anthropic_reply}
 
 
-def imported(build: Build, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def imported(build, path, capsys):
     assert main(["batch", "import", "--ledger", str(build.ledger), "--replies", str(path)]) == 0
     return capsys.readouterr().out
 
 
-def failed_for_now(request: dict[str, Any]) -> dict[str, Any]:
+def failed_for_now(request):
     return {"response": None, "error": {"code": "batch_expired", "message": "too late"}}
 
 
-def refused(request: dict[str, Any]) -> dict[str, Any]:
+def refused(request):
     return {"response": {"status_code": 400, "body": {"error": {"message": "bad word sk-1234567890"}}}, "error": None}
 
 
-def errored(error: dict[str, str]) -> dict[str, Any]:
+def errored(error):
     return {"result": {"type": "errored", "error": {"type": "error", "error": error}}}
 
 

@@ -2,15 +2,12 @@ import asyncio
 import functools
 import os
 import shutil
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tripletune.models.llm import CallError, Completion, Message, Sampling
+from tripletune.models.llm import CallError, Sampling
 from tripletune.models.llm.backends.hf import HFBackend
 from tripletune.models.local import Draw, Request
 
@@ -18,7 +15,7 @@ GREEDY = Sampling(max_tokens=12)
 WARM = Sampling(temperature=0.8, top_p=0.9, max_tokens=12, seed=1)
 
 
-def chat(text: str) -> list[Message]:
+def chat(text):
     return [{"role": "system", "content": "Plan."}, {"role": "user", "content": text}]
 
 
@@ -26,30 +23,30 @@ CHATS = [chat("word " * (7 * n % 5 + 1) + f"question {n}") for n in range(9)]
 
 
 @pytest.fixture
-def backend(tiny_llama: Path) -> Iterator[HFBackend]:
+def backend(tiny_llama):
     made = HFBackend(str(tiny_llama), batch_size=4, dtype="float32")
     made.load()
     yield made
     asyncio.run(made.close())
 
 
-def together(backend: HFBackend, calls: list[tuple[list[Message], Sampling]]) -> list[Any]:
-    async def go() -> list[Any]:
+def together(backend, calls):
+    async def go():
         return await asyncio.gather(*(backend.complete(*call) for call in calls), return_exceptions=True)
 
     return asyncio.run(go())
 
 
-def alone(backend: HFBackend, calls: list[tuple[list[Message], Sampling]]) -> list[Any]:
+def alone(backend, calls):
     return [together(backend, [call])[0] for call in calls]
 
 
-def essence(replies: list[Completion]) -> list[tuple[Any, ...]]:
+def essence(replies):
     return [(r.text, r.prompt_tokens, r.completion_tokens, r.finish_reason) for r in replies]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "gemma2", "gemma3"])
-def test_a_reply_does_not_depend_on_its_batch(tiny_model: Callable[[str], Path], family: str) -> None:
+def test_a_reply_does_not_depend_on_its_batch(tiny_model, family):
     backend = HFBackend(str(tiny_model(family)), batch_size=4, dtype="float32")
     settings = [GREEDY, WARM, replace(WARM, max_tokens=5), replace(WARM, top_p=0.5)]
     calls = [(item, sampling) for item in CHATS[:4] for sampling in settings]
@@ -60,13 +57,11 @@ def test_a_reply_does_not_depend_on_its_batch(tiny_model: Callable[[str], Path],
     asyncio.run(backend.close())
 
 
-def test_a_chat_that_goes_on_is_read_on_from_where_it_was(
-    backend: HFBackend, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chat_that_goes_on_is_read_on_from_where_it_was(backend, tiny_llama, monkeypatch):
     forward, widths = backend._lm.forward, []
 
     @functools.wraps(forward)
-    def counted(*args: Any, **kwargs: Any) -> Any:
+    def counted(*args, **kwargs):
         widths.append(kwargs["input_ids"].shape[1])
         return forward(*args, **kwargs)
 
@@ -83,8 +78,8 @@ def test_a_chat_that_goes_on_is_read_on_from_where_it_was(
         turns = [*turns, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": f"And {number}?"}]
 
 
-def test_seeds(backend: HFBackend) -> None:
-    def drawn(seeds: list[int | None]) -> list[str]:
+def test_seeds(backend):
+    def drawn(seeds):
         calls = [(CHATS[0], Sampling(temperature=1.5, max_tokens=12, seed=seed)) for seed in seeds]
         return [reply.text for reply in together(backend, calls)]
 
@@ -95,7 +90,7 @@ def test_seeds(backend: HFBackend) -> None:
     assert len(set(drawn([None] * 4))) == 4
 
 
-def test_sampling_follows_the_distribution() -> None:
+def test_sampling_follows_the_distribution():
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
     draw = Draw(temperature=0.5, top_p=0.98, seed=7)
     rows = 4000
@@ -110,14 +105,14 @@ def test_sampling_follows_the_distribution() -> None:
     assert [int(draw(logits).argmax()) for _ in range(50)] == drawn[:50]
 
 
-def test_a_prompt_that_is_too_long(backend: HFBackend) -> None:
+def test_a_prompt_that_is_too_long(backend):
     found = together(backend, [(CHATS[0], GREEDY), (chat("word " * 3000), GREEDY), (CHATS[1], GREEDY)])
     assert isinstance(found[1], CallError)
     assert "context 1024" in str(found[1])
     assert essence([found[0], found[2]]) == essence(alone(backend, [(CHATS[0], GREEDY), (CHATS[1], GREEDY)]))
 
 
-def test_a_reply_ends_with_the_context(backend: HFBackend) -> None:
+def test_a_reply_ends_with_the_context(backend):
     empty = together(backend, [(chat(""), GREEDY)])[0].prompt_tokens
     word = len(backend._tokenizer("word word", add_special_tokens=False)["input_ids"]) - len(
         backend._tokenizer("word", add_special_tokens=False)["input_ids"]
@@ -128,8 +123,8 @@ def test_a_reply_ends_with_the_context(backend: HFBackend) -> None:
         assert reply.prompt_tokens + reply.completion_tokens == 1024
 
 
-def test_a_call_that_does_not_fit_the_memory(backend: HFBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: Any, **options: Any) -> Any:
+def test_a_call_that_does_not_fit_the_memory(backend, monkeypatch):
+    def full(*arguments, **options):
         raise torch.OutOfMemoryError("full")
 
     monkeypatch.setattr(backend._lm, "forward", full)
@@ -137,13 +132,13 @@ def test_a_call_that_does_not_fit_the_memory(backend: HFBackend, monkeypatch: py
     assert all(isinstance(error, CallError) and "don't fit the memory" in str(error) for error in found)
 
 
-def rows_of(backend: HFBackend, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+def rows_of(backend, monkeypatch):
     """The shapes of what the model reads, step by step."""
     shapes: list[tuple[int, ...]] = []
     original = backend._lm.forward
 
     @functools.wraps(original)
-    def counted(*arguments: Any, **options: Any) -> Any:
+    def counted(*arguments, **options):
         shapes.append(tuple(options["input_ids"].shape))
         return original(*arguments, **options)
 
@@ -151,11 +146,11 @@ def rows_of(backend: HFBackend, monkeypatch: pytest.MonkeyPatch) -> list[tuple[i
     return shapes
 
 
-def test_greedy_calls_share_a_batch_that_new_ones_join(backend: HFBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_greedy_calls_share_a_batch_that_new_ones_join(backend, monkeypatch):
     expected = essence(alone(backend, [(item, GREEDY) for item in CHATS]))
     shapes = rows_of(backend, monkeypatch)
 
-    async def go() -> list[Completion]:
+    async def go():
         first = [asyncio.create_task(backend.complete(item, GREEDY)) for item in CHATS[:2]]
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         return await asyncio.gather(*first, *(backend.complete(item, GREEDY) for item in CHATS[2:]))
@@ -166,10 +161,10 @@ def test_greedy_calls_share_a_batch_that_new_ones_join(backend: HFBackend, monke
     assert len(steps) < sum(tokens for _, _, tokens, _ in expected)
 
 
-def test_calls_that_nobody_waits_for_are_given_up(backend: HFBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_nobody_waits_for_are_given_up(backend, monkeypatch):
     shapes = rows_of(backend, monkeypatch)
 
-    async def go() -> Completion:
+    async def go():
         task = asyncio.create_task(backend.complete(CHATS[0], Sampling(max_tokens=900)))
         while not shapes:
             await asyncio.sleep(0.001)
@@ -181,10 +176,10 @@ def test_calls_that_nobody_waits_for_are_given_up(backend: HFBackend, monkeypatc
     assert len(shapes) < 500
 
 
-def test_an_event_loop_that_ended_leaves_the_next_one_in_peace(backend: HFBackend) -> None:
+def test_an_event_loop_that_ended_leaves_the_next_one_in_peace(backend):
     expected = essence(alone(backend, [(CHATS[1], GREEDY)]))
 
-    async def left() -> None:
+    async def left():
         asyncio.get_running_loop().create_task(backend.complete(CHATS[0], Sampling(max_tokens=900)))
         await asyncio.sleep(0.02)
 
@@ -193,16 +188,14 @@ def test_an_event_loop_that_ended_leaves_the_next_one_in_peace(backend: HFBacken
         assert essence(together(backend, [(CHATS[1], GREEDY)])) == expected
 
 
-def test_one_failing_call_does_not_fail_its_neighbours(
-    backend: HFBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_failing_call_does_not_fail_its_neighbours(backend, monkeypatch, caplog):
     calls = [(item, GREEDY) for item in CHATS[:4]]
     expected = essence(alone(backend, calls))
     ids, original = backend._chat.encode(CHATS[2]), backend._lm.forward
     bad = ids[backend._chat.shared(CHATS[2], ids) :]
 
     @functools.wraps(original)
-    def picky(*arguments: Any, **options: Any) -> Any:
+    def picky(*arguments, **options):
         if bad in options["input_ids"][:, -len(bad) :].tolist():
             raise RuntimeError("odd one")
         return original(*arguments, **options)
@@ -216,10 +209,10 @@ def test_one_failing_call_does_not_fail_its_neighbours(
     assert essence(together(backend, calls)) == expected, "later calls share a batch again"
 
 
-def test_closing_ends_calls_too(backend: HFBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_ends_calls_too(backend, monkeypatch):
     shapes = rows_of(backend, monkeypatch)
 
-    async def go() -> list[Any]:
+    async def go():
         calls = [asyncio.create_task(backend.complete(item, Sampling(max_tokens=900))) for item in CHATS[:2]]
         while not shapes:
             await asyncio.sleep(0.001)
@@ -231,7 +224,7 @@ def test_closing_ends_calls_too(backend: HFBackend, monkeypatch: pytest.MonkeyPa
     assert together(backend, [(CHATS[0], GREEDY)])[0].completion_tokens
 
 
-def test_a_base_model_and_options_of_the_template(tiny_llama: Path, tmp_path: Path) -> None:
+def test_a_base_model_and_options_of_the_template(tiny_llama, tmp_path):
     folder = shutil.copytree(tiny_llama, tmp_path / "base")
     template = folder / "chat_template.jinja"
     template.unlink()
@@ -250,7 +243,7 @@ def test_a_base_model_and_options_of_the_template(tiny_llama: Path, tmp_path: Pa
     assert again.model.partition("@")[2] not in ("", weights), "weights trained again are another model"
 
 
-def test_options_that_make_no_sense(tiny_llama: Path) -> None:
+def test_options_that_make_no_sense(tiny_llama):
     with pytest.raises(ValueError, match="dtype 'int8'"):
         HFBackend(str(tiny_llama), dtype="int8")
     with pytest.raises(FileNotFoundError):
