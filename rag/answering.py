@@ -146,10 +146,6 @@ def open_system(options: SystemOptions, teacher: LLMOptions | None = None) -> Op
     Args:
         options: The system, its corpus, triples and Graph-LLM.
         teacher: A chat model in the place of the Graph-LLM, or beside it: RAS then plans with the chat model.
-
-    Raises:
-        FileNotFoundError: a file or a model is not there.
-        ValueError: the options can't work together; all that is wrong is in one message.
     """
     system = find_system(options.system)
     loop = make_options(system, options.set)
@@ -183,12 +179,7 @@ def system_problems(options: SystemOptions, system: System, loop: Any, teacher: 
 
 
 def model_spec(spec: str, untrained: bool) -> str:
-    """The folder or spec of a Graph-LLM; `untrained` takes the base model of a run folder.
-
-    Raises:
-        FileNotFoundError: there is no such model.
-        ValueError: it is a base model and `untrained` is not set.
-    """
+    """The folder or spec of a Graph-LLM; `untrained` takes the base model of a run folder."""
     resolved = resolve(spec)
     folder = trained_folder(resolved) if Path(resolved).is_dir() else Path(resolved)
     config = folder / "config.json"

@@ -32,9 +32,6 @@ class ChatGenerator(Generator):
     """A `Generator` on the chat model of `tools`: RAS with few-shot prompts (appendix F.1), no graph token.
 
     `notes` takes its calls; `folder` may hold prompts of one's own.
-
-    Raises:
-        ValueError: there is no chat model.
     """
 
     def __init__(self, tools: Tools, folder: str | None, notes: Trace) -> None:
@@ -146,9 +143,6 @@ async def answer_once(
     """A system of one call: the Graph-LLM or the chat model answers, from `hits` or, without, from its own knowledge.
 
     Of the options `max_answer_tokens` and `prompts` count.
-
-    Raises:
-        ValueError: there is no model.
     """
     trace = Trace(question, stop_reason="retrieval_off" if hits is None else "single_pass")
     steps: tuple[Step, ...] = ()

@@ -183,10 +183,6 @@ def open_embedder(
         text_prompt: Put before texts that are searched in; None: what the encoder's own settings say.
         trust_remote_code: Whether Python code that comes with the encoder may run.
         similarity: Cosine or inner product; None: what the encoder's own settings say, else cosine.
-
-    Raises:
-        FileNotFoundError: there is no such encoder.
-        ValueError: it can't be read, or comes with code that is not trusted.
     """
     return _open(spec, query_prompt, text_prompt, trust_remote_code, similarity)
 

@@ -290,9 +290,6 @@ def export_triples(
 
     Returns:
         Passages written, and passages left out.
-
-    Raises:
-        ValueError: passages are missing, a store holds several extractors, or the output is what is read.
     """
     chosen = [(store, store.choose(extractor).id) for store in stores]
     written = missing = 0

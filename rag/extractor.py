@@ -145,10 +145,6 @@ def open_local_extractor(
             on encoder-decoders, which read the text alone.
         shots: Examples that go before each text.
         ledger: SQLite file of the call ledger; None keeps no calls.
-
-    Raises:
-        FileNotFoundError: there is no such model.
-        ValueError: the folder is damaged.
     """
     from tripletune.models.llm.backends.hf import HFBackend
 
@@ -188,10 +184,6 @@ def open_extractor(
         ledger: Where the replies of a hosted teacher are kept if `--teacher-ledger` names no file.
         untrained: The local model was not trained for this: it gets a teacher's prompt.
         shots: Examples before each text.
-
-    Raises:
-        FileNotFoundError: no such model.
-        ValueError: an option makes no sense or has no effect, or a key is missing.
     """
     local = from_arguments(LocalOptions, args)
     if args.model:
@@ -285,10 +277,6 @@ def choose_shots(data: str | Path, count: int) -> tuple[tuple[str, str], ...]:
 
     Returns:
         Source texts and replies.
-
-    Raises:
-        FileNotFoundError: there are no such pairs.
-        ValueError: too few pairs are fit for examples.
     """
     if not count:
         return ()

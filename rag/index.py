@@ -36,10 +36,6 @@ def prepare(folder: Path, wanted: dict[str, Any], build: Callable[[Path], None])
         wanted: What the index depends on: corpus digest, settings. JSON values only.
         build: Writes the index files into the folder it is given, which may hold files of an interrupted build with
             the same `wanted`.
-
-    Raises:
-        FileExistsError: the folder holds something that is not an index of ours.
-        ValueError: a file of the index is damaged.
     """
     wanted = json.loads(json.dumps(wanted))
     if _is_there(folder, wanted):
@@ -89,10 +85,6 @@ class PassageStore:
     Args:
         corpus: A JSON-lines corpus, see `models.data.records.read_corpus`.
         index_dir: Holds all indexes of this corpus; the offsets of its lines are written into it when they are new.
-
-    Raises:
-        FileNotFoundError: there is no such corpus.
-        ValueError: a line of the corpus is malformed, or it holds no passage.
     """
 
     def __init__(self, corpus: str | Path, index_dir: str | Path) -> None:

@@ -62,10 +62,6 @@ def open_retriever(
         index_dir: Holds all indexes of this corpus, one sub-folder a kind.
         embedder: For "dense" and "hybrid".
         search: How vectors are searched.
-
-    Raises:
-        FileNotFoundError: there is no such corpus.
-        ValueError: unknown kind, missing encoder, or a malformed corpus.
     """
     passages = PassageStore(corpus, index_dir)
     wanted = {"corpus_sha256": passages.sha256}

@@ -112,10 +112,6 @@ def build_indexes(options: SearchOptions, embedder: Embedder | None = None) -> N
     Args:
         options: What is indexed, and how.
         embedder: The encoder; None: the one that the options name.
-
-    Raises:
-        FileNotFoundError: a file or the encoder is not there.
-        ValueError: there is no corpus or folder, or an index can't be built.
     """
     if not options.corpus or not options.index:
         raise ValueError("an index needs --corpus, the passages, and --index, its folder")
@@ -149,10 +145,6 @@ def open_extraction(
         index: Folder of the store where `--triples` names none.
         llm: The chat model of the run.
         teacher: What it was opened with.
-
-    Raises:
-        FileNotFoundError: there is no such model.
-        ValueError: an option makes no sense, or `--triples` is no store.
     """
     values, problems = set_values(LocalOptions, options.extractor_set, "--extractor")
     if options.extractor == TEACHER and (llm is None or teacher is None):

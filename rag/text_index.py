@@ -66,9 +66,6 @@ def open_text_index(
         count: How many there are.
         embedder: For "dense" and "hybrid".
         search: Whether vectors are all compared, or found through a graph.
-
-    Raises:
-        ValueError: unknown kind, no embedder, or no row has a word.
     """
     if kind not in get_args(RetrieverKind):
         raise ValueError(f"retriever {kind!r} is not one of {', '.join(get_args(RetrieverKind))}")

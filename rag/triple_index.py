@@ -43,9 +43,6 @@ class TripleIndex:
         index_dir: Holds all indexes of the corpus.
         embedder: For "dense" and "hybrid".
         search: How vectors are searched.
-
-    Raises:
-        ValueError: no passage has a triple, or see `open_text_index`.
     """
 
     def __init__(

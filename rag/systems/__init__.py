@@ -143,11 +143,7 @@ def system_names() -> list[str]:
 
 
 def find_system(name: str) -> System:
-    """Import a system by name.
-
-    Raises:
-        ValueError: there is no such system.
-    """
+    """Import a system by name."""
     return load_from(_PACKAGE, name, "system").SYSTEM
 
 
@@ -158,9 +154,6 @@ def make_options(system: System, settings: Sequence[str] = (), **values: Any) ->
         system: The system.
         settings: `NAME=VALUE` texts; they go before `values`.
         **values: Values by field.
-
-    Raises:
-        ValueError: a name or a value makes no sense for the system; all problems are named at once.
     """
     owner = f"system {system.name!r}"
     given, problems = set_values(system.options, settings, owner)
@@ -182,11 +175,7 @@ _NEEDS = {
 
 
 def need(tools: Tools, name: str, system: str) -> Any:
-    """A tool that a system can't do without.
-
-    Raises:
-        ValueError: it is not there.
-    """
+    """A tool that a system can't do without."""
     tool = getattr(tools, name)
     if tool is None or tool == ():
         raise ValueError(f"system {system!r} {_NEEDS[name]}")

@@ -12,9 +12,6 @@ async def gold_passages(question: str, search: str, tools: Tools, options: LoopO
     """Answer from the gold passages, or with none where the question's context has none; see `System.run`.
 
     Only `max_answer_tokens` counts.
-
-    Raises:
-        ValueError: it is not known which passages support the question.
     """
     if not tools.gold and not tools.context:
         raise ValueError("it is not known which passages support the question: name --gold links and their --corpus")

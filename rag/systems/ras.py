@@ -24,11 +24,7 @@ from tripletune.rag.systems import LoopOptions, System, Tools, need
 
 
 async def ras(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
-    """Answer one question with RAS; see `System.run`.
-
-    Raises:
-        ValueError: there is no model, or what the options ask for: retriever, store, the question's own passages.
-    """
+    """Answer one question with RAS; see `System.run`."""
     # A chat model's calls are noted in the trace; their cost is counted below, as that of a Graph-LLM is.
     notes = Trace(question)
     trace = Trace(question, tallies=notes.tallies, details=notes.details, cached=notes.cached)

@@ -114,11 +114,7 @@ def _bind(clues: list[Clue], name: str, value: str) -> None:
 
 
 async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions) -> Trace:
-    """Answer one question with T2RAG (algorithm 1); see `System.run`.
-
-    Raises:
-        ValueError: there is no model, or nothing to search.
-    """
+    """Answer one question with T2RAG (algorithm 1); see `System.run`."""
     trace, asked = Trace(question), set[str]()
     llm = QuestionClient(need(tools, "llm", "t2rag"), trace, tools.question_id, tools.sampling)
     main = f"Question: {one_line(question)}"

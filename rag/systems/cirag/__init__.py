@@ -98,11 +98,7 @@ class CiragOptions(CheckedOptions):
 
 
 async def cirag(question: str, search: str, tools: Tools, options: CiragOptions) -> Trace:
-    """Answer one question with CIRAG; see `System.run`.
-
-    Raises:
-        ValueError: there is no model, corpus, store or reranker, and the options ask for one.
-    """
+    """Answer one question with CIRAG; see `System.run`."""
     trace = Trace(question)
     teacher, retriever = need(tools, "llm", "cirag"), need(tools, "retriever", "cirag")
     # M_R extracts triples and answers; K_D, the teacher or a distilled student, filters triples and asks on.

@@ -327,11 +327,7 @@ def shorten(
 
 
 def shown_candidates(turn: str) -> list[Triple] | None:
-    """The candidates in a user turn of the integrator's chat, in their order; None where it shows none.
-
-    Raises:
-        ValueError: they are not written as `write_triples` does.
-    """
+    """The candidates in a user turn of the integrator's chat, in their order; None where it shows none."""
     _, found, rest = turn.partition(_HEADING)
     if not found:
         return None
