@@ -24,7 +24,6 @@ class TraceStep:
     """One round of retrieval and structuring.
 
     Attributes:
-        query: The query as it was searched.
         passages: `{"id", "title", "score"}` of the hits, best first.
         triples: The triples shown to the model, `[subject, predicate, object]`.
         passages_without_triples: Hits that the triple store does not know.
@@ -41,7 +40,6 @@ class TraceAction:
     """One planning reply.
 
     Attributes:
-        reply: The reply as the model gave it.
         action: The parsed action, None when malformed.
         subquery: The text after `[SUBQ]`.
         unexpected: A well-formed action where the paper has none: `[SUFFICIENT]` before any retrieval, or
@@ -60,22 +58,16 @@ class Trace:
 
     Attributes:
         question: The main question as the model read it.
-        question_id: Set by the caller.
-        steps: Rounds of retrieval, in order.
-        actions: Planning replies, in order.
-        answer: The final answer.
         stop_reason: Why planning ended: the planner's own decision ("sufficient", "no_retrieval"), a limit
             ("max_rounds", "repeated_subquery", "malformed"), or a system that does not plan ("single_pass",
             "static_context", "retrieval_off"). CIRAG's planner says "no_question"; T2RAG has "no_searchable" when no
             clue can be searched any more.
         malformed: Planning replies without a readable action.
         unexpected: Planning replies with an action that does not belong there.
-        calls: Model calls, answering included.
-        prompt_tokens: Tokens read in all calls.
-        completion_tokens: Tokens written in all calls.
-        truncated_triples: Triples left out of prompts so that they fit, summed over the calls.
-        truncated_words: Words of raw text left out of prompts so that they fit, summed over the calls.
-        seconds: Wall-clock seconds, waiting for other questions included; the harness measures them.
+        calls: Model calls, answering included; the next four are sums over them.
+        truncated_triples: Triples left out of prompts so that they fit.
+        truncated_words: Words of raw text left out of prompts so that they fit.
+        seconds: Wall-clock seconds, waiting for other questions included.
         structuring_seconds: Those of them in which the triples of passages were waited for (RAS, figure 5).
         error: The message of the exception that ended the run, else empty.
         tallies: Counts of a system's own, such as recovered replies by kind; a run's metrics add them up.

@@ -73,10 +73,8 @@ class OpenSystem:
     """A system and what it works with; it answers any number of questions, several at once.
 
     Attributes:
-        system: The system.
-        options: Its options, of the class `system.options`.
-        tools: What it works with.
-        closes: What `close` closes.
+        options: Of the class `system.options`.
+        closes: What `close` closes beside the store of triples.
         scratch: The folder of its indexes where the options name none.
     """
 
@@ -207,10 +205,6 @@ def open_generator(
 
     Args:
         spec: Its folder: run, checkpoint or export; a base model where `untrained` is set.
-        untrained: Whether it is a base model.
-        batch_size: Inputs per forward pass.
-        dtype: Of its weights.
-        ledger: File that stores its calls.
         seed: Draws replies at temperature 1; None is greedy.
         graph: Whether its prompts hold the graph token that it was trained with.
     """
@@ -237,14 +231,10 @@ def open_tools(
     teacher: LLMOptions | None = None,
     llm: LLMClient | None = None,
 ) -> Tools:
-    """Open all that a system works with: corpus, triples, Graph-LLMs and the chat model.
+    """Open all that a system works with under its options `loop`: corpus, triples, Graph-LLMs and the chat model.
 
     Args:
-        options: Names them.
-        system: The system.
-        loop: Its options.
         corpus: The passages; None for a system that retrieves nothing.
-        index: Folder of the indexes of the corpus.
         opened: What other runs have opened, and share.
         teacher: The chat model, which may also read passages in the loop.
         llm: Its client; None opens one.

@@ -29,10 +29,7 @@ _REFUSED = re.compile(rf"\W*{REFUSAL}\b(?=.*\w)", re.IGNORECASE)
 
 
 class ChatGenerator(Generator):
-    """A `Generator` on the chat model of `tools`: RAS with few-shot prompts (appendix F.1), no graph token.
-
-    `notes` takes its calls; `folder` may hold prompts of one's own.
-    """
+    """A `Generator` on the chat model of `tools`: RAS with few-shot prompts (appendix F.1), no graph token."""
 
     def __init__(self, tools: Tools, folder: str | None, notes: Trace) -> None:
         self._client = QuestionClient(need(tools, "llm", "ras"), notes, tools.question_id, tools.sampling)
@@ -61,7 +58,7 @@ def prompt_files(*used: str, names: tuple[str, ...] = _PROMPTS) -> Callable[[Any
 def bare_answer(text: str) -> str:
     """The answer in the reply of a model that was asked for the answer alone.
 
-    Thoughts go. Behind "Answer:" its line counts, and without it what stands before the first blank line.
+    Behind "Answer:" its line counts, and without it what stands before the first blank line.
     """
     bare, labels = _LABEL.subn("", without_thoughts(text))
     return re.split(r"\n" if labels else r"\n\s*\n", bare.strip(), maxsplit=1)[0].strip("*_` \n")
@@ -69,10 +66,6 @@ def bare_answer(text: str) -> str:
 
 def read_answer(text: str, cut_off: bool = False) -> tuple[str, tuple[str, ...]]:
     """Read "Thought: ... Answer: ..."; the last "Answer:" counts.
-
-    Args:
-        text: The reply.
-        cut_off: Whether it ended at its limit.
 
     Returns:
         The answer, and the faults: `missing_answer` (no "Answer:"; the last line counts, but not when the reply was cut
@@ -108,16 +101,7 @@ async def answer_from(
     prompts: PromptSet,
     max_tokens: int,
 ) -> str:
-    """Answer a question from passages, in one call of the role `<system>.answer`.
-
-    Args:
-        system: Who asks.
-        question: The question.
-        passages: What is read, best first; None for a closed book.
-        llm: The reader.
-        prompts: Has the prompt `READER`, or `CLOSED_BOOK`.
-        max_tokens: Longest reply.
-    """
+    """Answer a question from passages, best first, or without any (None), in one call of the role `<system>.answer`."""
     asked = f"Question: {one_line(question)}"
     if passages is None:
         chat = prompts.chat(CLOSED_BOOK, asked)
@@ -140,10 +124,7 @@ async def answer_once(
     hits: Sequence[Retrieved] | None = None,
     query: str = "",
 ) -> Trace:
-    """A system of one call: the Graph-LLM or the chat model answers, from `hits` or, without, from its own knowledge.
-
-    Of the options `max_answer_tokens` and `prompts` count.
-    """
+    """A system of one call: the Graph-LLM or the chat model answers, from `hits` or from its own knowledge."""
     trace = Trace(question, stop_reason="retrieval_off" if hits is None else "single_pass")
     steps: tuple[Step, ...] = ()
     if hits is not None:

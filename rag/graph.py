@@ -23,9 +23,7 @@ Compare = Callable[[str, Sequence[str]], Awaitable[Sequence[float]]]
 class Beam:
     """A sequence of triples, each of which shares an entity with the one before it.
 
-    Attributes:
-        rows: The triples.
-        score: The sum of its prefixes' similarities to the query, made smaller where it had better sisters.
+    Its score is the sum of its prefixes' similarities to the query, made smaller where it had better sisters.
     """
 
     rows: tuple[int, ...]
@@ -54,7 +52,6 @@ async def diverse_beam_search(
     Args:
         query: The query q.
         seeds: The initial triples.
-        graph: All triples.
         similarity: The scoring function: the cosine of sentence embeddings in the paper.
         width: Beams that are kept, b.
         length: Triples in a beam, l.
@@ -62,9 +59,6 @@ async def diverse_beam_search(
         gamma: From this rank on a beam's extensions weigh 1/e; None: twice the width. 0 switches diversity off.
         scoring: "concat" compares the query with the text of the whole beam, as the paper does; "mean" with each triple
             alone, whose vectors come back in other beams and questions, and takes the mean.
-
-    Returns:
-        The beams, best first.
     """
     gamma = 2 * width if gamma is None else gamma
     compare = partial(_similarities, query, graph, similarity, scoring)
@@ -132,9 +126,8 @@ def personalised_pagerank(
         adjacency: Weights of edges from row to column, a sparse array of shape (nodes, nodes).
         seeds: Weights of the nodes to start at, of shape (nodes,); at least one is above 0. A walk starts there again
             where a node has no edge, too.
-        damping: The probability that the walk goes on.
+        damping: The probability that the walk does not start again.
         tolerance: Largest change of all scores together that ends the iteration.
-        most: Most iterations.
 
     Returns:
         The scores, of shape (nodes,); they add up to 1.

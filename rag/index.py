@@ -29,10 +29,10 @@ _MADE = (MANIFEST, _OFFSETS, "vectors.f*", "*.faiss", "triples.jsonl", "*.index.
 
 
 def prepare(folder: Path, wanted: dict[str, Any], build: Callable[[Path], None]) -> None:
-    """Make sure that `folder` holds an index built from `wanted`.
+    """Make sure that `folder` holds an index built from `wanted`; one with another manifest is replaced.
 
     Args:
-        folder: The index folder, within the folder of all indexes. One with another manifest is replaced.
+        folder: The index folder, within the folder of all indexes.
         wanted: What the index depends on: corpus digest, settings. JSON values only.
         build: Writes the index files into the folder it is given, which may hold files of an interrupted build with
             the same `wanted`.
@@ -80,11 +80,7 @@ def _build(folder: Path, wanted: dict[str, Any], build: Callable[[Path], None]) 
 class PassageStore:
     """The passages of one JSON-lines corpus by position, the order of their lines.
 
-    Memory holds 8 bytes per passage, and those that were read last; the texts stay in the file.
-
-    Args:
-        corpus: A JSON-lines corpus, see `models.data.records.read_corpus`.
-        index_dir: Holds all indexes of this corpus; the offsets of its lines are written into it when they are new.
+    Memory holds 8 bytes per passage, kept in `index_dir`, and those that were read last; the texts stay in the file.
     """
 
     def __init__(self, corpus: str | Path, index_dir: str | Path) -> None:

@@ -58,10 +58,8 @@ def open_retriever(
 
     Args:
         kind: "bm25" (the paper's choice for 2WikiMultiHopQA), "dense", or "hybrid" (both).
-        corpus: A JSON-lines corpus.
         index_dir: Holds all indexes of this corpus, one sub-folder a kind.
         embedder: For "dense" and "hybrid".
-        search: How vectors are searched.
     """
     passages = PassageStore(corpus, index_dir)
     wanted = {"corpus_sha256": passages.sha256}
@@ -83,13 +81,7 @@ def top(items: Sequence[T], scores: Sequence[float], count: int) -> list[T]:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A triple with its provenance, the maps M^D and M^S of the paper.
-
-    Attributes:
-        triple: The triple.
-        passage: The passage it was extracted from.
-        sentence: The sentence of the passage that states it.
-    """
+    """A triple with passage and sentence it comes from, the maps M^D and M^S of the paper."""
 
     triple: Triple
     passage: Passage
@@ -104,10 +96,7 @@ def provenance(passage: Passage, triples: Iterable[Triple]) -> list[Fact]:
 
 @lru_cache(maxsize=8192)
 def split_sentences(text: str) -> tuple[str, ...]:
-    """The sentences of an English text, by the rules of sentencex; a text without any is one sentence.
-
-    White space is folded, and half characters become question marks.
-    """
+    """The sentences of an English text, by the rules of sentencex; white space is folded."""
     from sentencex import segment
 
     folded = " ".join(text.encode("utf-8", "replace").decode("utf-8").split())
@@ -116,12 +105,7 @@ def split_sentences(text: str) -> tuple[str, ...]:
 
 
 def source_sentence(triple: Triple, sentences: Sequence[str]) -> int:
-    """The index of the sentence that states a triple.
-
-    Args:
-        triple: The triple.
-        sentences: At least one sentence.
-    """
+    """The index of the sentence that states a triple."""
     fields = [words_in(field) for field in triple.as_list()]
     weights = (1.0, 1.0, 2.0)
 

@@ -109,9 +109,7 @@ def search_problems(options: SearchOptions, system: System, loop: Any) -> list[s
 def build_indexes(options: SearchOptions, embedder: Embedder | None = None) -> None:
     """Build the indexes of a corpus, and of its triples where they are given, so that runs find them in `--index`.
 
-    Args:
-        options: What is indexed, and how.
-        embedder: The encoder; None: the one that the options name.
+    `embedder` replaces the encoder that the options name.
     """
     if not options.corpus or not options.index:
         raise ValueError("an index needs --corpus, the passages, and --index, its folder")
@@ -141,7 +139,6 @@ def open_extraction(
     """The triples of a run whose `--extractor` reads passages in the loop; see `extracts`.
 
     Args:
-        options: How it is searched.
         index: Folder of the store where `--triples` names none.
         llm: The chat model of the run.
         teacher: What it was opened with.
@@ -175,12 +172,9 @@ def open_search(
     llm: LLMClient | None = None,
     teacher: LLMOptions | None = None,
 ) -> Tools:
-    """Open what a system searches under its options, building indexes that are missing.
+    """Open what a system searches under its options `loop`, building indexes that are missing.
 
     Args:
-        options: How it is searched.
-        system: The system.
-        loop: Its options.
         corpus: The passages; None for a system that retrieves nothing.
         index: Holds all indexes of the corpus.
         opened: What other runs have opened, and share.

@@ -59,13 +59,11 @@ def open_text_index(
     """Open the index of some rows, building what is missing or out of date.
 
     Args:
-        kind: How rows are found.
         folder: Holds one sub-folder for BM25 and one for vectors.
         wanted: What names the rows, for the manifest: JSON values.
         rows: Gives the rows; called only where an index is built.
         count: How many there are.
         embedder: For "dense" and "hybrid".
-        search: Whether vectors are all compared, or found through a graph.
     """
     if kind not in get_args(RetrieverKind):
         raise ValueError(f"retriever {kind!r} is not one of {', '.join(get_args(RetrieverKind))}")
@@ -78,10 +76,7 @@ def open_text_index(
 
 
 class Bm25Index:
-    """BM25 (Robertson and Zaragoza, 2009; the Lucene variant of bm25s), English stems, English stop words left out.
-
-    The index is in `folder`; it is built where it is not there yet. For the arguments see `open_text_index`.
-    """
+    """BM25 (Robertson and Zaragoza, 2009; the Lucene variant of bm25s), English stems, English stop words left out."""
 
     def __init__(self, folder: Path, wanted: dict[str, Any], rows: Rows, k1: float = 1.5, b: float = 0.75) -> None:
         import bm25s
@@ -115,8 +110,7 @@ class Bm25Index:
 class VectorIndex:
     """Similarity of sentence embeddings; the vectors stay in their file, as float16.
 
-    The index is in `folder`; it is built where it is not there yet, and a build that was killed goes on. For the
-    arguments see `open_text_index`.
+    A build that was killed continues.
     """
 
     def __init__(

@@ -34,15 +34,7 @@ _TRIPLES, _OFFSETS, _PAIRS, _ENTITIES = "triples.jsonl", "offsets.npy", "pairs.i
 class TripleIndex:
     """The distinct triples of a corpus, in the order in which its passages state them.
 
-    The index is in `index_dir/triples`; what is missing or out of date is built.
-
-    Args:
-        kind: How rows are found.
-        passages: The corpus.
-        triples: The triples of its passages.
-        index_dir: Holds all indexes of the corpus.
-        embedder: For "dense" and "hybrid".
-        search: How vectors are searched.
+    It lies in `index_dir/triples`; what is missing or out of date is built. For the arguments see `open_text_index`.
     """
 
     def __init__(
@@ -106,10 +98,7 @@ class TripleIndex:
     async def gather(self, queries: Sequence[str], k: int, candidates: int) -> tuple[list[int], dict[int, float]]:
         """The best rows of all queries together, until they come from `k` passages (T2RAG, algorithm 2).
 
-        Args:
-            queries: What is searched.
-            k: Most passages; of a row that further passages state, the first in the corpus count.
-            candidates: Rows found for each query.
+        Each query finds `candidates` rows. Of a row that further passages state, the first in the corpus count.
 
         Returns:
             The rows, best first, and for each passage, by position, the score of the row that brought it.

@@ -35,17 +35,16 @@ class Tools:
         planner: The Graph-LLM that plans, usually the same as `answerer` (figure 3 of the RAS paper swaps them); None
             where `llm` does.
         answerer: The Graph-LLM that answers; None where `llm` does.
-        retriever: Searches the corpus.
         store: Triples by passage: extracted before, or in the loop.
         llm: Answers the prompts of a prompt-based system.
         integrator: Takes the place of `llm` in CIRAG's integration phase, for example a distilled student.
         sampling: How the replies of `llm` and `integrator` are drawn; None is greedy.
         integrator_sampling: How those of `integrator` are drawn, where that is another way.
         reranker: Ranks triples by a query.
-        gold: The passages that support the question under way, for an upper bound; the harness sets it.
-        context: The passages that came with the question under way; the harness sets it.
+        gold: The passages that support the question under way, for an upper bound; as the next, set per question.
+        context: The passages that came with the question under way.
         triples: Searches the triples of the corpus.
-        question_id: The question under way, for the ledger; the harness sets it.
+        question_id: The question under way, for the ledger.
     """
 
     planner: Generator | None = None
@@ -67,8 +66,7 @@ class Tools:
 class LoopOptions(CheckedOptions):
     """Options of a loop; the defaults are the RAS paper's (sections 4.1, F.2).
 
-    Each can be given by `--set NAME=VALUE`; those that several systems have also by a flag of their own
-    (`models.options.add_short_flags`).
+    `--set NAME=VALUE` gives each, and those without `flag=False` have a flag (`models.options.add_short_flags`).
     """
 
     max_rounds: int = setting(5, "most rounds of retrieval; with 0 the question is answered directly", at_least=0)
@@ -105,20 +103,19 @@ class LoopOptions(CheckedOptions):
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A way of answering questions.
+    """A way of answering questions; what it needs depends on its options.
 
     Attributes:
-        name: Its name on the command line.
         run: `(question, search, tools, options) -> Trace`; `search` is the question as it is searched, without the
             instruction or the choices a task may add to it.
-        needs_corpus: Whether it retrieves under these options.
-        needs_triples: Whether it reads the triples of passages under these options.
-        needs_reranker: Whether it ranks triples by a query under these options.
-        searches_triples: Whether it searches the triples of the corpus, not its passages, under these options.
+        needs_corpus: Whether it retrieves.
+        needs_triples: Whether it reads the triples of passages.
+        needs_reranker: Whether it ranks triples by a query.
+        searches_triples: Whether it searches the triples of the corpus, not its passages.
         searches_both: Whether one that searches triples searches passages, too.
         options: The class of its options; the fields' defaults are its paper's.
         model: What it works with: "any" (a Graph-LLM, or a chat model in its place), or an "llm" that it prompts.
-        files: Digests of the files that its results depend on under these options and a chat model, by name.
+        files: Digests of the files that its results depend on with a chat model, by name.
         plans: Whether one model may plan and another answer.
         needs_gold: Whether it reads the passages that support a question.
     """
@@ -151,7 +148,6 @@ def make_options(system: System, settings: Sequence[str] = (), **values: Any) ->
     """An instance of `system.options`; what is not given has its default, which is the paper's.
 
     Args:
-        system: The system.
         settings: `NAME=VALUE` texts; they go before `values`.
         **values: Values by field.
     """

@@ -36,12 +36,9 @@ class RoundOptions(CheckedOptions):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What a reply wants: another search, or to end with an answer.
+    """What a reply wants: another search (`query`), or to end (`answer`); the other is empty.
 
-    Attributes:
-        query: What to search next; empty with an answer.
-        answer: The answer; empty with a query.
-        text: The reply as later prompts show it, without what ran on after it.
+    `text` is the reply as later prompts show it, without what ran on after it.
     """
 
     query: str = ""
@@ -54,16 +51,10 @@ class Rounds:
 
     Args:
         system: The system; its calls have roles that begin with it.
-        question: The main question as the model reads it.
-        query: The same as it is searched.
-        tools: The chat model and the retriever.
-        options: The settings.
+        query: The question as it is searched.
 
     Attributes:
-        trace: The notes.
         passages: All passages found, the first found first.
-        retriever: What is searched.
-        llm: The chat model.
     """
 
     def __init__(self, system: str, question: str, query: str, tools: Tools, options: RoundOptions) -> None:
@@ -95,11 +86,6 @@ class Rounds:
 
     async def move(self, call: str, messages: list[Message], read: Callable[[str], Move]) -> Move | None:
         """Ask what to do next; the trace notes the reply, and why to stop where it ends the loop.
-
-        Args:
-            call: What the call is for; its role is `<system>.<call>`.
-            messages: The chat.
-            read: Reads the reply, or raises `UnusableReply`.
 
         Returns:
             The move; None when its query is not to be searched: no search is left, it was searched before, or no
@@ -147,11 +133,7 @@ class Rounds:
 def reason_to_stop(query: str, asked: set[str], rounds: int, max_rounds: int) -> str:
     """Why a query is not searched: no round is left, or it was searched before; empty where it is.
 
-    Args:
-        query: What a model wants to know next.
-        asked: Earlier queries, normalised as answers are.
-        rounds: Rounds so far.
-        max_rounds: Most rounds.
+    `asked` are the earlier queries, normalised as answers are.
     """
     if rounds == max_rounds:
         return "max_rounds"

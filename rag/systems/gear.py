@@ -38,10 +38,7 @@ _NEXT = re.compile(r"\A(?:next )?question[ \t*_]*:\s*", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class GearOptions(RoundOptions):
-    """Settings of a run, beside those of `RoundOptions`; the defaults are the paper's (appendix C).
-
-    It allows 4 rounds on MuSiQue, and 2 on HotpotQA and 2Wiki.
-    """
+    """The defaults are the paper's (appendix C); it allows 4 rounds on MuSiQue, and 2 on HotpotQA and 2Wiki."""
 
     variant: Variant = setting(
         "agent", "the agent, or one expansion from facts that are read (sync) or from all facts (naive)"

@@ -228,9 +228,8 @@ async def generate(
 ) -> None:
     """ACMG (section 3.4): answer from the most concise context that is enough (eq. 6), and note its level g*.
 
-    Each level is asked with its own context until one gives an answer instead of the refusal word. When none does, the
-    answer of the last level stands ("default"). A level without any context is passed over and counted, since it could
-    only refuse or guess; the last one is always asked, because its answer is the default.
+    When no level gives an answer instead of the refusal word, that of the last one stands ("default"). A level without
+    any context could only refuse or guess: it is passed over and counted, but for the last one.
     """
     trace.details |= {"granularity": DEFAULT, "answers": []}
     for granularity in options.granularities:

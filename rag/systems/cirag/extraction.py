@@ -36,11 +36,8 @@ async def passage_triples(
     """The triples of a passage, in order and each once; None where no reply can be used.
 
     Args:
-        passage: The passage.
-        llm: Answers the prompts `cirag_entities` and `cirag_triples`, or `cirag_joint`.
-        prompts: Has them.
         issues: Counts what was odd about the replies, by kind.
-        joint: Whether one prompt asks for both.
+        joint: Whether one prompt asks for entities and triples.
         repairs: Most repair turns for a reply of at most `max_tokens` tokens.
     """
 
@@ -60,11 +57,7 @@ async def passage_triples(
 
 
 def read_entities(text: str) -> tuple[str, ...]:
-    """Read `{"entities": ["...", ...]}`, the paper's "named entities" as the key, or the list alone.
-
-    Raises:
-        UnusableReply: there is no list of strings.
-    """
+    """Read `{"entities": ["...", ...]}`, the paper's "named entities" as the key, or the list alone."""
     value = find_json(text, advice=_ENTITIES)
     if isinstance(value, dict):
         value = next((value[name] for name in ("entities", "named entities", "named_entities") if name in value), None)
@@ -78,12 +71,8 @@ def read_passage_triples(text: str) -> FoundTriples:
     """Read `{"triples": [[s, p, o], ...]}` and what else `models.llm.replies.find_triples` reads.
 
     Returns:
-        The distinct triples in order and the number of malformed ones, which cost no neighbour: of a list that is cut
-        off, or has a comma too few, the complete triples stay. A list without any triple is fine: some passages state
-        nothing.
-
-    Raises:
-        UnusableReply: there is no list, or nothing in it is a triple.
+        The distinct triples in order and the number of malformed ones. Of a list that is cut off the complete triples
+        stay; one without any is fine: some passages state nothing.
     """
     found = find_triples(text, _TRIPLES)
     if found.cut_off and '"triples"' in text:

@@ -75,7 +75,6 @@ class Decision:
         core: The core triples, all of them among the round's candidates.
         query: The next query a_{t+1}; empty for `<no question>`; None when the reply does not say.
         faults: what was wrong with the reply, by name.
-        reply: The reply as it came.
         left_out: Candidates of earlier rounds that its prompt had no room for.
     """
 
@@ -98,15 +97,10 @@ class Round:
 def messages_of(
     prompt: str, question: str, candidates: Sequence[Triple], history: Sequence[Round], layout: History = "chat"
 ) -> list[Message]:
-    """The integrator's chat.
+    """The integrator's chat of instruction I, main question x and candidates.
 
-    Args:
-        prompt: The instruction I.
-        question: The main question x.
-        candidates: This round's candidate triples.
-        history: The rounds before.
-        layout: "chat" gives a user and an assistant turn to every earlier round; "section" tells of them in the
-            section historical_context of the only user turn.
+    `layout` "chat" gives a user and an assistant turn to every earlier round; "section" writes them into the section
+    historical_context of the only user turn.
     """
     system: Message = {"role": "system", "content": prompt}
     asked = _section(MAIN_QUESTION, _plain(question))
@@ -142,12 +136,7 @@ def write_decision(decision: Decision) -> str:
 
 
 def read_decision(text: str, candidates: Sequence[Triple], earlier: Iterable[Triple] = ()) -> Decision:
-    """Read a reply of the integrator.
-
-    Args:
-        text: The reply; text between `<think>` tags is passed over.
-        candidates: The candidates of the round.
-        earlier: Candidates of earlier rounds, to tell a triple from there from an invented one.
+    """Read a reply of the integrator; `earlier` are candidates of earlier rounds.
 
     Returns:
         The decision with its faults:
@@ -304,15 +293,10 @@ def _plain(text: str) -> str:
 def shorten(
     messages: Sequence[Message], count: Callable[[Sequence[Message]], int], limit: int
 ) -> tuple[list[Message], int]:
-    """Leave candidates of earlier rounds out until a prompt fits a short context, in the loop and in training alike.
+    """Leave candidates of earlier rounds out until a prompt fits `limit` tokens, in the loop and in training alike.
 
     They go round by round from the first one on, and within a round from the last in rank. The question, the candidates
     of the newest round and the integrator's own turns stay, so the result can still be too long.
-
-    Args:
-        messages: The integrator's chat up to the newest candidates.
-        count: Tokens of a chat.
-        limit: Most tokens.
 
     Returns:
         The chat, and how many candidates were left out.

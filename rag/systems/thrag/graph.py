@@ -33,13 +33,9 @@ _BUILT: WeakKeyDictionary[LLMClient, dict[str, asyncio.Task[TopicGraph]]] = Weak
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A triple as one passage states it.
+    """A triple as the passage at `position` and a sentence of it state it.
 
-    Attributes:
-        triple: The triple.
-        sentence: The sentence that states it.
-        labels: Subtopic and topic of the subject and of the object.
-        position: The passage.
+    `labels` are subtopic and topic of the subject and of the object.
     """
 
     triple: Triple
@@ -51,11 +47,8 @@ class Statement:
 class TopicGraph:
     """The graph of a corpus. Labels and names that differ in case or articles alone are one node.
 
-    Args:
-        statements: All triples of the corpus.
-
     Attributes:
-        statements: The same, by row.
+        statements: All triples of the corpus, by row.
         topics: The topics as they were first written, in order of appearance.
         spent: Calls, tokens read and written of extraction, by role; `cached`, those that were not sent.
     """
@@ -145,11 +138,7 @@ async def _build(llm: LLMClient, passages: PassageStore, prompts: PromptSet, sam
 
 
 def read_statements(text: str, passage: Passage, position: int, issues: Counter[str]) -> list[Statement]:
-    """The triples of an extraction reply, also of one that is cut off; the others are counted.
-
-    Raises:
-        UnusableReply: there is no JSON in it.
-    """
+    """The triples of an extraction reply, also of one that is cut off; the others are counted."""
     values = json_values(text)
     if not values:
         raise UnusableReply("no_json", f"There is no JSON in the reply; {_FORM}.")
