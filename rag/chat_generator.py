@@ -10,12 +10,12 @@ from typing import Any
 from tripletune.models.data.records import ModelInput, Passage, Step, one_line
 from tripletune.models.data.rendering import render
 from tripletune.models.llm import Completion, Generator
-from tripletune.models.llm.prompts import PromptSet, load_prompts
+from tripletune.models.llm.prompts import load_prompts
 from tripletune.models.llm.question_client import QuestionClient
 from tripletune.models.llm.replies import without_thoughts
 from tripletune.rag import Trace
 from tripletune.rag.retrievers import Retrieved
-from tripletune.rag.systems import LoopOptions, Tools, need
+from tripletune.rag.systems import LoopOptions, Tools, client_of
 
 PLAN, ANSWER = "ras_plan_chat", "ras_answer_chat"
 READER, CLOSED_BOOK = "answer_passages", "answer_closed_book"
@@ -32,14 +32,13 @@ class ChatGenerator(Generator):
     """A `Generator` on the chat model of `tools`: RAS with few-shot prompts (appendix F.1), no graph token."""
 
     def __init__(self, tools: Tools, folder: str | None, notes: Trace) -> None:
-        self._client = QuestionClient(need(tools, "llm", "ras"), notes, tools.question_id, tools.sampling)
-        self._prompts = load_prompts(_PROMPTS, folder)
+        self._client = client_of("ras", tools, notes, load_prompts(_PROMPTS, folder))
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
         """See `Generator`; the calls have the roles `ras.plan` and `ras.answer`."""
         plans = sample.task == "planning"
         completion = await self._client.chat(
-            self._prompts.chat(PLAN if plans else ANSWER, render(sample, evidence or "triples")),
+            self._client.prompts.chat(PLAN if plans else ANSWER, render(sample, evidence or "triples")),
             role="ras.plan" if plans else "ras.answer",
             sampling=self._client.up_to(max_new_tokens),
         )
@@ -93,21 +92,14 @@ def read_answer(text: str, cut_off: bool = False) -> tuple[str, tuple[str, ...]]
     return answer, tuple(faults)
 
 
-async def answer_from(
-    system: str,
-    question: str,
-    passages: Iterable[Passage] | None,
-    llm: QuestionClient,
-    prompts: PromptSet,
-    max_tokens: int,
-) -> str:
+async def answer_from(question: str, passages: Iterable[Passage] | None, llm: QuestionClient, max_tokens: int) -> str:
     """Answer a question from passages, best first, or without any (None), in one call of the role `<system>.answer`."""
     asked = f"Question: {one_line(question)}"
     if passages is None:
-        chat = prompts.chat(CLOSED_BOOK, asked)
+        chat = llm.prompts.chat(CLOSED_BOOK, asked)
     else:
-        chat = prompts.chat(READER, f"{show_passages(passages)}\n\n{asked}")
-    completion = await llm.chat(chat, role=f"{system}.answer", sampling=llm.up_to(max_tokens))
+        chat = llm.prompts.chat(READER, f"{show_passages(passages)}\n\n{asked}")
+    completion = await llm.chat(chat, role=f"{llm.system}.answer", sampling=llm.up_to(max_tokens))
     return bare_answer(completion.text)
 
 
@@ -136,8 +128,7 @@ async def answer_once(
         trace.count(completion)
         trace.answer = completion.text.strip()
     else:
-        llm = QuestionClient(need(tools, "llm", system), trace, tools.question_id, tools.sampling)
-        prompts = load_prompts(_PROMPTS, options.prompts)
+        llm = client_of(system, tools, trace, load_prompts(_PROMPTS, options.prompts))
         passages = None if hits is None else [hit.passage for hit in hits]
-        trace.answer = await answer_from(system, question, passages, llm, prompts, options.max_answer_tokens)
+        trace.answer = await answer_from(question, passages, llm, options.max_answer_tokens)
     return trace

@@ -60,7 +60,7 @@ class QuestionClient(LLMClient):
     ) -> None:
         self.model = client.model
         self._client, self._trace, self._question_id = client, trace, question_id
-        self._system, self._prompts, self._repairs = system, prompts, repairs
+        self.system, self.prompts, self._repairs = system, prompts, repairs
         self._sampling = sampling or Sampling()
 
     def up_to(self, max_tokens: int) -> Sampling:
@@ -77,8 +77,8 @@ class QuestionClient(LLMClient):
             max_tokens: Longest reply.
         """
         if isinstance(asked, str):
-            asked = self._prompts.chat(f"{self._system}_{call}", asked)
-        role = f"{self._system}.{call}"
+            asked = self.prompts.chat(f"{self.system}_{call}", asked)
+        role = f"{self.system}.{call}"
         return await ask(self, asked, parse, role=role, sampling=self.up_to(max_tokens), repairs=self._repairs)
 
     async def chat(

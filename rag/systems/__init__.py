@@ -12,6 +12,8 @@ from typing import Any, Literal
 from tripletune.models.data.records import Passage
 from tripletune.models.data.rendering import Evidence
 from tripletune.models.llm import Generator, LLMClient, Sampling
+from tripletune.models.llm.prompts import PromptSet
+from tripletune.models.llm.question_client import NO_PROMPTS, QuestionClient
 from tripletune.models.options import CheckedOptions, no_option, set_values, setting
 from tripletune.models.program import load_from, names_in
 from tripletune.rag import Trace
@@ -168,6 +170,14 @@ _NEEDS = {
     "llm": "needs a language model, and none was given: name a teacher, or a Graph-LLM where the system takes one",
     "reranker": "compares texts with an embedder, and none was given: name a sentence encoder",
 }
+
+
+def client_of(
+    system: str, tools: Tools, trace: Trace, prompts: PromptSet = NO_PROMPTS, repairs: int = 1
+) -> QuestionClient:
+    """The chat model of a system for one question, whose calls `trace` notes."""
+    given = need(tools, "llm", system), trace, tools.question_id, tools.sampling
+    return QuestionClient(*given, system=system, prompts=prompts, repairs=repairs)
 
 
 def need(tools: Tools, name: str, system: str) -> Any:

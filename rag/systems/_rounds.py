@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from tripletune.models.data.records import Passage, Step, normalize_answer
 from tripletune.models.llm import Message
 from tripletune.models.llm.prompts import load_prompts
-from tripletune.models.llm.question_client import QuestionClient
-from tripletune.models.llm.replies import UnusableReply, ask, without_thoughts
+from tripletune.models.llm.replies import UnusableReply, without_thoughts
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, answer_from
 from tripletune.rag.retrievers import Retriever
-from tripletune.rag.systems import Tools, need
+from tripletune.rag.systems import Tools, client_of, need
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +58,15 @@ class Rounds:
 
     def __init__(self, system: str, question: str, query: str, tools: Tools, options: RoundOptions) -> None:
         self.trace, self.passages = Trace(question), list[Passage]()
-        self._system, self._options = system, options
+        self._options = options
         self.retriever: Retriever = need(tools, "retriever", system)
-        self.llm = QuestionClient(need(tools, "llm", system), self.trace, tools.question_id, tools.sampling)
-        self._prompts = load_prompts((system, READER), options.prompts)
+        prompts = load_prompts((system, READER), options.prompts)
+        self.llm = client_of(system, tools, self.trace, prompts, options.repairs)
         self._query, self._asked = query, set[str]()
 
     def chat(self, user: str) -> list[Message]:
         """A chat of the system's own prompt and one user turn."""
-        return self._prompts.chat(self._system, user)
+        return self.llm.prompts.chat(self.llm.system, user)
 
     async def search(self, query: str) -> list[Passage]:
         """Search; the passages that this search found."""
@@ -97,9 +96,8 @@ class Rounds:
             replies.append(text)
             return read(without_thoughts(text).strip())
 
-        role, sampling = f"{self._system}.{call}", self.llm.up_to(self._options.max_thought_tokens)
         try:
-            move = await ask(self.llm, messages, parse, role=role, sampling=sampling, repairs=self._options.repairs)
+            move = await self.llm.ask(call, messages, parse, self._options.max_thought_tokens)
         except UnusableReply as error:
             self.trace.tally(f"{call}.{error.reason}")
             self.trace.malformed += 1
@@ -113,8 +111,7 @@ class Rounds:
 
     async def read(self, question: str, passages: list[Passage]) -> str:
         """The reader's answer to a question."""
-        limit = self._options.max_answer_tokens
-        return await answer_from(self._system, question, passages, self.llm, self._prompts, limit)
+        return await answer_from(question, passages, self.llm, self._options.max_answer_tokens)
 
     async def finish(self, answer: str = "") -> Trace:
         """The trace, with the answer; without one the reader gives it from all passages.

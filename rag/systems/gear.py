@@ -10,26 +10,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 from tripletune.models.data.records import Passage, Step, normalize_answer, one_line
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.prompts import load_prompts
-from tripletune.models.llm.question_client import QuestionClient
-from tripletune.models.llm.replies import UnusableReply, ask, find_triples, without_thoughts
+from tripletune.models.llm.replies import UnusableReply, find_triples, without_thoughts
 from tripletune.models.options import setting
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, answer_from, prompt_files, show_passages
 from tripletune.rag.graph import Scoring, breadth_first, diverse_beam_search
 from tripletune.rag.retrievers import Retrieved, verbalise
-from tripletune.rag.systems import System, Tools, need
+from tripletune.rag.systems import System, Tools, client_of, need
 from tripletune.rag.systems._rounds import RoundOptions
 from tripletune.rag.text_index import Ranking, reciprocal_rank_fusion
 
 Variant = Literal["agent", "sync", "naive"]
-T = TypeVar("T")
 _NAMES = ("gear_read", "gear_reason", "gear_rewrite", READER)
 _TUPLE = re.compile(r"\((\s*\".*?\"\s*)\)")
 _ANSWERABLE = re.compile(r"answerable[ \t*_]*:[ \t*_]*(yes|no)\b(.*)", re.IGNORECASE | re.DOTALL)
@@ -62,7 +60,7 @@ async def gear(question: str, search: str, tools: Tools, options: GearOptions) -
     trace = agent.trace
     trace.details["ranking"] = [agent.passages[position].id for position, _ in ranking]
     best, limit = agent.first(ranking, options.read_k), options.max_answer_tokens
-    trace.answer = await answer_from("gear", question, best, agent.llm, agent.prompts, limit)
+    trace.answer = await answer_from(question, best, agent.llm, limit)
     return trace
 
 
@@ -73,8 +71,8 @@ class _Gear:
         self.question, self.options, self.trace = question, options, Trace(question, stop_reason="single_pass")
         self.retriever, self.triples = need(tools, "retriever", "gear"), need(tools, "triples", "gear")
         self.similarity = need(tools, "reranker", "gear").scores
-        self.llm = QuestionClient(need(tools, "llm", "gear"), self.trace, tools.question_id, tools.sampling)
-        self.prompts, self.passages = load_prompts(_NAMES, options.prompts), self.triples.passages
+        self.llm = client_of("gear", tools, self.trace, load_prompts(_NAMES, options.prompts), options.repairs)
+        self.passages = self.triples.passages
         self.gist: list[Triple] = []
 
     async def answer_questions(self, query: str) -> Ranking:
@@ -127,7 +125,7 @@ class _Gear:
         facts = f"Facts found before:\n{_shown(known)}\n\n" if known else ""
         user = f"{show_passages(passages)}\n\n{facts}Question: {one_line(question)}"
         try:
-            return await self.ask("read", user, _read_triples)
+            return await self.llm.ask("read", user, _read_triples, self.options.max_thought_tokens)
         except UnusableReply as error:
             self.trace.tally(f"read.{error.reason}")
             return []
@@ -136,7 +134,7 @@ class _Gear:
         """Why the memory does not answer the question (eq. 6); the trace says when it does, or nothing can be read."""
         user = f"Facts:\n{_shown(self.gist)}\n\nQuestion: {one_line(self.question)}"
         try:
-            verdict = await self.ask("reason", user, _read_verdict)
+            verdict = await self.llm.ask("reason", user, _read_verdict, self.options.max_thought_tokens)
         except UnusableReply as error:
             self.trace.malformed += 1
             self.trace.add_action(error.reply, None)
@@ -150,14 +148,9 @@ class _Gear:
     async def rewrite(self, why: str) -> str:
         """The next query (eq. 7); an empty reply asks the question again."""
         user = f"Facts:\n{_shown(self.gist)}\n\nQuestion: {one_line(self.question)}\n\nReason: {one_line(why)}"
-        text = await self.ask("rewrite", user, without_thoughts)
+        text = await self.llm.ask("rewrite", user, without_thoughts, self.options.max_thought_tokens)
         self.trace.actions[-1].subquery = _NEXT.sub("", text.strip()).partition("\n")[0].strip() or self.question
         return self.trace.actions[-1].subquery
-
-    async def ask(self, call: str, user: str, parse: Callable[[str], T]) -> T:
-        """What `parse` makes of the reply to a prompt."""
-        chat, sampling = self.prompts.chat(f"gear_{call}", user), self.llm.up_to(self.options.max_thought_tokens)
-        return await ask(self.llm, chat, parse, role=f"gear.{call}", sampling=sampling, repairs=self.options.repairs)
 
     def first(self, ranking: Ranking, count: int) -> list[Passage]:
         """The best passages of a ranking."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,14 @@ from scipy.sparse import coo_array, csr_array
 from tripletune.models.data.records import Step, one_line
 from tripletune.models.llm.prompts import load_prompts
 from tripletune.models.llm.question_client import QuestionClient
-from tripletune.models.llm.replies import UnusableReply, ask, find_json
+from tripletune.models.llm.replies import UnusableReply, find_json
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, answer_from, prompt_files
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.graph import personalised_pagerank
 from tripletune.rag.retrievers import Retrieved, verbalise
-from tripletune.rag.systems import System, Tools, need
+from tripletune.rag.systems import System, Tools, client_of, need
 from tripletune.rag.text_index import Ranking
 from tripletune.rag.triple_index import TripleIndex
 
@@ -60,15 +60,13 @@ async def ppr(question: str, search: str, tools: Tools, options: PprOptions) -> 
     """Answer one question from the passages with the highest PageRank; see `System.run`."""
     trace = Trace(question, stop_reason="single_pass")
     index: TripleIndex = need(tools, "triples", "ppr")
-    llm = QuestionClient(need(tools, "llm", "ppr"), trace, tools.question_id, tools.sampling)
-    prompts = load_prompts(_NAMES, options.prompts)
-
+    llm = client_of("ppr", tools, trace, load_prompts(_NAMES, options.prompts), options.repairs)
     found, ranking = await PageRank("ppr", tools, options, llm, trace).rank(search, question)
     best = [Retrieved(index.passages[position], score, position) for position, score in ranking[: options.top_k]]
     trace.add_step(Step(search, tuple(index[row] for row, _ in found)), best)
     trace.details["ranking"] = [index.passages[position].id for position, _ in ranking[:100]]
     passages = [hit.passage for hit in best]
-    trace.answer = await answer_from("ppr", question, passages, llm, prompts, options.max_answer_tokens)
+    trace.answer = await answer_from(question, passages, llm, options.max_answer_tokens)
     return trace
 
 
@@ -97,10 +95,9 @@ class PageRank:
             chat = load_prompts(_NAMES, options.prompts).chat(
                 "ppr_filter", f"Facts:\n{facts}\n\nQuestion: {one_line(question)}"
             )
-            sampling = self._llm.up_to(options.max_filter_tokens)
+            read = partial(_numbers, most=len(found))
             try:
-                kept = await ask(self._llm, chat, lambda text: _numbers(text, len(found)),
-                                 role=f"{self._system}.filter", sampling=sampling, repairs=options.repairs)  # fmt: skip
+                kept = await self._llm.ask("filter", chat, read, options.max_filter_tokens)
                 found = [found[number - 1] for number in kept]
             except UnusableReply as error:
                 self._trace.tally(f"filter.{error.reason}")

@@ -19,12 +19,12 @@ from tripletune.models.data.records import Step, one_line
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.prompts import load_prompts
 from tripletune.models.llm.question_client import QuestionClient
-from tripletune.models.llm.replies import UnusableReply, ask, triple_rows
+from tripletune.models.llm.replies import UnusableReply, triple_rows
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import bare_answer, prompt_files, show_passages
 from tripletune.rag.retrievers import Retrieved
-from tripletune.rag.systems import System, Tools, need
+from tripletune.rag.systems import System, Tools, client_of, need
 from tripletune.rag.triple_index import TripleIndex, entity_key
 
 _PROMPTS = ("t2rag_decompose", "t2rag_resolve", "t2rag_answer")
@@ -116,7 +116,7 @@ def _bind(clues: list[Clue], name: str, value: str) -> None:
 async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions) -> Trace:
     """Answer one question with T2RAG (algorithm 1); see `System.run`."""
     trace, asked = Trace(question), set[str]()
-    llm = QuestionClient(need(tools, "llm", "t2rag"), trace, tools.question_id, tools.sampling)
+    llm = client_of("t2rag", tools, trace, load_prompts(_PROMPTS, options.prompts), options.repairs)
     main = f"Question: {one_line(question)}"
     try:
         clues = await _ask("decompose", main, llm, options, trace, first_clues)
@@ -170,9 +170,7 @@ async def _ask(
             trace.add_action(reply, call)
         return read(reply)
 
-    chat = load_prompts(_PROMPTS, options.prompts).chat(f"t2rag_{call}", user)
-    sampling = llm.up_to(getattr(options, f"max_{call}_tokens"))
-    return await ask(llm, chat, parse, role=f"t2rag.{call}", sampling=sampling, repairs=options.repairs)
+    return await llm.ask(call, user, parse, getattr(options, f"max_{call}_tokens"))
 
 
 def _lines(rows: Iterable[object]) -> str:

@@ -21,19 +21,18 @@ from typing import Literal
 
 from tripletune.models.data.records import Step, normalize_answer
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.prompts import PromptSet, load_prompts
+from tripletune.models.llm.prompts import load_prompts
 from tripletune.models.llm.question_client import QuestionClient
-from tripletune.models.llm.replies import UnusableReply, all_of, ask, is_refusal
+from tripletune.models.llm.replies import UnusableReply, all_of, is_refusal
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import NOTING, Trace
 from tripletune.rag.chat_generator import REFUSAL, prompt_files, read_answer
 from tripletune.rag.retrievers import Fact, Retrieved, provenance, top, verbalise
-from tripletune.rag.systems import System, Tools, need
+from tripletune.rag.systems import System, Tools, client_of, need
 from tripletune.rag.systems._rounds import reason_to_stop
 from tripletune.rag.systems.cirag.extraction import passage_triples
 from tripletune.rag.systems.cirag.integration import (
     FORM,
-    INTEGRATE_ROLE,
     INTEGRATION_PROMPT,
     Decision,
     History,
@@ -102,10 +101,9 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
     trace = Trace(question)
     teacher, retriever = need(tools, "llm", "cirag"), need(tools, "retriever", "cirag")
     # M_R extracts triples and answers; K_D, the teacher or a distilled student, filters triples and asks on.
-    llm = QuestionClient(teacher, trace, tools.question_id, tools.sampling)
-    drawn = tools.integrator_sampling or tools.sampling
-    integrator = QuestionClient(tools.integrator or teacher, trace, tools.question_id, drawn)
+    drawn = replace(tools, llm=tools.integrator or teacher, sampling=tools.integrator_sampling or tools.sampling)
     prompts = load_prompts(PROMPT_NAMES, options.prompts)
+    llm, integrator = (client_of("cirag", one, trace, prompts, options.repairs) for one in (tools, drawn))
     query, asked = search, set[str]()
     history: list[Round] = []
     pools: Pools = {}
@@ -115,14 +113,14 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
         asked.add(normalize_answer(query))
         # Construction: documents D_t, their triples with provenance M^D and M^S, the N best as candidates.
         hits = await retriever.retrieve(query, options.top_k)
-        facts = await _construct(hits, tools, options, llm, prompts, read, trace)
+        facts = await _construct(hits, tools, options, llm, read, trace)
         candidates = tuple(facts)
         if options.rerank and candidates:
             reranker, texts = need(tools, "reranker", "cirag"), [verbalise(triple) for triple in candidates]
             candidates = tuple(top(candidates, await reranker.scores(query, texts), options.candidates))
         trace.add_step(Step(query, candidates), hits, sum(read[hit.passage.id] is None for hit in hits))
         # Integration: eq. 1 with the history of eq. 2, then the projections of eq. 3 and 4.
-        decision = await integrate(question, candidates, history, integrator, prompts, options)
+        decision = await integrate(question, candidates, history, integrator, options)
         history.append(Round(candidates, decision))
         for fact in map(facts.__getitem__, decision.core):
             pools.setdefault((fact.triple, fact.passage.id), fact)
@@ -133,12 +131,12 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
         else:
             trace.stop_reason = "malformed" if decision.query is None else "no_question"
 
-    await generate(question, pools, llm, prompts, options, trace)
+    await generate(question, pools, llm, options, trace)
     return trace
 
 
 async def _construct(
-    hits: Sequence[Retrieved], tools: Tools, options: CiragOptions, llm: QuestionClient, prompts: PromptSet,
+    hits: Sequence[Retrieved], tools: Tools, options: CiragOptions, llm: QuestionClient,
     read: dict[str, tuple[Triple, ...] | None], trace: Trace,
 ) -> dict[Triple, Fact]:  # fmt: skip
     """The triples of all passages with their provenance, each triple once; a passage is read once a question."""
@@ -150,7 +148,7 @@ async def _construct(
     else:
         issues = Counter[str]()
         how = (options.extraction == "joint", options.repairs, options.max_extraction_tokens)
-        calls = (passage_triples(passage, llm, prompts, issues, *how) for passage in new.values())
+        calls = (passage_triples(passage, llm, issues, *how) for passage in new.values())
         read.update(zip(new, await all_of(calls)))
         for issue, count in sorted((+issues).items()):
             trace.tally(issue, count)
@@ -163,15 +161,14 @@ async def _construct(
 
 
 async def integrate(
-    question: str, candidates: Sequence[Triple], history: Sequence[Round], llm: QuestionClient, prompts: PromptSet,
-    options: CiragOptions,
-) -> Decision:  # fmt: skip
+    question: str, candidates: Sequence[Triple], history: Sequence[Round], llm: QuestionClient, options: CiragOptions
+) -> Decision:
     """K_D of eq. 1: filter the candidates and find the next query.
 
     A reply that does not say whether to go on is sent back, at most `options.repairs` times. When that does not help,
     the decision has no query, and what could be read of the rest.
     """
-    messages = messages_of(prompts.texts[INTEGRATION_PROMPT], question, candidates, history, options.history)
+    messages = messages_of(llm.prompts.texts[INTEGRATION_PROMPT], question, candidates, history, options.history)
     left_out = 0
     if options.max_prompt_tokens is not None:
         messages, left_out = shorten(messages, llm.count_tokens, options.max_prompt_tokens)
@@ -184,8 +181,7 @@ async def integrate(
             raise UnusableReply(read[-1].faults[-1], f"It cannot be read what to do next: {FORM}.")
 
     with contextlib.suppress(UnusableReply):
-        sampling = llm.up_to(options.max_integration_tokens)
-        await ask(llm, messages, parse, role=INTEGRATE_ROLE, sampling=sampling, repairs=options.repairs)
+        await llm.ask("integrate", messages, parse, options.max_integration_tokens)
     faults = ("repaired",) * (len(read) - 1) + tuple(fault for one in read for fault in one.faults)
     return replace(read[-1], faults=faults, left_out=left_out)
 
@@ -223,9 +219,7 @@ def context_of(pools: Pools, granularity: str) -> list[str]:
     return list(dict.fromkeys(shown))
 
 
-async def generate(
-    question: str, pools: Pools, llm: QuestionClient, prompts: PromptSet, options: CiragOptions, trace: Trace
-) -> None:
+async def generate(question: str, pools: Pools, llm: QuestionClient, options: CiragOptions, trace: Trace) -> None:
     """ACMG (section 3.4): answer from the most concise context that is enough (eq. 6), and note its level g*.
 
     When no level gives an answer instead of the refusal word, that of the last one stands ("default"). A level without
@@ -238,7 +232,7 @@ async def generate(
             trace.tally("granularities_without_context")
             continue
         completion = await llm.chat(
-            prompts.chat(f"cirag_answer_{granularity}", answer_text(question, granularity, context)),
+            llm.prompts.chat(f"cirag_answer_{granularity}", answer_text(question, granularity, context)),
             role=f"cirag.answer.{granularity}",
             sampling=llm.up_to(options.max_generation_tokens),
         )

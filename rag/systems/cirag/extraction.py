@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import FoundTriples, Triple
-from tripletune.models.llm.prompts import PromptSet
 from tripletune.models.llm.question_client import QuestionClient
 from tripletune.models.llm.replies import UnusableReply, find_json, find_triples
 from tripletune.rag.extractor import ask_of_passage
@@ -27,7 +26,6 @@ T = TypeVar("T")
 async def passage_triples(
     passage: Passage,
     llm: QuestionClient,
-    prompts: PromptSet,
     issues: Counter[str],
     joint: bool = False,
     repairs: int = 1,
@@ -42,7 +40,7 @@ async def passage_triples(
     """
 
     async def call(name: str, user: str, parse: Callable[[str], T]) -> T | None:
-        chat, sampling = prompts.chat(f"cirag_{name}", user), llm.up_to(max_tokens)
+        chat, sampling = llm.prompts.chat(f"cirag_{name}", user), llm.up_to(max_tokens)
         return await ask_of_passage(llm, chat, parse, f"cirag.{name}", sampling, repairs, issues)
 
     user = f"Title: {' '.join(passage.title.split())}\nText: {' '.join(passage.text.split())}"

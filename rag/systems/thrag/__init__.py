@@ -16,13 +16,13 @@ from typing import Literal
 from tripletune.models.data.records import Step, one_line
 from tripletune.models.llm.prompts import load_prompts
 from tripletune.models.llm.question_client import QuestionClient
-from tripletune.models.llm.replies import UnusableReply, all_of, ask, find_json
+from tripletune.models.llm.replies import UnusableReply, all_of, find_json
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import bare_answer, prompt_files, show_passages
 from tripletune.rag.graph import Compare
 from tripletune.rag.retrievers import Retrieved, top
-from tripletune.rag.systems import System, Tools, need
+from tripletune.rag.systems import System, Tools, client_of, need
 from tripletune.rag.systems.thrag.graph import EXTRACTION, Statement, TopicGraph, graph_of
 from tripletune.rag.triple_index import entity_key
 
@@ -63,9 +63,9 @@ class ThragOptions(CheckedOptions):
 async def thrag(question: str, search: str, tools: Tools, options: ThragOptions) -> Trace:
     """Answer one question with TH-RAG (algorithm 2); see `System.run`."""
     trace = Trace(question, stop_reason="single_pass")
-    client, passages = need(tools, "llm", "thrag"), need(tools, "retriever", "thrag").passages
-    llm = QuestionClient(client, trace, tools.question_id, tools.sampling)
     prompts, similarity = load_prompts(_NAMES, options.prompts), need(tools, "reranker", "thrag").scores
+    llm = client_of("thrag", tools, trace, prompts, options.repairs)
+    client, passages = need(tools, "llm", "thrag"), need(tools, "retriever", "thrag").passages
     graph = await graph_of(client, passages, prompts, llm.up_to(options.max_extraction_tokens), options.repairs)
     # Building the graph is no cost of a question, in calls as in seconds.
     trace.details["index"], trace.cached = graph.spent, {**graph.cached}
@@ -123,12 +123,9 @@ class _Selection:
         listed = "\n".join(f"- {label}" for label in labels)
         about = f"Topic: {topic}\n\n" if topic else ""
         user = f"{about}{kind.capitalize()}:\n{listed}\n\nSelect {min(least, len(labels))} to {min(most, len(labels))}."
-        chat = load_prompts(_NAMES, options.prompts).chat(
-            f"thrag_{kind}", f"{user}\n\nQuestion: {one_line(self.question)}"
-        )
+        user = f"{user}\n\nQuestion: {one_line(self.question)}"
         try:
-            names = await ask(self.llm, chat, _read_labels, role=f"thrag.{kind}", repairs=options.repairs,
-                              sampling=self.llm.up_to(options.max_selection_tokens))  # fmt: skip
+            names = await self.llm.ask(kind, user, _read_labels, options.max_selection_tokens)
         except UnusableReply as error:
             self.trace.tally(f"{kind}.{error.reason}")
             return []

@@ -28,8 +28,9 @@ TRIPLES = '{"triples": [["Kelm", "is", "town"], ["Kelm", "lies on", "Sarn"], ["K
 
 def read(*replies, joint=False):
     client, trace, issues = Client(*replies), Trace("Q?"), Counter()
-    llm = QuestionClient(client, trace, "q1", Sampling(temperature=0.5, seed=3))
-    found = asyncio.run(passage_triples(PASSAGE, llm, load_prompts(PROMPT_NAMES), issues, joint, max_tokens=99))
+    prompts = load_prompts(PROMPT_NAMES)
+    llm = QuestionClient(client, trace, "q1", Sampling(temperature=0.5, seed=3), prompts=prompts)
+    found = asyncio.run(passage_triples(PASSAGE, llm, issues, joint, max_tokens=99))
     return found, dict(+issues), client, trace
 
 

@@ -38,8 +38,8 @@ def test_a_triple_that_is_kept_again_brings_its_other_passage():
 def cascade(facts=FACTS, granularities=("triples", "sentences", "passages"), **replies):
     client = Client(answer=lambda asked: replies[asked.role.rsplit(".", 1)[1]])
     trace, options = Trace("Q?"), CiragOptions(granularities=granularities)
-    llm = QuestionClient(client, trace)
-    asyncio.run(generate("Q?", pools(facts), llm, load_prompts(PROMPT_NAMES), options, trace))
+    llm = QuestionClient(client, trace, prompts=load_prompts(PROMPT_NAMES))
+    asyncio.run(generate("Q?", pools(facts), llm, options, trace))
     return (trace.answer, trace.details["granularity"]), client, trace
 
 

@@ -178,9 +178,10 @@ def test_history_as_a_chat_and_as_a_section():
 
 def decide(*replies, **options):
     client, trace = Client(*replies), Trace("Q?")
-    llm = QuestionClient(client, trace, "q1")
-    prompts = load_prompts(PROMPT_NAMES)
-    decision = asyncio.run(integrate("Q?", CANDIDATES, [], llm, prompts, CiragOptions(**options)))
+    settings = CiragOptions(**options)
+    how = {"system": "cirag", "prompts": load_prompts(PROMPT_NAMES), "repairs": settings.repairs}
+    llm = QuestionClient(client, trace, "q1", **how)
+    decision = asyncio.run(integrate("Q?", CANDIDATES, [], llm, settings))
     return decision, client, trace
 
 
