@@ -59,13 +59,7 @@ class TripleSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """What was read out of one passage.
-
-    Attributes:
-        key: The passage's `Passage.key`.
-        triples: Its triples; none when it states no fact.
-        malformed: Triples of the replies that could not be read.
-    """
+    """What was read out of the passage with a `Passage.key`: its triples, and how many could not be read."""
 
     key: str
     triples: tuple[Triple, ...]
@@ -84,16 +78,7 @@ class ExtractorInfo:
 
 
 class TripleStore:
-    """An open store.
-
-    Args:
-        path: The file.
-        create: Whether it is made when it is not there; without, it is only read where it can't be written.
-
-    Raises:
-        FileNotFoundError: it is not there and may not be made.
-        ValueError: the file is no triple store, or one of another version.
-    """
+    """An open store; without `create` it must be there, and is only read where it can't be written."""
 
     def __init__(self, path: str | Path, create: bool = True) -> None:
         self.path = Path(path)
@@ -102,10 +87,7 @@ class TripleStore:
     def extractor(self, model: str, prompt: str, settings: str = "") -> int:
         """The number of a model with a prompt, which is noted when it is new.
 
-        Args:
-            model: The model's name.
-            prompt: Digest of all else that replies depend on.
-            settings: The same in words, for people.
+        `prompt` is the digest of all else that replies depend on, and `settings` the same in words, for people.
         """
         self._database.execute(
             "INSERT OR IGNORE INTO extractors (model, prompt, settings) VALUES (?, ?, ?)", (model, prompt, settings)
@@ -147,16 +129,8 @@ class TripleStore:
     def fill(self, source: str | Path, counts: Counter[str] | None = None) -> int:
         """Take in the triples of a JSON-lines file, unless they are there already; an earlier file's go.
 
-        Args:
-            source: JSON lines of `{"title", "text", "triples": [[s, p, o], ...]}`.
-            counts: Counts what is read: passages, triples, malformed ones.
-
         Returns:
             The number under which they are looked up.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: a line is not JSON, or no row has passage and triples.
         """
         digest = file_digest(source)
         files = self._database.execute("SELECT id, prompt FROM extractors WHERE model = ?", (_FILE,)).fetchall()
@@ -185,14 +159,7 @@ class TripleStore:
         self._database.close()
 
     def choose(self, model: str | None = None) -> ExtractorInfo:
-        """The one extractor whose triples are meant.
-
-        Args:
-            model: Its model's name, or its number; None: the only one that has read a passage.
-
-        Raises:
-            ValueError: there is none, or several; the message lists them.
-        """
+        """The one extractor whose triples are meant: by its model's name or its number, or the only one."""
         found = [one for one in self.extractors() if one.passages]
         if model is not None:
             found = [one for one in found if model in (one.model, str(one.id))]
@@ -249,14 +216,9 @@ def open_triples(
     """Open the triples of a loop: a store, or JSON lines `{"title", "text", "triples"}`.
 
     Args:
-        source: The store or the file.
         database: The store that a JSON-lines file is read into; not used for a store.
         model: The extractor of a store that holds several; see `TripleStore.choose`.
-        counts: Counts what is read of a JSON-lines file; see `TripleStore.fill`.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it cannot be read, or the store holds no or several extractors.
+        counts: Counts what is read of a JSON-lines file: passages, triples, malformed ones.
     """
     if not Path(source).is_file():
         raise FileNotFoundError(f"no such file of triples: {source}")
@@ -287,18 +249,9 @@ def _rows(source: str | Path, counts: Counter[str]) -> Iterator[Extraction]:
 
 
 def read_gold(path: str | Path) -> dict[str, frozenset[str]]:
-    """Read gold links: which passages of a corpus support a question.
+    """Read gold links, ids of the passages that support a question: `{"question_id": "...", "passages": ["id", ...]}`.
 
-    Args:
-        path: JSON lines of `{"question_id": "...", "passages": ["id", ...]}`; `data_builders.corpus` writes them beside
-            the corpus it makes.
-
-    Returns:
-        Ids of the supporting passages by question id.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is not a gold link; the message has its number.
+    `data_builders.corpus` writes them beside the corpus it makes.
     """
     links: dict[str, frozenset[str]] = {}
     for where, row in read_jsonl(path):
