@@ -15,7 +15,8 @@ from typing import Any
 
 from benchmarks import ENCODER, MODEL, Options, Result, Way, quiet, take_turns
 from tripletune.data_builders.world.build import WorldOptions, write_world
-from tripletune.eval.suites.questions import QuestionOptions, QuestionSuite
+from tripletune.eval.suites.questions import QuestionSuite
+from tripletune.eval.systems import QuestionOptions
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.options import setting
 

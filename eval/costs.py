@@ -1,4 +1,4 @@
-"""What the model calls of a run cost: sent or answered from the ledger, in tokens and money, indexing apart.
+"""What a run of `tripletune eval run` did and cost: its calls, sent or answered from the ledger, in tokens and money.
 
 Calls that read passages into triples are indexing: they are made once, by whichever question meets a passage first.
 """
@@ -6,9 +6,13 @@ Calls that read passages into triples are indexing: they are made once, by which
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tripletune.eval.results import ResultLog
+from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
+from tripletune.models.llm.replies import is_refusal
 from tripletune.models.llm.several import in_role
 
 Prices = Mapping[str, tuple[float, float]]
@@ -17,6 +21,8 @@ PRICE_HELP = "dollars per million tokens read and written, as 0.15,0.6, or ROLE=
 COSTS = ("calls", "prompt_tokens", "completion_tokens")
 # What follows the first dot of such a role.
 _INDEXING = {"entities", "extract", "joint", "triples"}
+_SECONDS = ("seconds", "structuring_seconds")
+_TRUNCATED = ("truncated_triples", "truncated_words")
 _PRICE = re.compile(r"(?:([\w.]+)=)?(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)")
 
 
@@ -94,6 +100,56 @@ class Costs:
                 self._graph, self.roles[role] = True, None
                 _add(self.indexing, costs)
         return own
+
+
+def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) -> dict[str, Any]:
+    """Metrics of all rows of `tripletune eval run`; `names` are the scores, the headline first."""
+    scores: dict[str, list[float]] = {name: [] for name in names}
+    by_type: dict[str, list[float]] = {}
+    stops, actions, tallies = Counter[str](), Counter[str](), Counter[str]()
+    sums: Counter[str] = Counter()
+    recalls: list[float] = []
+    seconds, costs = Counter[str](), Costs(prices)
+    for row in log.rows():
+        trace, steps = row["trace"], row["trace"]["steps"]
+        for name in names:
+            scores[name].append(row["scores"][name])
+        by_type.setdefault(row["type"] or "all", []).append(row["scores"][names[0]])
+        if row["supporting_recall"] is not None:
+            recalls.append(row["supporting_recall"])
+        stops[trace["stop_reason"] or "error"] += 1
+        actions.update(action["action"] or "malformed" for action in trace["actions"])
+        tallies.update(trace["tallies"])
+        sums.update({
+            "errors": int(bool(row["error"])),
+            "refusals": int(is_refusal(row["prediction"])),
+            "malformed_plans": trace["malformed"],
+            "unexpected_plans": trace["unexpected"],
+            "rounds": len(steps),
+            "passages": sum(len(step["passages"]) for step in steps),
+            "passages_without_triples": sum(step["passages_without_triples"] for step in steps),
+            "triples": sum(len(step["triples"]) for step in steps),
+            **{name: trace[name] for name in _TRUNCATED},
+        })  # fmt: skip
+        seconds.update({name: trace.get(name, 0.0) for name in _SECONDS})
+        costs.add(trace)
+    total = len(scores[names[0]])
+    cost = costs.questions | {name: sums[name] for name in _TRUNCATED}
+    listed = {"stop_reasons": stops, "actions": actions, "tallies": tallies}
+    return {
+        "primary": names[0],
+        "questions": total,
+        "metrics": bootstrap_means(scores),
+        "by_type": {kind: bootstrap_mean(values) for kind, values in sorted(by_type.items())},
+        "supporting_recall": bootstrap_mean(recalls),
+        "counts": {name: count for name, count in sums.items() if name not in _TRUNCATED}
+        | {name: dict(sorted(counter.items())) for name, counter in listed.items()},
+        "cost": cost,
+        "cost_per_question": {name: round(value / total, 6 if "dollars" in name else 3) for name, value in cost.items()}
+        | {name: round(seconds[name] / total, 4) for name in _SECONDS},
+        "indexing": costs.indexing,
+        "roles": list(costs.roles),
+    }
 
 
 def _add(sums: dict[str, Any], costs: Mapping[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""What a system works with, opened from the options of `tripletune eval run`: corpus, triples, language models.
+"""The options of `tripletune eval run`, the chat models they name, and the settings that results depend on.
 
 `--teacher`, `--teacher-model` and the like name the chat model that answers all prompts; `--integrator SPEC` puts a
 local model, such as a distilled student, in its place in CIRAG's integration phase; `--oracle DIR/SPLIT` is the teacher
@@ -7,13 +7,18 @@ that knows the facts of a fictional world.
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tripletune.eval import task_names
+from tripletune.eval.controls import Control
+from tripletune.eval.costs import PRICE_HELP
+from tripletune.eval.suites import SuiteOptions
 from tripletune.models.files import file_digest, weights_fingerprint
 from tripletune.models.llm import LLMClient
 from tripletune.models.llm.backends import LLMOptions, backend_names, open_client
@@ -22,11 +27,21 @@ from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.models.llm.prompts import load_prompts
 from tripletune.models.llm.several import RoleClients
 from tripletune.models.loading import resolve, usual_dtype
+from tripletune.models.options import (
+    CommandParser,
+    ConfigError,
+    add_arguments,
+    add_short_flags,
+    convert,
+    load_config,
+    no_option,
+    setting,
+)
 from tripletune.models.run_folders import PROMPT_FILE
-from tripletune.rag.answering import model_spec, system_problems
+from tripletune.rag.answering import SystemOptions, model_spec, system_problems
 from tripletune.rag.extractor import TEACHER_PROMPT
 from tripletune.rag.search import TEACHER, SearchOptions
-from tripletune.rag.systems import System
+from tripletune.rag.systems import SHORT, LoopOptions, System, find_system, system_names
 from tripletune.rag.systems.cirag import PROMPT_NAMES
 from tripletune.rag.systems.cirag.integration import INTEGRATION_PROMPT
 from tripletune.rag.triple_store import TripleStore, is_store
@@ -36,8 +51,101 @@ UNNAMED = "unnamed"
 _SPEC = re.compile(r"(?:(?P<role>[\w.]+)=)?(?P<backend>\w+):(?P<model>.+?)(?:@(?P<url>https?://.+))?")
 
 
-def run_problems(options: Any, system: System, loop: Any, teacher: LLMOptions | None) -> list[str]:
-    """What of the options (`suites.questions.QuestionOptions`) does not fit the system, one sentence each."""
+SET_HELP = (
+    "an option of the system's own, for example candidates=50 or granularities=triples,passages; with several systems "
+    "cirag.candidates=50 is of one; repeatable"
+)
+
+LLM_HELP = (
+    "a chat model, [ROLE=]BACKEND:MODEL[@URL,URL]: without a role the one that --teacher names otherwise, with one "
+    "that of a system's calls, such as t2rag.resolve=hf:runs/student; several URLs share the calls; repeatable"
+)
+
+
+@dataclass(kw_only=True)
+class QuestionOptions(SystemOptions, SuiteOptions):
+    """Options of `tripletune eval run`."""
+
+    system: str = setting(dataclasses.MISSING, f"what answers: {', '.join(system_names())}; or several", also="systems")
+    task: str = setting(
+        dataclasses.MISSING, f"benchmark: {', '.join(task_names())}, or your own YAML file; or several", also="tasks"
+    )
+    data: str = setting(dataclasses.MISSING, "the task's question file (or hub id); {task} in it is the task's name")
+    retry_errors: bool = setting(False, "ask again the questions that failed in an earlier run", flag=False)
+    concurrency: int = setting(64, "questions under way at once", at_least=1)
+    gold: str | None = setting(
+        None, "gold links of --corpus, from `build corpus` (default: the questions' contexts, found in --corpus)"
+    )
+    set: list[str] = setting([], SET_HELP)
+    llm: list[str] = setting([], LLM_HELP)
+    price: list[str] = setting([], PRICE_HELP)
+    control: Control | None = setting(
+        None, "what --model reads in place of the loop's facts: a control of its score", flag=False
+    )
+    control_run: str | None = setting(
+        None, "with control=other_…: folder of the same run without it, whose loops found the other facts", flag=False
+    )
+    integrator: str | None = setting(None, "cirag: local model that integrates, instead of the teacher")
+    oracle: str | None = setting(None, "DIR/SPLIT of a `build world` folder: a perfect teacher")
+
+
+# The five flags that most people need first, then the others, as `--help` groups them.
+_FIRST = ("system", "task", "data", "model", "output")
+_GROUPS: dict[str, tuple[str, ...]] = {
+    "the run": ("limit", "concurrency", "overwrite", "retry_errors"),
+    "retrieval": (*(item.name for item in dataclasses.fields(SearchOptions)), "gold"),
+    "the loop": ("control", "control_run"),
+    "models": (
+        "untrained",
+        "planner_model",
+        "batch_size",
+        "dtype",
+        "ledger",
+        "integrator",
+        "student_seed",
+        "oracle",
+    ),
+}
+
+
+def add_run_arguments(parser: CommandParser) -> None:
+    """Give a parser the options of `tripletune eval run`, the teacher's among them."""
+    add_arguments(parser, QuestionOptions, only=_FIRST)
+    for title, names in _GROUPS.items():
+        add_arguments(parser.add_argument_group(title), QuestionOptions, only=names)
+    add_short_flags(parser.add_argument_group("options of the system", SHORT), LoopOptions)
+    parser.others = SET_HELP
+    group = parser.add_argument_group("chat models")
+    group.add_argument("--llm", action="append", default=[], metavar="MODEL", help=LLM_HELP)
+    group.add_argument("--price", action="append", default=[], metavar="IN,OUT", help=PRICE_HELP)
+    add_arguments(group, LLMOptions, "teacher")
+
+
+def read_options(values: Mapping[str, Any]) -> tuple[QuestionOptions, LLMOptions | None]:
+    """Options of a run by name, as a section of a YAML file holds them, and its chat model.
+
+    Args:
+        values: Fields of `QuestionOptions`, options of the system, and `teacher`, a mapping of `LLMOptions`.
+    """
+    teacher = values.get("teacher")
+    needed = ("system", "task", "data", "output")
+    if missing := [name for name in needed if values.get(name) is None]:
+        raise ValueError(f"not set: {', '.join(missing)}")
+    known = [item.name for item in dataclasses.fields(QuestionOptions)]
+    for system in convert(values["system"], list[str]):
+        known += [item.name for item in dataclasses.fields(find_system(system).options)]
+    for name in values:
+        if name.rpartition(".")[2] not in (*known, "teacher"):
+            raise ValueError(no_option(f"a run of {values['system']}", name, [*known, "teacher"]))
+    options = asdict(QuestionOptions.of(**{name: value for name, value in values.items() if name != "teacher"}))
+    try:
+        return load_config(QuestionOptions, None, options), teacher and load_config(LLMOptions, None, teacher)
+    except ConfigError as error:
+        raise ConfigError("; ".join(str(error).split("\n  - ")[1:])) from None
+
+
+def run_problems(options: QuestionOptions, system: System, loop: Any, teacher: LLMOptions | None) -> list[str]:
+    """What of the options does not fit the system, one sentence each."""
     found, uses = [], f"--system {system.name}"
     if options.integrator and system.name != "cirag":
         found.append(f"--integrator is for --system cirag, not for {system.name}")
@@ -54,7 +162,7 @@ def run_problems(options: Any, system: System, loop: Any, teacher: LLMOptions | 
     return system_problems(options, system, loop, teacher) + found
 
 
-def model_settings(options: Any, teacher: LLMOptions | None) -> dict[str, Any]:
+def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> dict[str, Any]:
     """What the results depend on of the models; where calls run and how many at once is not among it."""
     # A teacher takes the places that no Graph-LLM is named for.
     planner = options.planner_model or (None if teacher else options.model)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.data_builders.trajectories import TrajectoryOptions
-from tripletune.eval.suites.questions import read_options
+from tripletune.eval.systems import read_options
 from tripletune.models.files import read_text, write_text
 from tripletune.models.options import other_default, parse_command_line, setting, to_arguments, to_yaml
 from tripletune.models.program import run_program

@@ -22,7 +22,7 @@ from tripletune.eval.report.curve import MALFORMED_OUTPUT, draw_curve, panels_of
 from tripletune.eval.report.groups import Group, compare_pairs, differences, group_runs, sweeps_of
 from tripletune.eval.report.page import write_page
 from tripletune.eval.report.runs import Run, figures_of, named_folder, read_folder
-from tripletune.eval.report.tables import Grid, Section, latex_of, markdown_of, sections_of
+from tripletune.eval.report.tables import Section, latex_of, markdown_of, sections_of
 from tripletune.eval.results import METRICS, SCORES, SETTINGS, read_results, read_scored, run_folders
 from tripletune.eval.statistics import (
     P_NOTE,
@@ -37,6 +37,7 @@ from tripletune.eval.suites.extraction import KIND
 from tripletune.eval.triples import row_parts
 from tripletune.models.files import check_folder, check_new, new_file, new_folder, read_json, write_json, write_text
 from tripletune.models.options import nearest
+from tripletune.models.tables import Table
 
 logger = logging.getLogger(__name__)
 PAGE, TABLES, LATEX, FIGURES = "report.html", "report.md", "report.tex", "report.json"
@@ -136,7 +137,7 @@ def _log_tables(project: str, sections: Sequence[Section]) -> None:
     """Log all tables to Weights & Biases; `WANDB_MODE=offline` keeps them here."""
     import wandb
 
-    tables = [(one, block) for one in sections for block in one.blocks if isinstance(block, Grid)]
+    tables = [(one, block) for one in sections for block in one.blocks if isinstance(block, Table)]
     with wandb.init(project=project, job_type="report") as run:
         # A name of W&B has at most 128 characters, with its own in front.
         names = [f"{number:03d} {one.title}: {one.heading}"[:90] for number, (one, _) in enumerate(tables, 1)]

@@ -12,7 +12,6 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from tripletune.eval.report.tables import NOTE, Section, group_title
 from tripletune.eval.results import RESULTS, read_results
 from tripletune.models.data.records import read_corpus
 from tripletune.models.files import file_digest
+from tripletune.models.tables import Table
 
 _HERE = Path(__file__).parent
 _COLUMNS = ("prediction", "failed", "rounds", "stop", "calls", "tokens_read", "tokens_written", "seconds")
@@ -59,7 +59,7 @@ def write_page(
     data = {
         "note": NOTE,
         "figures": report,
-        "sections": [asdict(section) for section in sections],
+        "sections": [{**vars(section), "blocks": list(map(_block, section.blocks))} for section in sections],
         "groups": [
             {
                 **questions,
@@ -80,6 +80,10 @@ def write_page(
         for key, value in _lines(groups, found, texts):
             file.write(key.encode() + b"\t" + _json(value) + b"\n")
         file.write(after.encode())
+
+
+def _block(block: str | Table) -> Any:
+    return block if isinstance(block, str) else {"head": block.head, "rows": block.rows}
 
 
 def _json(value: Any) -> bytes:

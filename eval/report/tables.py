@@ -1,7 +1,6 @@
 """The tables of a report, and the two files that hold them and nothing else: Markdown and LaTeX.
 
-They hold no figure that does not come from the report's JSON, and no time of day. Names, types and counts come from
-data and other people's files: in Markdown all of them go through `models.program.plain`, in LaTeX through `_tex`.
+They hold no figure that does not come from the report's JSON, and no time of day.
 """
 
 from __future__ import annotations
@@ -30,27 +29,9 @@ _OPTION_TITLES = {
     "max_rounds": "most rounds, L",
     "top_k": "passages a round, K",
 }
-_TEX = str.maketrans(
-    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"<": r"\textless{}", ">": r"\textgreater{}"}
-    | {sign: f"\\{sign}" for sign in "&%$#_{}"}
-)
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Cells as they are; who writes them escapes them.
-
-    Attributes:
-        head: Names of the columns.
-        rows: As many cells in each.
-    """
-
-    head: list[str]
-    rows: list[list[str]]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Section:
     """What stands under one heading.
 
@@ -62,7 +43,7 @@ class Section:
 
     title: str
     heading: str
-    blocks: list[str | Grid]
+    blocks: list[str | Table]
 
 
 def sections_of(report: Mapping[str, Any]) -> list[Section]:
@@ -82,10 +63,7 @@ def markdown_of(report: Mapping[str, Any], sections: Sequence[Section]) -> str:
             parts.append(f"## {plain(title)}")
         parts += [f"### {plain(section.heading)}"] if section.heading else []
         for block in section.blocks:
-            if isinstance(block, Grid):
-                parts.append(Table(block.head, block.rows).markdown())
-            else:
-                parts.append(plain(block))
+            parts.append(plain(block) if isinstance(block, str) else block.markdown())
     return "\n\n".join(parts) + "\n"
 
 
@@ -93,15 +71,9 @@ def latex_of(sections: Sequence[Section]) -> str:
     """The tables in LaTeX, each a `table` with the rules of `booktabs`."""
     parts = ["% Needs \\usepackage{booktabs}. " + on_one_line(NOTE)]
     for section in sections:
-        for table in (block for block in section.blocks if isinstance(block, Grid) and section.title != SOURCES):
-            head, *rows = ([on_one_line(cell).translate(_TEX) for cell in line] for line in (table.head, *table.rows))
-            caption = ": ".join(on_one_line(text).translate(_TEX) for text in (section.title, section.heading) if text)
-            body = [" & ".join(row) + r" \\" for row in rows]
-            parts.append("\n".join([
-                r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", rf"\begin{{tabular}}{{{'l' * len(head)}}}",
-                r"\toprule", " & ".join(head) + r" \\", r"\midrule", *body, r"\bottomrule", r"\end{tabular}",
-                r"\end{table}",
-            ]))  # fmt: skip
+        caption = ": ".join(text for text in (section.title, section.heading) if text)
+        tables = (block for block in section.blocks if isinstance(block, Table) and section.title != SOURCES)
+        parts += [table.latex(caption) for table in tables]
     return "\n\n".join(parts) + "\n"
 
 
@@ -113,13 +85,9 @@ def interval(value: Mapping[str, Any] | None, times: float = 100, digits: int = 
     return f"{mean} ({low} to {high})"
 
 
-def _table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> Grid:
-    return Grid([str(cell) for cell in head], [[str(cell) for cell in row] for row in rows])
-
-
-def _by_run(runs: Runs, head: Sequence[str], cells: Callable[[Mapping[str, Any]], Iterable[Any]]) -> Grid:
+def _by_run(runs: Runs, head: Sequence[str], cells: Callable[[Mapping[str, Any]], Iterable[Any]]) -> Table:
     """A table with one row per run; what `cells` makes of its figures stands behind the name."""
-    return _table(["run", *head], [[run["name"], *cells(run["figures"])] for run in runs])
+    return Table(["run", *head], [[run["name"], *cells(run["figures"])] for run in runs])
 
 
 def _scored(run: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
@@ -140,7 +108,7 @@ def _overview(groups: Runs) -> list[Section]:
         means = [100 * score["mean"] for score in scores if score]
         rows.append([name, *map(interval, scores), _number(sum(means) / len(means) if all(scores) else None)])
     head = ["", *(f"{group['task']} {group['metrics'][0]}" for group in groups), "mean"]
-    return [Section("All tasks", "", [_table(head, rows)])]
+    return [Section("All tasks", "", [Table(head, rows)])]
 
 
 def _group(group: Mapping[str, Any]) -> Iterator[Section]:
@@ -173,7 +141,7 @@ def group_title(group: Mapping[str, Any]) -> str:
     return f"{group['task']}, {max(run['expected'] or run['questions'] for run in group['runs']):,} questions"
 
 
-def _scores(group: Mapping[str, Any]) -> list[str | Grid]:
+def _scores(group: Mapping[str, Any]) -> list[str | Table]:
     metrics, runs, known = group["metrics"], group["runs"], find_metrics()
     first = [[run["name"], f"{run['questions']:,}"] for run in runs]
     for cells, run in zip(first, runs):
@@ -183,7 +151,7 @@ def _scores(group: Mapping[str, Any]) -> list[str | Grid]:
     return [_with_gaps(["run", "questions"], first, group, range(len(runs))), *explained]
 
 
-def _ablations(group: Mapping[str, Any]) -> list[str | Grid]:
+def _ablations(group: Mapping[str, Any]) -> list[str | Table]:
     if not group["ablations"]:
         return []
     runs = [group["runs"][place] for place in group["ablations"]]
@@ -195,7 +163,7 @@ def _ablations(group: Mapping[str, Any]) -> list[str | Grid]:
     return ["The rows of the CIRAG paper's tables 2 and 3, in their order.", table]
 
 
-def _with_gaps(head: list[str], first: Sequence[list[str]], group: Mapping[str, Any], places: Sequence[int]) -> Grid:
+def _with_gaps(head: list[str], first: Sequence[list[str]], group: Mapping[str, Any], places: Sequence[int]) -> Table:
     """A table of scores, each behind the row's first cells, and with its difference to the first of several runs."""
     rows, several, base = [[*cells] for cells in first], len(places) > 1, group["runs"][places[0]]["name"]
     for metric in group["metrics"]:
@@ -204,10 +172,10 @@ def _with_gaps(head: list[str], first: Sequence[list[str]], group: Mapping[str, 
         for row, place, gap in zip(rows, places, gaps):
             row += [*_scored(group["runs"][place], [metric]), *(_gap(gap) if several else [])]
     titles = (f"minus {base}", "p") if several else ()
-    return _table([*head, *(title for metric in group["metrics"] for title in (metric, *titles))], rows)
+    return Table([*head, *(title for metric in group["metrics"] for title in (metric, *titles))], rows)
 
 
-def _pairs(group: Mapping[str, Any]) -> list[str | Grid]:
+def _pairs(group: Mapping[str, Any]) -> list[str | Table]:
     """The headline of every two runs; two alone stand in the table of scores."""
     if len(group["runs"]) < 3:
         return []
@@ -217,11 +185,11 @@ def _pairs(group: Mapping[str, Any]) -> list[str | Grid]:
         for run, gaps in zip(group["runs"], group["pairs"][metric])
     ]
     told = f"{metric}: row minus column, with p in brackets; where p is {SIGNIFICANT} or more, {NO_DIFFERENCE}."
-    return [told, _table(["", *(run["name"] for run in group["runs"])], rows)]
+    return [told, Table(["", *(run["name"] for run in group["runs"])], rows)]
 
 
-def _sweeps(group: Mapping[str, Any]) -> list[str | Grid]:
-    parts: list[str | Grid] = []
+def _sweeps(group: Mapping[str, Any]) -> list[str | Table]:
+    parts: list[str | Table] = []
     for sweep in group["sweeps"]:
         rows = []
         for value, place in zip(sweep["values"], sweep["runs"]):
@@ -229,11 +197,11 @@ def _sweeps(group: Mapping[str, Any]) -> list[str | Grid]:
             costs = [interval(run["figures"]["cost"][name], 1) if run["figures"] else "-" for name in COSTS[:2]]
             rows.append([f"{value:g}", *_scored(run, group["metrics"]), *costs])
         title = _OPTION_TITLES.get(sweep["option"], sweep["option"].replace("_", " "))
-        parts.append(_table([title, *group["metrics"], "calls", "tokens read"], rows))
+        parts.append(Table([title, *group["metrics"], "calls", "tokens read"], rows))
     return parts
 
 
-def _slices(runs: Runs, metrics: Sequence[str], key: str) -> list[str | Grid]:
+def _slices(runs: Runs, metrics: Sequence[str], key: str) -> list[str | Table]:
     metric, found = metrics[0], [run["figures"][key] or {} for run in runs]
     kinds = sorted({kind for one in found for kind in one})
     if not kinds:
@@ -243,10 +211,10 @@ def _slices(runs: Runs, metrics: Sequence[str], key: str) -> list[str | Grid]:
         [run["name"], *(interval(one.get(kind, {}).get(metric)) for kind in kinds)] for run, one in zip(runs, found)
     )
     of = "; hops are counted by the supporting passages" if key == "by_hops" else ""
-    return [f"{metric}, the headline{of}:", _table(["run", *head], rows)]
+    return [f"{metric}, the headline{of}:", Table(["run", *head], rows)]
 
 
-def _granularity(runs: Runs, metrics: Sequence[str]) -> list[str | Grid]:
+def _granularity(runs: Runs, metrics: Sequence[str]) -> list[str | Table]:
     known = [run for run in runs if run["figures"]["granularity"]]
     if not known:
         return []
@@ -257,12 +225,12 @@ def _granularity(runs: Runs, metrics: Sequence[str]) -> list[str | Grid]:
     ]
     return [
         "Share of the questions that each level answered, and the scores of these:",
-        _table(["run", "answered from", "share", *metrics], rows),
+        Table(["run", "answered from", "share", *metrics], rows),
         '"default": no level said that its evidence was enough, so the last level\'s answer stands.',
     ]
 
 
-def _recall(runs: Runs) -> list[str | Grid]:
+def _recall(runs: Runs) -> list[str | Table]:
     known = [run for run in runs if run["figures"]["recall"]]
     if not known:
         return []
@@ -279,7 +247,7 @@ def _recall(runs: Runs) -> list[str | Grid]:
     ]
 
 
-def _rounds(runs: Runs) -> list[str | Grid]:
+def _rounds(runs: Runs) -> list[str | Table]:
     counts = sorted({int(count) for run in runs for count in run["figures"]["rounds"]["questions"]})
     ends = sorted({end for run in runs for end in run["figures"]["rounds"]["ended_by"]})
 
@@ -292,13 +260,13 @@ def _rounds(runs: Runs) -> list[str | Grid]:
     return [_by_run(runs, head, cells), "Numbers of rounds and of ends are numbers of questions."]
 
 
-def _cost(runs: Runs) -> list[str | Grid]:
+def _cost(runs: Runs) -> list[str | Table]:
     titles = {
         "calls": "calls", "sent": "of them sent", "tokens_read": "tokens read", "tokens_written": "tokens written",
         "dollars": "dollars per 1,000 questions",
     }  # fmt: skip
     names = [name for name in titles if any(name in run["figures"]["cost"] for run in runs)]
-    parts: list[str | Grid] = [
+    parts: list[str | Table] = [
         _by_run(
             runs,
             [titles[name] for name in names],
@@ -323,12 +291,12 @@ def _cost(runs: Runs) -> list[str | Grid]:
     if roles:
         parts += [
             "By role, with calls that read passages during a question:",
-            _table(["run", "role", *(titles[name] for name in COSTS)], roles),
+            Table(["run", "role", *(titles[name] for name in COSTS)], roles),
         ]
     return [*parts, "Tokens and dollars are those of all calls, as if the ledger had answered none."]
 
 
-def _latency(runs: Runs) -> list[str | Grid]:
+def _latency(runs: Runs) -> list[str | Table]:
     def cells(figures: Mapping[str, Any]) -> list[str]:
         found = figures["latency"]
         shares = [f"{found['percentiles'][key]:.2f}" for key in ("10", "50", "90")]
@@ -343,20 +311,20 @@ def _latency(runs: Runs) -> list[str | Grid]:
     ]
 
 
-def _decisions(runs: Runs) -> list[str | Grid]:
+def _decisions(runs: Runs) -> list[str | Table]:
     names = sorted({name for run in runs for name in run["figures"]["decisions"]} - {"rounds"})
     if not names:
         return []
     rows = [[name, *(f"{run['figures']['decisions'].get(name, 0):,}" for run in runs)] for name in ("rounds", *names)]
-    return [_table(["counted", *(run["name"] for run in runs)], rows)]
+    return [Table(["counted", *(run["name"] for run in runs)], rows)]
 
 
 def _other(other: Mapping[str, Any]) -> Section:
-    title, blocks = f"{other['name']}, another evaluation", list[str | Grid]()
+    title, blocks = f"{other['name']}, another evaluation", list[str | Table]()
     if other["metrics"] is None:
         return Section(title, "", ["Not finished."])
     if table := other["metrics"].get("control_table"):
-        blocks.append(_table(*table))
+        blocks.append(Table(*table))
     intervals, numbers = [], []
     figures = {name: value for name, value in other["metrics"].items() if name != "controls"}
     for name, value in flatten(figures, "/").items():
@@ -365,14 +333,14 @@ def _other(other: Mapping[str, Any]) -> Section:
         elif isinstance(value, str) or (isinstance(value, (int, float)) and not isinstance(value, bool)):
             numbers.append([name, f"{value:.4g}" if isinstance(value, float) else value])
     tables = ((["score", "times 100", "n"], intervals), (["figure", "value"], numbers))
-    return Section(title, "", [*blocks, *(_table(head, rows) for head, rows in tables if rows)])
+    return Section(title, "", [*blocks, *(Table(head, rows) for head, rows in tables if rows)])
 
 
 def _sources(report: Mapping[str, Any]) -> Iterator[Section]:
     for run in [run for group in report["groups"] for run in group["runs"]] + list(report["others"]):
         rows = [["folder", "", run["folder"]], ["command", "", shlex.join(run["command"] or ())]]
         rows += [[name, _value(one), _value(other)] for name, (one, other) in run.get("differs", {}).items()]
-        yield Section(SOURCES, run["name"], [_table(["setting", "first run of the task", "here"], rows)])
+        yield Section(SOURCES, run["name"], [Table(["setting", "first run of the task", "here"], rows)])
 
 
 def _gap(gap: dict[str, Any]) -> list[str]:

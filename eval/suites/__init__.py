@@ -23,7 +23,6 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from rich.console import Console
-from rich.table import Table
 from tqdm import tqdm
 
 from tripletune.eval.results import METRICS, ResultLog
@@ -32,6 +31,7 @@ from tripletune.models.llm import Endpoint, RepliesPending, SetupError, redact
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.replies import in_workers
 from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
+from tripletune.models.tables import Table
 
 logger = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LINES = 30.0
@@ -67,6 +67,7 @@ class Suite(ABC):
 
     Attributes:
         unit: What an item is called.
+        example: Options of a command that works, for `--help`.
         options: Its options.
         ids: The ids of all items, in order, each once.
         command: The words of the command line, for reports.
@@ -77,6 +78,7 @@ class Suite(ABC):
 
     unit: ClassVar[str] = "item"
     options_class: ClassVar[type[SuiteOptions]] = SuiteOptions
+    example: ClassVar[str] = "--data FILE --output FOLDER"
     options: Any
     ids: list[str]
     command: Sequence[str] = ()
@@ -368,10 +370,7 @@ def show_table(
     console: Console, title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], drawn: str = ""
 ) -> None:
     """Print a table, and of scores what their intervals draw: "questions"."""
-    table = Table(*heads, title=title)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    Table(heads, rows, title).show(console)
     if drawn:
         way = f"by bootstrap over {drawn}, Clopper-Pearson where all are equal"
         console.print(f"Scores are times 100, with a 95 % interval {way}.")

@@ -92,6 +92,7 @@ class DecisionSuite(Suite):
 
     unit = "decision"
     options_class = DecisionOptions
+    example = "--data runs/cirag/trajectories --model runs/student --output runs/cirag/decisions"
 
     def __init__(self, options: DecisionOptions) -> None:
         resolve(options.model)

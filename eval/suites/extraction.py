@@ -98,6 +98,7 @@ class ExtractionSuite(Suite):
 
     unit = "text"
     options_class = ExtractionOptions
+    example = "--data runs/pairs --split test --model runs/extractor --output runs/eval/extractor"
 
     def __init__(self, options: ExtractionOptions, extractor: TextExtractor) -> None:
         self.extractor, self.concurrency, self.clients = extractor, extractor.concurrency, [extractor]

@@ -72,6 +72,7 @@ class JudgeSuite(Suite):
 
     unit = "question"
     options_class = JudgeOptions
+    example = "--data runs/eval/ras --other runs/eval/standard --teacher-model gpt-4o-mini --output runs/judged"
 
     def __init__(self, options: JudgeOptions, teacher: LLMOptions) -> None:
         self.teacher, self.prompt = teacher, read_text(options.prompt).strip()

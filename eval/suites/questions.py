@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import logging
 import tempfile
 from collections import Counter
@@ -21,18 +20,18 @@ from tripletune.eval import (
     find_metrics,
     load_task,
     score_answer,
-    task_names,
     task_questions,
     write_context_corpus,
 )
-from tripletune.eval.controls import Control, LoopControl, OtherFacts, run_histories
-from tripletune.eval.costs import PRICE_HELP, read_prices, unused_roles
+from tripletune.eval.controls import LoopControl, OtherFacts, run_histories
+from tripletune.eval.costs import read_prices, summarise_questions, unused_roles
 from tripletune.eval.metrics.ranking import recall
 from tripletune.eval.results import METRICS, RESULTS, ResultLog
-from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, run_suites, show_table
-from tripletune.eval.suites._summary import summarise_questions
+from tripletune.eval.suites import Failure, Suite, interval_cells, run_suites, show_table
 from tripletune.eval.systems import (
     UNNAMED,
+    QuestionOptions,
+    add_run_arguments,
     chat_models,
     extractor_settings,
     model_settings,
@@ -49,81 +48,20 @@ from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.llm.several import in_role
 from tripletune.models.options import (
     CommandParser,
-    ConfigError,
-    add_arguments,
-    add_short_flags,
     convert,
     from_arguments,
-    load_config,
-    no_option,
     not_one_of,
     require,
-    setting,
 )
 from tripletune.rag import Trace
-from tripletune.rag.answering import OpenSystem, SystemOptions, clients_of, open_tools
+from tripletune.rag.answering import OpenSystem, clients_of, open_tools
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
-from tripletune.rag.search import Opened, SearchOptions, extracts
-from tripletune.rag.systems import SHORT, LoopOptions, Tools, find_system, make_options, system_names
+from tripletune.rag.search import Opened, extracts
+from tripletune.rag.systems import LoopOptions, Tools, find_system, make_options, system_names
 from tripletune.rag.triple_store import read_gold
 
 logger = logging.getLogger(__name__)
-SET_HELP = (
-    "an option of the system's own, for example candidates=50 or granularities=triples,passages; with several systems "
-    "cirag.candidates=50 is of one; repeatable"
-)
-
-LLM_HELP = (
-    "a chat model, [ROLE=]BACKEND:MODEL[@URL,URL]: without a role the one that --teacher names otherwise, with one "
-    "that of a system's calls, such as t2rag.resolve=hf:runs/student; several URLs share the calls; repeatable"
-)
-
-
-@dataclass(kw_only=True)
-class QuestionOptions(SystemOptions, SuiteOptions):
-    """Options of `tripletune eval run`."""
-
-    system: str = setting(dataclasses.MISSING, f"what answers: {', '.join(system_names())}; or several", also="systems")
-    task: str = setting(
-        dataclasses.MISSING, f"benchmark: {', '.join(task_names())}, or your own YAML file; or several", also="tasks"
-    )
-    data: str = setting(dataclasses.MISSING, "the task's question file (or hub id); {task} in it is the task's name")
-    retry_errors: bool = setting(False, "ask again the questions that failed in an earlier run", flag=False)
-    concurrency: int = setting(64, "questions under way at once", at_least=1)
-    gold: str | None = setting(
-        None, "gold links of --corpus, from `build corpus` (default: the questions' contexts, found in --corpus)"
-    )
-    set: list[str] = setting([], SET_HELP)
-    llm: list[str] = setting([], LLM_HELP)
-    price: list[str] = setting([], PRICE_HELP)
-    control: Control | None = setting(
-        None, "what --model reads in place of the loop's facts: a control of its score", flag=False
-    )
-    control_run: str | None = setting(
-        None, "with control=other_…: folder of the same run without it, whose loops found the other facts", flag=False
-    )
-    integrator: str | None = setting(None, "cirag: local model that integrates, instead of the teacher")
-    oracle: str | None = setting(None, "DIR/SPLIT of a `build world` folder: a perfect teacher")
-
-
-# The five flags that most people need first, then the others, as `--help` groups them.
-_FIRST = ("system", "task", "data", "model", "output")
-_GROUPS: dict[str, tuple[str, ...]] = {
-    "the run": ("limit", "concurrency", "overwrite", "retry_errors"),
-    "retrieval": (*(item.name for item in dataclasses.fields(SearchOptions)), "gold"),
-    "the loop": ("control", "control_run"),
-    "models": (
-        "untrained",
-        "planner_model",
-        "batch_size",
-        "dtype",
-        "ledger",
-        "integrator",
-        "student_seed",
-        "oracle",
-    ),
-}
 # In these, {task} is the name of a task.
 _OF_TASK = ("data", "corpus", "triples", "gold", "index")
 
@@ -144,6 +82,7 @@ class QuestionSuite(Suite):
 
     unit = "question"
     options_class = QuestionOptions
+    example = "--system ras --task hotpotqa --data test.jsonl --model runs/ras/final --output runs/eval/ras"
 
     def __init__(
         self,
@@ -183,15 +122,7 @@ class QuestionSuite(Suite):
     @classmethod
     def add_arguments(cls, parser: CommandParser) -> None:
         """Give a parser the options, the teacher's among them."""
-        add_arguments(parser, QuestionOptions, only=_FIRST)
-        for title, names in _GROUPS.items():
-            add_arguments(parser.add_argument_group(title), QuestionOptions, only=names)
-        add_short_flags(parser.add_argument_group("options of the system", SHORT), LoopOptions)
-        parser.others = SET_HELP
-        group = parser.add_argument_group("chat models")
-        group.add_argument("--llm", action="append", default=[], metavar="MODEL", help=LLM_HELP)
-        group.add_argument("--price", action="append", default=[], metavar="IN,OUT", help=PRICE_HELP)
-        add_arguments(group, LLMOptions, "teacher")
+        add_run_arguments(parser)
 
     @classmethod
     def suites(cls, args: argparse.Namespace) -> Sequence[QuestionSuite]:
@@ -496,29 +427,6 @@ def evaluate(
         (suite,) = RunSpec.make(chosen, teacher).suites()
         run_suites([suite])
         return read_json(Path(chosen.output) / METRICS)
-
-
-def read_options(values: Mapping[str, Any]) -> tuple[QuestionOptions, LLMOptions | None]:
-    """Options of a run by name, as a section of a YAML file holds them, and its chat model.
-
-    Args:
-        values: Fields of `QuestionOptions`, options of the system, and `teacher`, a mapping of `LLMOptions`.
-    """
-    teacher = values.get("teacher")
-    needed = ("system", "task", "data", "output")
-    if missing := [name for name in needed if values.get(name) is None]:
-        raise ValueError(f"not set: {', '.join(missing)}")
-    known = [item.name for item in dataclasses.fields(QuestionOptions)]
-    for system in convert(values["system"], list[str]):
-        known += [item.name for item in dataclasses.fields(find_system(system).options)]
-    for name in values:
-        if name.rpartition(".")[2] not in (*known, "teacher"):
-            raise ValueError(no_option(f"a run of {values['system']}", name, [*known, "teacher"]))
-    options = asdict(QuestionOptions.of(**{name: value for name, value in values.items() if name != "teacher"}))
-    try:
-        return load_config(QuestionOptions, None, options), teacher and load_config(LLMOptions, None, teacher)
-    except ConfigError as error:
-        raise ConfigError("; ".join(str(error).split("\n  - ")[1:])) from None
 
 
 def _listed(counts: Mapping[str, int]) -> str:

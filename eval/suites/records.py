@@ -81,6 +81,7 @@ class RecordSuite(Suite):
 
     unit = "record"
     options_class = RecordOptions
+    example = "--data runs/subq --model runs/ras/final --output runs/eval/records"
 
     def __init__(self, options: RecordOptions) -> None:
         self.model = model_spec(options.model, options.untrained)

@@ -44,7 +44,7 @@ class LoopSection:
 
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
-        from tripletune.eval.suites.questions import read_options
+        from tripletune.eval.systems import read_options
 
         given = [name for name in ("system", "integrator", "model", "planner_model", "output") if name in self.loop]
         if given:
@@ -120,7 +120,8 @@ class GrpoTask(PromptTask):
     @cached_property
     def suite(self) -> Any:
         """The loop; nothing of it is opened."""
-        from tripletune.eval.suites.questions import RunSpec, read_options
+        from tripletune.eval.suites.questions import RunSpec
+        from tripletune.eval.systems import read_options
 
         own = {"system": "cirag", "output": f"{self.config.output_dir}/loop"}
         spec = RunSpec.make(*read_options(self.config.data.loop | own))

@@ -10,7 +10,8 @@ from tripletune.eval import Task, find_metrics
 from tripletune.eval.__main__ import main
 from tripletune.eval.results import ResultLog
 from tripletune.eval.suites import run_suites
-from tripletune.eval.suites.questions import QuestionOptions, QuestionSuite
+from tripletune.eval.suites.questions import QuestionSuite
+from tripletune.eval.systems import QuestionOptions
 from tripletune.models.data.questions import Question
 from tripletune.models.data.records import Action, Passage
 from tripletune.models.data.triples import Triple
