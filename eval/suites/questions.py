@@ -221,7 +221,7 @@ class QuestionSuite(Suite):
         known: dict[str, Any] = {"question_id": question.id, "gold": tuple(gold), "context": question.passages}
         asked = self.task.template.replace("{question}", question.question)
         system = OpenSystem(self.system, self.loop, self.tools)
-        return [await system.answer(asked, question.search or question.question, **known)]
+        return [await system.answer_async(asked, question.search or question.question, **known)]
 
     def score(self, item: Question, reply: Trace | Failure) -> dict[str, Any]:
         """The row of a question."""

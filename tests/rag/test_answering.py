@@ -54,7 +54,7 @@ def test_each_step_is_seen_when_it_happens(system, client):
             async for event in system.steps("Where was the author born?", question_id="q1"):
                 seen.append((type(event), len(client.asked)))
                 last = event
-            again = await asyncio.gather(*(system.answer("Where was the author born?") for _ in range(3)))
+            again = await asyncio.gather(*(system.answer_async("Where was the author born?") for _ in range(3)))
         return seen, last, again
 
     seen, trace, again = asyncio.run(run())
@@ -64,6 +64,13 @@ def test_each_step_is_seen_when_it_happens(system, client):
     assert [one.answer for one in again] == ["Velsund"] * 3
     assert client.closed
     assert not Path(system.scratch.name).exists(), "the indexes were made for this system alone"
+
+
+def test_questions_are_answered_one_after_the_other_without_an_event_loop(system, client):
+    with system:
+        answers = [system.answer("Where was the author born?").answer for _ in range(2)]
+    assert answers == ["Velsund"] * 2
+    assert client.closed
 
 
 def test_who_stops_listening_ends_the_answer(system, client):
