@@ -46,13 +46,8 @@ def add_run_files(run):
     (run / "losses.jsonl").write_text('{"step": 1, "seconds": 2.0}\n{"step": 2, "seconds": 3.5}\n{"step": 3, "sec')
     (run / "cache").mkdir()
     (run / "cache" / "vectors.npy").write_bytes(b"0")
-    training = {
-        "records": 12,
-        "steps": 3,
-        "seconds": 7.25,
-        "data": {"train": {"path": "/home/someone/data/subq", "sha256": "0123abcd"}, "validation": None},
-        "evaluation": {"eval_loss": 1.25},
-    }
+    data = {"train": {"path": "/home/someone/data/subq", "sha256": "0123abcd"}, "validation": None}
+    training = {"records": 12, "steps": 3, "seconds": 7.25, "data": data, "evaluation": {"eval_loss": 1.25}}
     (run / "final" / "training.json").write_text(json.dumps(training))
     for name in ("optimizer.pt", "rng_state.pth", "training_args.bin"):
         (run / "final" / name).write_bytes(b"\x80pickle")
@@ -61,6 +56,9 @@ def add_run_files(run):
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory, tiny_model, tiny_encoder):
     """A finished run; its language model ties embeddings as SmolLM2 does. Not to be changed: see `run_copy`."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     run = tmp_path_factory.mktemp("runs") / "h1"
     train_tiny(tiny_model("smollm2"), tiny_encoder, run / "final")
     add_run_files(run)
@@ -95,28 +93,3 @@ def same_process(monkeypatch):
     monkeypatch.setattr(
         verify, "observe_in_new_process", lambda folder, cases: verify.observe(verify.load(folder), cases)
     )
-
-
-@pytest.fixture
-def cli(capsys):
-    """Runs `tripletune checkpoints …` here and returns exit code, stdout and stderr."""
-    from transformers.utils.logging import disable_progress_bar
-
-    from tripletune.checkpoints.__main__ import main
-
-    # The command line sees to it by an environment variable, before transformers is imported.
-    disable_progress_bar()
-
-    def run(*arguments):
-        capsys.readouterr()
-        code = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
-
-@pytest.fixture
-def train():
-    """`train_tiny`, for tests that need another kind of run."""
-    return train_tiny

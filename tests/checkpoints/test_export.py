@@ -4,7 +4,7 @@ import shutil
 import pytest
 from safetensors.torch import load, save
 
-from tripletune import checkpoints
+from tests.cli import run
 from tripletune.checkpoints import export_adapter
 from tripletune.models.files import file_digest
 
@@ -69,13 +69,13 @@ def test_revision_of_a_renamed_base_is_not_kept(run_copy, tmp_path):
     assert json.loads((renamed / "config.json").read_text())["base_revision"] is None
 
 
-def test_checkpoint_of_an_unfinished_run(run_copy, tmp_path, cli):
+def test_checkpoint_of_an_unfinished_run(run_copy, tmp_path):
     (run_copy / "final").rename(run_copy / "checkpoint-20")
     shutil.copytree(run_copy / "checkpoint-20", run_copy / "checkpoint-3")
-    code, _, err = cli("export", run_copy, "--output", tmp_path / "out")
+    code, _, err = run("checkpoints", "export", run_copy, "--output", tmp_path / "out")
     assert code == 2
     assert err.endswith(f"name a checkpoint: {run_copy / 'checkpoint-20'}\n")
-    assert cli("export", run_copy / "checkpoint-20", "--output", tmp_path / "out")[0] == 0
+    assert run("checkpoints", "export", run_copy / "checkpoint-20", "--output", tmp_path / "out")[0] == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == WANTED
 
 
@@ -102,67 +102,24 @@ WEIGHTS, UNFIT = "adapter_model.safetensors", "does not fit together"
     [
         ("config.json", None, ["has no config.json"]),
         ("tokenizer.json", None, ["has no tokenizer"]),
-        ("processor_config.json", None, ["has no processor_config.json"]),
         (WEIGHTS, None, ["has no adapter_model.safetensors"]),
-        ("adapter_config.json", None, ["has no model.safetensors"]),
-        (WEIGHTS, lambda data: data[:5], [WEIGHTS, "cut off"]),
         (WEIGHTS, lambda data: data[:20_000], [WEIGHTS, "cut off"]),
         ("config.json", lambda data: data[:30], ["final/config.json:", "not valid JSON"]),
-        ("tokenizer.json", lambda data: data[:30], ["tokenizer.json", "not valid JSON"]),
         ("config.json", _set("model_type", "llama"), ["model_type is 'llama'"]),
         (WEIGHTS, _tensors("lora_A", lambda old: [old.new_zeros(8, 99)]), [UNFIT, "size mismatch"]),
-        (WEIGHTS, _tensors("projector", lambda old: []), [UNFIT, "projector"]),
         (WEIGHTS, _tensors("layers.1.", lambda old: []), [UNFIT, "missing adapter keys", "layers.1."]),
         ("config.json", _set("base_model", "/nowhere/base"), ["/nowhere/base", "no such folder"]),
     ],
 )
-def test_bad_input_is_one_line(name, change, words, run_copy, tmp_path, cli):
+def test_bad_input_is_one_line(name, change, words, run_copy, tmp_path):
     path = run_copy / "final" / name
     data = path.read_bytes()
     path.unlink()
     if change is not None:
         path.write_bytes(change(data))
-    code, out, err = cli("export", run_copy, "--output", tmp_path / "out")
+    code, out, err = run("checkpoints", "export", run_copy, "--output", tmp_path / "out")
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
     assert (code, out, len(errors)) == (2, "", 1)
     assert all(word in errors[0] for word in words), errors[0]
     assert "Traceback" not in err
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-def test_output_that_exists(tiny_run, tmp_path, cli):
-    output = tmp_path / "out"
-    output.mkdir()
-    (output / "notes.txt").write_text("mine")
-    code, _, err = cli("export", tiny_run, "--output", output, "--overwrite")
-    assert (code, (output / "notes.txt").read_text()) == (2, "mine")
-    assert "holds files that this program did not make (notes.txt)" in err
-    (output / "notes.txt").rename(output / "config.json")
-    code, _, err = cli("export", tiny_run, "--output", output)
-    assert code == 2
-    assert "is not empty" in err
-    assert cli("export", tiny_run, "--output", output, "--overwrite")[0] == 0
-    assert {path.name for path in output.iterdir()} == WANTED
-
-
-@pytest.mark.parametrize("place", ["final", "."])
-def test_does_not_replace_what_it_reads(place, run_copy, cli):
-    before = sorted(run_copy.rglob("*"))
-    code, _, err = cli("export", run_copy, "--output", run_copy / place, "--overwrite")
-    assert code == 2
-    assert "is, holds or lies in what is read" in err
-    assert sorted(run_copy.rglob("*")) == before
-
-
-def test_failed_export_leaves_the_old_one(run_copy, tmp_path, monkeypatch, cli):
-    assert cli("export", run_copy, "--output", tmp_path / "out")[0] == 0
-    before = (tmp_path / "out" / "verify.json").read_bytes()
-
-    def full_disk(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoints, "weight_digests", full_disk)
-    code, _, err = cli("export", run_copy, "--output", tmp_path / "out", "--overwrite")
-    assert (code, (tmp_path / "out" / "verify.json").read_bytes()) == (1, before)
-    assert "no space left" in err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]

@@ -5,6 +5,8 @@ import torch
 from peft import LoraConfig, PeftModel, inject_adapter_in_model
 from safetensors import safe_open
 
+from tests.checkpoints.conftest import train_tiny
+from tests.cli import run
 from tripletune.checkpoints import _rounded_away, merge_adapter
 from tripletune.checkpoints.verify import Loaded, cases_of, model_input, verify
 from tripletune.models.graph_llm import load_generator, load_graph_llm
@@ -63,8 +65,8 @@ def test_merged_folder_verifies(merged, tiny_run):
 
 
 @pytest.mark.parametrize("lora", [True, False])
-def test_untied_weights_with_and_without_lora(lora, tiny_model, tiny_encoder, tmp_path, train):
-    train(tiny_model("llama"), tiny_encoder, tmp_path / "run", lora=lora)
+def test_untied_weights_with_and_without_lora(lora, tiny_model, tiny_encoder, tmp_path):
+    train_tiny(tiny_model("llama"), tiny_encoder, tmp_path / "run", lora=lora)
     found = merge_adapter(tmp_path / "run", tmp_path / "out")
     assert found.difference < 1e-3
     assert found.same_replies == 3
@@ -97,10 +99,10 @@ def test_a_third_of_a_small_update_is_rounded_away():
     assert _rounded_away(model, torch.float32) < 1e-3
 
 
-def test_language_model_alone_with_graph(tiny_export, tmp_path, cli):
+def test_language_model_alone_with_graph(tiny_export, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    code, _, err = cli("merge", tiny_export, "--output", tmp_path / "lm", "--language-model-only")
+    code, _, err = run("checkpoints", "merge", tiny_export, "--output", tmp_path / "lm", "--language-model-only")
     assert code == 0
     assert "trained with a graph token" in err
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "lm")
@@ -112,28 +114,28 @@ def test_language_model_alone_with_graph(tiny_export, tmp_path, cli):
     assert "The graph token is lost" in (tmp_path / "lm" / "README.md").read_text()
 
 
-def test_language_model_alone_without_graph(tiny_model, tiny_encoder, tmp_path, train, cli):
-    train(tiny_model("smollm2"), tiny_encoder, tmp_path / "run", use_graph=False)
-    code, _, err = cli("merge", tmp_path / "run", "--output", tmp_path / "lm", "--language-model-only")
+def test_language_model_alone_without_graph(tiny_model, tiny_encoder, tmp_path):
+    train_tiny(tiny_model("smollm2"), tiny_encoder, tmp_path / "run", use_graph=False)
+    code, _, err = run("checkpoints", "merge", tmp_path / "run", "--output", tmp_path / "lm", "--language-model-only")
     assert code == 0
     assert "graph token" not in err
     assert _texts(tmp_path / "lm") == _texts(tmp_path / "run")
 
 
-def test_a_merge_that_went_wrong_writes_nothing(tiny_export, tmp_path, monkeypatch, cli):
+def test_a_merge_that_went_wrong_writes_nothing(tiny_export, tmp_path, monkeypatch):
     monkeypatch.setattr(PeftModel, "merge_and_unload", lambda self, safe_merge: self.unload(), raising=False)
     for options in ([], ["--language-model-only"]):
-        code, _, err = cli("merge", tiny_export, "--output", tmp_path / "out", *options)
+        code, _, err = run("checkpoints", "merge", tiny_export, "--output", tmp_path / "out", *options)
         assert code == 2
         assert "nothing was written" in err
         assert not list(tmp_path.iterdir())
 
 
-def test_what_can_not_be_merged(merged, tiny_export, tmp_path, cli):
-    code, _, err = cli("merge", merged, "--output", tmp_path / "out")
+def test_what_can_not_be_merged(merged, tiny_export, tmp_path):
+    code, _, err = run("checkpoints", "merge", merged, "--output", tmp_path / "out")
     assert (code, err.count("\n")) == (2, 1)
     assert "needs neither export nor merge" in err
-    code, _, err = cli("merge", tiny_export, "--output", merged)
+    code, _, err = run("checkpoints", "merge", tiny_export, "--output", merged)
     assert (code, err.count("\n")) == (2, 1)
     assert "is not empty" in err
 

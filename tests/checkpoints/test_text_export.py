@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
+from tests.cli import run
 from tripletune.checkpoints import export_adapter, merge_adapter
 from tripletune.models.lora import add_lora
 
@@ -40,18 +41,27 @@ def make_run(base, run, seq2seq, task="text_to_triples"):
     return run
 
 
-@pytest.fixture(params=["decoder", "encoder-decoder"])
+@pytest.fixture(scope="module", params=["decoder", "encoder-decoder"])
 def seq2seq(request):
     return bool(request.param == "encoder-decoder")
 
 
-@pytest.fixture
-def run(tmp_path, tiny_llama, tiny_t5, seq2seq):
-    return make_run(tiny_t5 if seq2seq else tiny_llama, tmp_path / "runs" / "extractor", seq2seq)
+@pytest.fixture(scope="module")
+def extractor(tmp_path_factory, tiny_llama, tiny_t5, seq2seq):
+    return make_run(tiny_t5 if seq2seq else tiny_llama, tmp_path_factory.mktemp("runs") / "extractor", seq2seq)
+
+
+@pytest.fixture(scope="module")
+def exported(extractor, tmp_path_factory):
+    scores = tmp_path_factory.mktemp("scores") / "genwiki" / "metrics.json"
+    scores.parent.mkdir()
+    scores.write_text(json.dumps({"normalised": {"micro": {"f1": {"mean": 0.42, "low": 0.4, "high": 0.44, "n": 9}}}}))
+    folder = tmp_path_factory.mktemp("exports") / "out"
+    return export_adapter(extractor, folder, scores=(scores,), licence="apache-2.0")
 
 
 def test_an_export_loads_in_plain_peft_and_a_merged_folder_in_plain_transformers(
-    run, tmp_path, seq2seq, tiny_llama, tiny_t5
+    extractor, exported, tmp_path, seq2seq, tiny_llama, tiny_t5
 ):
     plain = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
     auto = peft.AutoPeftModelForSeq2SeqLM if seq2seq else peft.AutoPeftModelForCausalLM
@@ -63,14 +73,13 @@ def test_an_export_loads_in_plain_peft_and_a_merged_folder_in_plain_transformers
         with torch.no_grad():
             return model.eval()(**batch, **extra).logits
 
-    expected = logits(peft.PeftModel.from_pretrained(base, run / "final"), run / "final")
-    folder = export_adapter(run, tmp_path / "out")
+    expected = logits(peft.PeftModel.from_pretrained(base, extractor / "final"), extractor / "final")
     wanted = {"README.md", "adapter_config.json", "adapter_model.safetensors", "chat_template.jinja", "extractor.json"}
     wanted |= {"provenance.json", "tokenizer.json", "tokenizer_config.json", "verify.json"}
-    assert {path.name for path in folder.iterdir()} == (wanted if seq2seq else wanted | {"prompt.md"})
-    assert torch.equal(logits(auto.from_pretrained(folder), folder), expected)
+    assert {path.name for path in exported.iterdir()} == (wanted if seq2seq else wanted | {"prompt.md"})
+    assert torch.equal(logits(auto.from_pretrained(exported), exported), expected)
     merged = tmp_path / "merged"
-    found = merge_adapter(run, merged)
+    found = merge_adapter(extractor, merged)
     assert (found.same_replies, found.cases) == (3, 3)
     assert found.difference < 1e-3
     assert torch.allclose(logits(plain.from_pretrained(merged), merged), expected, atol=1e-4)
@@ -78,12 +87,8 @@ def test_an_export_loads_in_plain_peft_and_a_merged_folder_in_plain_transformers
     assert (merged / "extractor.json").exists()
 
 
-def test_the_card_shows_scores_and_code_that_runs(run, tmp_path, seq2seq, capsys, monkeypatch):
-    scores = tmp_path / "genwiki" / "metrics.json"
-    scores.parent.mkdir()
-    scores.write_text(json.dumps({"normalised": {"micro": {"f1": {"mean": 0.42, "low": 0.4, "high": 0.44, "n": 9}}}}))
-    folder = export_adapter(run, tmp_path / "out", scores=(scores,), licence="apache-2.0")
-    card = (folder / "README.md").read_text()
+def test_the_card_shows_scores_and_code_that_runs(exported, capsys, monkeypatch):
+    card = (exported / "README.md").read_text()
     assert "`eval_normalised/micro/f1` | 0.5" in card
     assert "| `normalised.micro.f1` | 0.42 | 0.4 to 0.44 | 9 |" in card
     assert 'license: "apache-2.0"' in card
@@ -91,22 +96,22 @@ def test_the_card_shows_scores_and_code_that_runs(run, tmp_path, seq2seq, capsys
     code = re.search(r"```python\n(.*?)```", card, re.DOTALL)
     assert code
     # A base model in a local folder is shown by its name alone.
-    base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
-    monkeypatch.chdir(tmp_path)
+    base = json.loads((exported / "adapter_config.json").read_text())["base_model_name_or_path"]
+    monkeypatch.chdir(exported.parent)
     shown = code[1].replace(f'from_pretrained("{Path(base).name}"', f'from_pretrained("{base}"')
     exec(shown.replace("max_new_tokens=256", "max_new_tokens=4"), {})
     assert capsys.readouterr().out
 
 
-def test_verify_knows_an_export(run, tmp_path, cli, same_process):
-    folder = export_adapter(run, tmp_path / "out")
-    code, out, err = cli("verify", folder, "--run", run)
+@pytest.mark.usefixtures("same_process")
+def test_verify_knows_an_export(extractor, exported):
+    code, out, err = run("checkpoints", "verify", exported, "--run", extractor)
     assert code == 0, err
-    assert "is intact" in out
+    assert out.count("is intact") == 2
 
 
-def test_a_base_model_gets_another_name(run, tmp_path):
-    folder = export_adapter(run, tmp_path / "out", base_model="owner/name", base_revision="abc")
+def test_a_base_model_gets_another_name(extractor, tmp_path):
+    folder = export_adapter(extractor, tmp_path / "out", base_model="owner/name", base_revision="abc")
     adapter = json.loads((folder / "adapter_config.json").read_text())
     assert (adapter["base_model_name_or_path"], adapter["revision"]) == ("owner/name", "abc")
     about = json.loads((folder / "extractor.json").read_text())
@@ -114,27 +119,27 @@ def test_a_base_model_gets_another_name(run, tmp_path):
     assert 'from_pretrained("owner/name", revision="abc")' in (folder / "README.md").read_text()
 
 
-def test_a_student_of_cirag_is_exported_too(tmp_path, tiny_llama, cli, same_process):
-    run = make_run(tiny_llama, tmp_path / "runs" / "student", False, "cirag.integrate")
+@pytest.mark.usefixtures("same_process")
+def test_a_student_of_cirag_is_exported_too(tmp_path, tiny_llama):
+    student = make_run(tiny_llama, tmp_path / "runs" / "student", False, "cirag.integrate")
     for name, more in (("training.json", {"teachers": {"oracle": 7}}), ("student.json", {"max_prompt_tokens": 900})):
-        path = run / "final" / name
+        path = student / "final" / name
         path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
-    folder = export_adapter(run, tmp_path / "out")
+    folder = export_adapter(student, tmp_path / "out")
     card = (folder / "README.md").read_text()
     assert "# Integrator of CIRAG: out" in card
     assert "--integrator out … --set max_prompt_tokens=900" in card
     assert "| trajectories of `oracle` | 7 |" in card
     assert (folder / "prompt.md").read_text() == PROMPT
-    assert cli("verify", folder)[0] == 0
+    assert run("checkpoints", "verify", folder).code == 0
     # And the export can be merged, with what is known about it.
     merge_adapter(folder, tmp_path / "merged")
     assert "`eval_normalised/micro/f1` | 0.5" in (tmp_path / "merged" / "README.md").read_text()
 
 
-def test_a_whole_model_needs_no_export(tmp_path, tiny_llama, cli):
-    run = tmp_path / "run"
-    shutil.copytree(tiny_llama, run / "final")
-    (run / "final" / "extractor.json").write_text(json.dumps({"task": "text_to_triples"}))
-    code, _, err = cli("export", run, "--output", tmp_path / "out")
+def test_a_whole_model_needs_no_export(tmp_path, tiny_llama):
+    shutil.copytree(tiny_llama, tmp_path / "run" / "final")
+    (tmp_path / "run" / "final" / "extractor.json").write_text(json.dumps({"task": "text_to_triples"}))
+    code, _, err = run("checkpoints", "export", tmp_path / "run", "--output", tmp_path / "out")
     assert code == 2
     assert "it is a whole model and needs neither export nor merge" in err

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tests.cli import run
 from tripletune.checkpoints.verify import compare_observations, verify
 
 
@@ -16,8 +17,8 @@ def _scale(folder, part, by):
 
 
 @pytest.mark.usefixtures("same_process")
-def test_untouched_export_passes(tiny_export, tiny_run, cli):
-    code, out, err = cli("verify", tiny_export, "--run", tiny_run)
+def test_untouched_export_passes(tiny_export, tiny_run):
+    code, out, err = run("checkpoints", "verify", tiny_export, "--run", tiny_run)
     assert (code, err) == (0, "")
     for line, against in zip(out.splitlines(), ("verify.json", tiny_run), strict=True):
         assert line.startswith(f"{tiny_export} is intact against {against}: 3 of 3 prompts and 3 of 3 greedy replies")
@@ -49,9 +50,9 @@ def _other_instruction(folder):
         (_other_instruction, "the tokenizer or processor_config.json is another one"),
     ],
 )
-def test_what_is_wrong_is_named(change, words, export_copy, tmp_path, cli):
+def test_what_is_wrong_is_named(change, words, export_copy, tmp_path):
     change(export_copy)
-    code, out, err = cli("verify", export_copy)
+    code, out, err = run("checkpoints", "verify", export_copy)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert err.startswith(f"error: {export_copy} does not verify against verify.json: ")
     assert words in err
@@ -68,9 +69,9 @@ def test_changed_file_with_equal_outputs_is_noticed(export_copy):
 
 
 @pytest.mark.usefixtures("same_process")
-def test_another_run_is_noticed(tiny_export, run_copy, cli):
+def test_another_run_is_noticed(tiny_export, run_copy):
     _scale(run_copy / "final", "lora_B", 1.5)
-    code, out, err = cli("verify", tiny_export, "--run", run_copy)
+    code, out, err = run("checkpoints", "verify", tiny_export, "--run", run_copy)
     assert code == 1
     assert "is intact against verify.json" in out
     assert f"against {run_copy}: " in err
@@ -90,9 +91,9 @@ def _cut_weights(folder):
         (lambda folder: (folder / "verify.json").unlink(), "has no verify.json"),
     ],
 )
-def test_damage_is_one_line(damage, words, export_copy, cli):
+def test_damage_is_one_line(damage, words, export_copy):
     damage(export_copy)
-    code, out, err = cli("verify", export_copy)
+    code, out, err = run("checkpoints", "verify", export_copy)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: ")
     assert words in err
@@ -118,13 +119,13 @@ def test_compare(changes, passes):
 
 
 @pytest.mark.slow
-def test_new_process(export_copy, cli):
-    code, out, _ = cli("verify", export_copy)
+def test_new_process(export_copy):
+    code, out, _ = run("checkpoints", "verify", export_copy)
     assert code == 0
     assert "is intact" in out
     # Found by the other process alone: this one looks at JSON and file headers.
     config = json.loads((export_copy / "config.json").read_text())
     (export_copy / "config.json").write_text(json.dumps({**config, "base_model": "/nowhere/base"}))
-    code, _, err = cli("verify", export_copy)
+    code, _, err = run("checkpoints", "verify", export_copy)
     assert (code, err.count("\n")) == (2, 1)
     assert "/nowhere/base" in err

@@ -1,6 +1,7 @@
 """What holds for everything that can be trained: one loss, its logs, exact resume, early refusals, a dry run."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,9 @@ def test_a_run_its_logs_and_its_result(case, make_task, tmp_path, monkeypatch, w
 
     monkeypatch.setattr(EngineMixin, "evaluation_loop", loop)
     task = made(make_task, case, STEPS)
-    train(task)
+    # The steps that the recipe shows; a resumed run below is one of `tripletune train`.
+    recipe = {"ras": "ras_multitask"}.get(CASES[case][0], CASES[case][0])
+    train(task, run=import_module(f"tripletune.recipes.{recipe}").run)
     assert evaluated == [3, 6], "the last step's evaluation is not repeated"
     whole[case, 6] = folder = tmp_path / "run"
     found = read_lines(folder / "losses.jsonl", "seconds")

@@ -23,6 +23,7 @@ from tripletune.train.engine import (
     shared_arguments,
 )
 from tripletune.train.resume import LossLog
+from tripletune.train.tasks import EngineConfig, TrainingTask, TrainSection
 from tripletune.train.tasks.ras import GraphTask
 
 begin_run = Engine.begin_run
@@ -76,10 +77,21 @@ def test_any_model_and_any_rows_are_trained_and_resumed_exactly(tmp_path, monkey
     assert [line["step"] for line in whole["logs"][0]] == [1, 2, 3]
     assert parts["logs"] == whole["logs"]
     assert all(torch.equal(parts["weights"][name], value) for name, value in whole["weights"].items())
-    # Other rows are another run.
-    other = Engine(torch.nn.Linear(2, 2), parts["engine"].train_dataset.select([0]), list, parts["engine"].config)
+
+    def other(count, settings, **options):
+        last = parts["engine"]
+        rows = last.train_dataset.select(range(count))
+        return Engine(last.model, rows, last.data_collator, settings, validation=last.eval_dataset, **options)
+
     with pytest.raises(ValueError, match="the training data have another content"):
-        other.run()
+        other(8, parts["engine"].config).run()
+
+    class Scored(TrainingTask):
+        def score(self, model):
+            return {"bias": model.bias.sum().item()}
+
+    scored = EngineConfig("runs/scored", train=TrainSection(max_steps=1))
+    assert "eval_bias" in other(8, scored, task=Scored(scored)).run()
 
 
 def test_compiled_layers_learn_the_same(make_config, tmp_path, monkeypatch):
