@@ -72,11 +72,7 @@ def task_names() -> list[str]:
 
 
 def load_task(name: str) -> Task:
-    """Read a task by name, or from a YAML file of your own.
-
-    Raises:
-        ValueError: there is no such task, or its file has an unknown key or value; all problems are named at once.
-    """
+    """Read a task by name, or from a YAML file of your own."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else TASKS / f"{name}.yaml"
     if not path.is_file():
         known = task_names()
@@ -91,10 +87,6 @@ def task_questions(task: Task, data: str, notes: Counter[str] | None = None) -> 
         task: Names the reader.
         data: A file, or what else the reader takes.
         notes: What the reader counted: rows it could not use, by reason, and warnings about the data.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a row is malformed.
     """
     notes = Counter() if notes is None else notes
     for item in get_reader(task.reader)(data, notes, source=task.name):
@@ -114,9 +106,6 @@ def write_context_corpus(task: Task, data: str, path: Path) -> int:
 
     Returns:
         The number of passages.
-
-    Raises:
-        ValueError: the questions come without passages.
     """
     seen: set[str] = set()
     with new_file(path) as scratch, scratch.open("w", encoding="utf-8") as file:
@@ -191,10 +180,6 @@ def score_answer(
         answers: The gold answers; blank ones, which would occur in every prediction, are passed over.
         metrics: The metrics, by name.
         short_answers: The aliases of each reading's short answer, for metrics that read them.
-
-    Raises:
-        TypeError: the gold answers are one string, which would be compared letter by letter.
-        ValueError: there is no gold that a metric reads, or a metric gives no finite number.
     """
     if isinstance(answers, str):
         raise TypeError(f"gold answers are the string {answers!r}: give a list of answers, or it is read by letters")

@@ -77,9 +77,6 @@ class OtherFacts:
     Args:
         histories: Question and steps, streamed; the longest history of each question is kept.
         seed: Seed of the choice.
-
-    Raises:
-        ValueError: fewer than two questions have a history, so that there is no other.
     """
 
     def __init__(self, histories: Iterable[tuple[str, tuple[Step, ...]]], seed: int = 0) -> None:
@@ -122,9 +119,6 @@ class LoopControl(Generator):
         generator: The model.
         control: The control.
         facts: The facts of other questions; None where the control has none.
-
-    Raises:
-        ValueError: the graph of a model without one is to be exchanged.
     """
 
     def __init__(self, generator: Any, control: Control, facts: OtherFacts | None) -> None:
@@ -141,11 +135,7 @@ class LoopControl(Generator):
 
 
 def run_histories(run: str | Path) -> Iterator[tuple[str, tuple[Step, ...]]]:
-    """Questions of a run of `tripletune eval run` and the facts that their loops found, streamed; the first ones.
-
-    Raises:
-        FileNotFoundError: the folder has no results.
-    """
+    """Questions of a run of `tripletune eval run` and the facts that their loops found, streamed; the first ones."""
     for row in islice(read_results(Path(run) / RESULTS), _DONORS):
         yield row["trace"]["question"], tuple(map(Step.from_json, row["trace"]["steps"]))
 

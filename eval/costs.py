@@ -27,11 +27,7 @@ _PRICE = re.compile(r"(?:([\w.]+)=)?(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)")
 
 
 def read_prices(texts: Sequence[str]) -> Prices:
-    """Dollars per million tokens read and written, by role: `ROLE=IN,OUT`, or `IN,OUT` for all others, under "".
-
-    Raises:
-        ValueError: a text is not written so.
-    """
+    """Dollars per million tokens read and written, by role: `ROLE=IN,OUT`, or `IN,OUT` for all others, under ""."""
     matches = {text: _PRICE.fullmatch(text) for text in texts}
     if wrong := [text for text, match in matches.items() if match is None]:
         raise ValueError(

@@ -37,10 +37,6 @@ def score(args: argparse.Namespace, console: Console) -> None:
     Args:
         args: `folders`, `metrics` (separated by commas) and `gold` (a file of gold links, or None).
         console: Shows the scores.
-
-    Raises:
-        FileNotFoundError: a folder or file is not there.
-        ValueError: there is no such metric, or some runs could not be scored; the others are.
     """
     known, names = find_metrics(), [name.strip() for name in args.metrics.split(",") if name.strip()]
     if problems := [not_one_of("metrics", name, list(known)) for name in names if name not in known]:

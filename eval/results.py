@@ -37,10 +37,6 @@ class ResultLog:
         retry_errors: Forget rows with an "error", so that they are run again.
         part: Of another process than the first one of a run: its number, and the items that are done.
         about: What `run.json` tells of the run.
-
-    Raises:
-        ValueError: the folder was made with other settings, its results are damaged before the last line, or another
-            process writes into it.
     """
 
     def __init__(
@@ -132,11 +128,7 @@ class ResultLog:
         yield from read_results(self.path)
 
     def finish(self, order: Iterable[str]) -> None:
-        """Close the file with its rows in `order`, so that it does not depend on which was ready first.
-
-        Raises:
-            ValueError: an id of `order` has no row.
-        """
+        """Close the file with its rows in `order`, so that it does not depend on which was ready first."""
         self._file.close()
         offsets: dict[str, int] = {}
         position = 0
@@ -164,10 +156,6 @@ def read_results(path: str | Path, partial: bool = False) -> Iterator[dict[str, 
     Args:
         path: The file.
         partial: Leave out a last line that a kill has cut off.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is not a row with an id, or a score is no finite number; the message has the line's number.
     """
     for where, row in read_jsonl(path, partial):
         if "id" not in row:
@@ -179,12 +167,7 @@ def read_results(path: str | Path, partial: bool = False) -> Iterator[dict[str, 
 
 
 def read_scored(folder: str | Path, partial: bool = False) -> Iterator[dict[str, Any]]:
-    """Stream the results of a run, with the scores that `tripletune eval score` added; of two the newer counts.
-
-    Raises:
-        FileNotFoundError: there are no results.
-        ValueError: as `read_results`.
-    """
+    """Stream the results of a run, with the scores that `tripletune eval score` added; of two the newer counts."""
     path = Path(folder) / SCORES
     added = {row["id"]: row["scores"] for row in read_results(path)} if path.is_file() else {}
     for row in read_results(Path(folder) / RESULTS, partial):
@@ -192,11 +175,7 @@ def read_scored(folder: str | Path, partial: bool = False) -> Iterator[dict[str,
 
 
 def run_folders(folders: Iterable[str | Path]) -> list[Path]:
-    """Folders with results: those that are named, and those inside a folder that has none of its own.
-
-    Raises:
-        FileNotFoundError: a folder is not there, or no results are in it.
-    """
+    """Folders with results: those that are named, and those inside a folder that has none of its own."""
     found: list[Path] = []
     for folder in map(Path, folders):
         inside = [folder / RESULTS] if (folder / RESULTS).is_file() else sorted(folder.rglob(RESULTS))

@@ -45,9 +45,6 @@ def bootstrap_mean(values: Sequence[float], bounds: Bounds | None = SCORE) -> In
     Args:
         values: One value per question.
         bounds: The smallest and the largest value there can be; None where there is none, as of costs.
-
-    Raises:
-        ValueError: a value is not a finite number.
     """
     return bootstrap_means({"": values}, bounds)[""]
 
@@ -58,9 +55,6 @@ def bootstrap_means(values: Mapping[str, Sequence[float]], bounds: Bounds | None
     Args:
         values: By name, one value per question.
         bounds: The smallest and the largest value there can be; None where there is none, as of costs.
-
-    Raises:
-        ValueError: a value is not a finite number, as everywhere here.
     """
     columns = {name: _finite(column) for name, column in values.items()}
     found: dict[str, Interval] = {name: {"mean": None, "low": None, "high": None, "n": 0} for name in columns}
@@ -93,9 +87,6 @@ def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float]) 
     Args:
         numerators: One value per text.
         denominators: One value per text, none negative; all 0 gives an interval without values.
-
-    Raises:
-        ValueError: a value is not a finite number.
     """
     return _interval(_finite(numerators), _finite(denominators), len(numerators))
 
@@ -105,9 +96,6 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interv
 
     Returns:
         The mean of `second - first` with its interval, `p_value` and `test`.
-
-    Raises:
-        ValueError: the lengths differ, or there are no scores.
     """
     scores = _columns([first, second])
     return _differences(scores, np.ones_like(scores))[0]

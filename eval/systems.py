@@ -200,9 +200,6 @@ def chat_models(specs: Sequence[str], teacher: LLMOptions) -> dict[str, LLMOptio
     Args:
         specs: The texts; that without a role is under "".
         teacher: Ledger, sampling, limits and all else.
-
-    Raises:
-        ValueError: a text is not written so.
     """
     found: dict[str, LLMOptions] = {}
     for spec in specs:
@@ -223,9 +220,6 @@ def open_chat_model(options: LLMOptions, oracle: str | None = None, specs: Seque
         options: The model.
         oracle: DIR/SPLIT of a world whose facts the teacher knows, instead of a model.
         specs: Other models for some roles, see `chat_models`.
-
-    Raises:
-        ValueError: the model, a key or the ledger can't be opened.
     """
     if oracle:
         from tripletune.data_builders.world.oracle import WorldOracle
@@ -272,10 +266,6 @@ def triples_settings(source: str, extractor: str | None = None) -> Any:
     Args:
         source: The file or store.
         extractor: The extractor of a store that holds several; see `TripleStore.choose`.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the store holds no or several extractors, or an extractor is named for a file.
     """
     if not is_store(source):
         if extractor is not None:

@@ -52,11 +52,6 @@ def report(args: argparse.Namespace, console: Console) -> None:
         args: `folders` (results folders, folders of them, or NAME=FOLDER), `output`, `traces`, `corpus`, `price` and
             `wandb`.
         console: Told what was written.
-
-    Raises:
-        FileNotFoundError: a folder or a corpus is not there.
-        ValueError: a folder holds no results, or no run used a corpus.
-        FileExistsError: the output folder holds something else than a report.
     """
     if args.traces < 0:
         raise ValueError(f"--traces {args.traces}: it is a number of questions, 0 or more")
@@ -218,10 +213,6 @@ def compare_folders(folders: Sequence[str | Path], metric: str | None = None) ->
         `{"what", "unit", "items", "runs": [{"folder", "name", "cost"}], "scores": {name: [{"score", "seeds",
         "difference"}]}}`; `seeds` are the scores of runs that count together; a difference is "this run minus the
         first", None for the first; its `p_holm` is corrected over all of them.
-
-    Raises:
-        FileNotFoundError: a folder has no results.
-        ValueError: runs are of different kinds or tasks, lack the metric, or have no item in common.
     """
     groups = [_seeds(one) for one in folders]
     heads = {one: _head(Path(one)) for seeds in groups for one in seeds}
@@ -318,12 +309,7 @@ def _show(comparison: Mapping[str, Any], console: Console) -> None:
 
 
 def curve(args: argparse.Namespace, console: Console) -> None:
-    """`tripletune eval curve`: draw the curve of `args.run_folder` as `args.output`, and print the evaluations.
-
-    Raises:
-        FileNotFoundError: the folder is no run.
-        ValueError: a file is damaged, there is nothing to draw, or matplotlib is missing.
-    """
+    """`tripletune eval curve`: draw the curve of `args.run_folder` as `args.output`, and print the evaluations."""
     output = Path(args.output or Path(args.run_folder) / "learning_curve.png")
     if output.suffix.lower() != ".png":
         raise ValueError(f"--output {output}: its name must end in .png")

@@ -46,10 +46,6 @@ def read_curve(folder: str | Path) -> tuple[list[dict[str, Any]], list[dict[str,
 
     Args:
         folder: The run's output folder, or a checkpoint in it; a run that was killed is read as far as it got.
-
-    Raises:
-        FileNotFoundError: there are neither losses nor evaluations.
-        ValueError: a line is not what it should be, or there is nothing in the files.
     """
     places = [Path(folder), Path(folder).parent]
     files = [[one / LOSSES, one / EVALUATIONS] for one in places]
@@ -76,11 +72,7 @@ def _logged(where: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
-    """A learning curve as PNG: loss, rewards, ROUGE and triple F1 over steps; the same rows give the same bytes.
-
-    Raises:
-        ValueError: matplotlib is missing.
-    """
+    """A learning curve as PNG: loss, rewards, ROUGE and triple F1 over steps; the same rows give the same bytes."""
     try:
         import matplotlib
         from cycler import cycler

@@ -49,10 +49,6 @@ def write_page(
         sections: The tables.
         traces: Most questions of a group whose traces are put into the page.
         corpora: Corpora of the runs, whose passages are shown with their texts.
-
-    Raises:
-        FileNotFoundError: a corpus is not there.
-        ValueError: no run used a corpus.
     """
     found = [_questions(group, traces) for group in groups]
     texts = _corpora_of(groups, corpora)

@@ -97,10 +97,6 @@ def read_folder(spec: str, prices: Prices | None = None) -> Run:
     Args:
         spec: The folder, or NAME=FOLDER to give it a name in the report.
         prices: What tokens cost; see `eval.costs.read_prices`.
-
-    Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: it holds no results, or a file in it is damaged.
     """
     name, path = named_folder(spec)
     if not path.is_dir():

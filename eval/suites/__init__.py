@@ -158,12 +158,6 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
 
     Returns:
         The exit code: 1 when every single item failed.
-
-    Raises:
-        ValueError: an output folder holds results of another run or can't be used, or processes share several suites.
-        RepliesPending: items wait for a batch; run again when it is answered. The other items have their rows.
-        CallError: the model's server does not answer, or a key, an address or a model's name is at fault.
-        RunsFailed: that, or anything else, happened to some of several suites.
     """
     logs: list[ResultLog] = []
     launched = Launched()
@@ -223,11 +217,7 @@ class Launched:
             logging.getLogger().setLevel(logging.WARNING)
 
     def gather(self, value: Any = None) -> list[Any]:
-        """The values of all processes, when each has given its own.
-
-        Raises:
-            ConnectionError: another process has ended.
-        """
+        """The values of all processes, when each has given its own."""
         import torch
 
         values: list[Any] = [None] * self.processes

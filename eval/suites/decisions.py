@@ -170,11 +170,7 @@ SUITE = DecisionSuite
 
 
 def decision_cases(trajectories: Iterable[Trajectory]) -> Iterator[Case]:
-    """The learned decisions of trajectories, in their order.
-
-    Raises:
-        ValueError: a trajectory is of another role, or a decision or its candidates cannot be read.
-    """
+    """The learned decisions of trajectories, in their order."""
     for trajectory in trajectories:
         if trajectory.role != INTEGRATE_ROLE:
             raise ValueError(

@@ -74,10 +74,6 @@ class QuestionSuite(Suite):
         teacher: The language model of a system that prompts one.
         opened: Models and indexes that several runs share.
         home: Folder of the indexes, and of the corpus that is made of the questions' contexts; None: the output folder.
-
-    Raises:
-        FileNotFoundError: a file or a model is not there.
-        ValueError: options can't work together.
     """
 
     unit = "question"
@@ -354,11 +350,7 @@ class RunSpec:
         return cls.make(from_arguments(QuestionOptions, args), from_arguments(LLMOptions, args, "teacher", model=model))
 
     def suites(self) -> list[QuestionSuite]:
-        """Every system on every task, in OUTPUT/TASK/SYSTEM where there are several.
-
-        Raises:
-            ValueError: some can't run; what all of them lack is in one message.
-        """
+        """Every system on every task, in OUTPUT/TASK/SYSTEM where there are several."""
         options = self.options
         systems, tasks = (convert(text, list[str]) for text in (options.system, options.task))
         if len(systems) * len(tasks) == 1:

@@ -195,11 +195,7 @@ SUITE = RecordSuite
 
 
 def training_files(options: RecordOptions) -> list[Path]:
-    """The files that hold the records which the rule is fitted on.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """The files that hold the records which the rule is fitted on."""
     try:
         if options.training_data is None and Path(options.data).is_file():
             raise FileNotFoundError(f"{options.data} is one shard")
@@ -296,9 +292,6 @@ def with_triples(records: Iterable[Record], store: StoredTriples, counts: Counte
         records: Records, streamed.
         store: Triples by passage.
         counts: Counts `passages` and `passages_without_triples`, which the store does not know.
-
-    Raises:
-        ValueError: a step has no text to look up.
     """
     for record in records:
         yield replace(record, steps=tuple(_looked_up(step, record.id, store, counts) for step in record.steps))
