@@ -40,10 +40,7 @@ class Task:
     """One benchmark.
 
     Attributes:
-        name: Its name on the command line: that of its file.
         reader: The module in `data_builders.readers` that reads its files.
-        metrics: Functions in `eval/metrics`; the first one is the headline.
-        max_answer_tokens: Longest answer.
         template: What the model reads as the question; `{question}` is the benchmark's own. Retrieval always uses
             the benchmark's own.
         questions: Of the file the first so many are asked, as a protocol says; None: all.
@@ -84,8 +81,6 @@ def task_questions(task: Task, data: str, notes: Counter[str] | None = None) -> 
     """Stream the questions of a benchmark file.
 
     Args:
-        task: Names the reader.
-        data: A file, or what else the reader takes.
         notes: What the reader counted: rows it could not use, by reason, and warnings about the data.
     """
     notes = Counter() if notes is None else notes
@@ -100,12 +95,7 @@ def write_context_corpus(task: Task, data: str, path: Path) -> int:
     """Write the passages of all questions of a file as one corpus, each once.
 
     Args:
-        task: Names the reader.
         data: The file, which is read in full whatever part of it is evaluated.
-        path: The JSON-lines corpus to write.
-
-    Returns:
-        The number of passages.
     """
     seen: set[str] = set()
     with new_file(path) as scratch, scratch.open("w", encoding="utf-8") as file:
@@ -176,9 +166,7 @@ def score_answer(
     """Score one prediction with several metrics.
 
     Args:
-        prediction: The answer.
         answers: The gold answers; blank ones, which would occur in every prediction, are passed over.
-        metrics: The metrics, by name.
         short_answers: The aliases of each reading's short answer, for metrics that read them.
     """
     if isinstance(answers, str):

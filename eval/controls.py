@@ -45,9 +45,6 @@ class Rule:
     """The best rule that reads nothing: the commonest action after each number of steps, the commonest answer.
 
     Its sub-query is the question itself.
-
-    Args:
-        records: The training records, streamed.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
@@ -76,7 +73,6 @@ class OtherFacts:
 
     Args:
         histories: Question and steps, streamed; the longest history of each question is kept.
-        seed: Seed of the choice.
     """
 
     def __init__(self, histories: Iterable[tuple[str, tuple[Step, ...]]], seed: int = 0) -> None:
@@ -100,26 +96,14 @@ class OtherFacts:
 
 
 def controlled(control: str, given: ModelInput, others: tuple[Step, ...]) -> ModelInput:
-    """What the model reads under a control.
-
-    Args:
-        control: A `Control`.
-        given: What it would read.
-        others: The sub-queries with another question's facts, see `OtherFacts.of`.
-    """
+    """What the model reads under a `Control`; `others` are the sub-queries with another question's facts."""
     if control == "other_graph":
         return replace(given, graph_of=others)
     return replace(given, steps=others if control == "other_facts" else tuple(Step(one.query) for one in given.steps))
 
 
 class LoopControl(Generator):
-    """A Graph-LLM that reads less, or something else, than its loop found; the loop itself is as always.
-
-    Args:
-        generator: The model.
-        control: The control.
-        facts: The facts of other questions; None where the control has none.
-    """
+    """A Graph-LLM that reads less, or something else, than its loop found; the loop itself is as always."""
 
     def __init__(self, generator: Any, control: Control, facts: OtherFacts | None) -> None:
         self._generator, self._control, self._facts = generator, control, facts
@@ -164,7 +148,6 @@ class Controls:
         """Replies to each record by name.
 
         Args:
-            batch: Records of one task.
             limit: Longest reply, in tokens.
             evidence: "triples" or "text"; None keeps the model's setting.
         """
@@ -190,9 +173,6 @@ class Controls:
 
 def compare_controls(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Scores of the controls, and their differences to the model.
-
-    Args:
-        rows: Rows of `tripletune eval records --controls`, streamed.
 
     Returns:
         `{control: {metric: {"score", "difference"}}}`, the model's scores under "model" with difference 0; planning
@@ -235,11 +215,7 @@ def _sums(pairs: Iterable[tuple[str, float]]) -> tuple[list[float], list[float]]
 
 
 def control_table(controls: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The controls as a table: heads, and a row for each with its scores and differences, times 100, and the verdict.
-
-    Args:
-        controls: What `compare_controls` returns.
-    """
+    """The controls as a table: heads, and for each its scores and differences, times 100, and the verdict."""
     metrics = [name for name in METRICS if name in controls[MODEL]]
     rows = []
     for control, found in controls.items():

@@ -45,8 +45,6 @@ def spent(trace: Mapping[str, Any], prices: Prices, index: bool = False) -> dict
     """Calls, tokens and, where there is a price, dollars of each role, the cached part of each beside it.
 
     Args:
-        trace: Of a question, in the form of `Trace.to_json`.
-        prices: See `read_prices`.
         index: Those of the corpus's index, which the trace notes, in the place of the question's.
     """
     details, found = trace["details"], {}
@@ -63,13 +61,9 @@ def spent(trace: Mapping[str, Any], prices: Prices, index: bool = False) -> dict
 class Costs:
     """Sums over the traces of a run. Calls of Graph-LLMs have no role, hence no price, and are never cached.
 
-    Args:
-        prices: See `read_prices`.
-
     Attributes:
         questions: What the questions' own calls cost.
         indexing: What reading the corpus cost.
-        roles: The roles that calls had.
     """
 
     def __init__(self, prices: Prices) -> None:

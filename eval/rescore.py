@@ -32,12 +32,7 @@ _WORDS = 100
 
 
 def score(args: argparse.Namespace, console: Console) -> None:
-    """`tripletune eval score`: score finished runs with `args.metrics` and print the scores.
-
-    Args:
-        args: `folders`, `metrics` (separated by commas) and `gold` (a file of gold links, or None).
-        console: Shows the scores.
-    """
+    """`tripletune eval score`: score finished runs with `args.metrics` and print the scores."""
     known, names = find_metrics(), [name.strip() for name in args.metrics.split(",") if name.strip()]
     if problems := [not_one_of("metrics", name, list(known)) for name in names if name not in known]:
         raise ValueError("; ".join(problems))
@@ -67,8 +62,6 @@ def score_run(
     """Score one run, and write the scores beside its results; scores of other metrics that are there stay.
 
     Args:
-        folder: Output folder of `tripletune eval run`.
-        metrics: The metrics, by name.
         gold: Ids of the supporting passages by question; None: those in the results.
 
     Returns:
@@ -121,8 +114,6 @@ def score_row(
     """Scores of a stored question; one that failed scores 0, and one without gold passages has no score of a ranking.
 
     Args:
-        row: A row of `results.jsonl`.
-        metrics: The metrics, by name.
         supporting: Ids of the supporting passages; None: those in the row.
     """
     wanted = frozenset((row.get("supporting") or ()) if supporting is None else supporting)

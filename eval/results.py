@@ -31,12 +31,10 @@ class ResultLog:
     """The rows of one run in `folder/results.jsonl`, each with a unique "id".
 
     Args:
-        folder: The output folder.
         settings: What the rows depend on; a folder is only continued with the same settings.
         overwrite: Start again, whatever the folder holds of an earlier run; that goes with the first new row.
         retry_errors: Forget rows with an "error", so that they are run again.
         part: Of another process than the first one of a run: its number, and the items that are done.
-        about: What `run.json` tells of the run.
     """
 
     def __init__(
@@ -98,11 +96,7 @@ class ResultLog:
             locked.pop_all()
 
     def join(self, errors: bool = True) -> None:
-        """Take in the rows that other processes have written.
-
-        Args:
-            errors: Whether rows with an "error" are among them.
-        """
+        """Take in the rows that other processes have written."""
         for file in sorted(self.folder.glob(f"{self._parts}.*")):
             for row in read_results(file, partial=True):
                 if row["id"] not in self.done and (errors or not row.get("error")):
@@ -154,7 +148,6 @@ def read_results(path: str | Path, partial: bool = False) -> Iterator[dict[str, 
     """Stream a results file.
 
     Args:
-        path: The file.
         partial: Leave out a last line that a kill has cut off.
     """
     for where, row in read_jsonl(path, partial):

@@ -54,7 +54,6 @@ def bootstrap_means(values: Mapping[str, Sequence[float]], bounds: Bounds | None
 
     Args:
         values: By name, one value per question.
-        bounds: The smallest and the largest value there can be; None where there is none, as of costs.
     """
     columns = {name: _finite(column) for name, column in values.items()}
     found: dict[str, Interval] = {name: {"mean": None, "low": None, "high": None, "n": 0} for name in columns}
@@ -85,7 +84,6 @@ def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float]) 
     denominators add up to 0 counts as 0.
 
     Args:
-        numerators: One value per text.
         denominators: One value per text, none negative; all 0 gives an interval without values.
     """
     return _interval(_finite(numerators), _finite(denominators), len(numerators))

@@ -217,9 +217,7 @@ def open_chat_model(options: LLMOptions, oracle: str | None = None, specs: Seque
     """The client of a chat model.
 
     Args:
-        options: The model.
         oracle: DIR/SPLIT of a world whose facts the teacher knows, instead of a model.
-        specs: Other models for some roles, see `chat_models`.
     """
     if oracle:
         from tripletune.data_builders.world.oracle import WorldOracle
@@ -233,12 +231,7 @@ def open_chat_model(options: LLMOptions, oracle: str | None = None, specs: Seque
 
 
 def other_prompt(integrator: str, prompts: str | None) -> str | None:
-    """What to say when a student is asked in other words than those it was trained with; None where it is not.
-
-    Args:
-        integrator: The student: a folder, hub id or package.
-        prompts: The folder of prompts that the loop takes, None for ours.
-    """
+    """The warning that the loop's prompt, ours or of `prompts`, is not the one that a student was trained with."""
     learned = Path(resolve(integrator)) / PROMPT_FILE
     if not learned.is_file():
         return None
@@ -261,12 +254,7 @@ def extractor_settings(options: SearchOptions) -> dict[str, Any]:
 
 
 def triples_settings(source: str, extractor: str | None = None) -> Any:
-    """What results depend on of a file of triples, or of an extraction store, whose bytes change without its content.
-
-    Args:
-        source: The file or store.
-        extractor: The extractor of a store that holds several; see `TripleStore.choose`.
-    """
+    """What results depend on of triples: a file, or a store, whose bytes change without its content."""
     if not is_store(source):
         if extractor is not None:
             raise ValueError(f"--extractor {extractor}: {source} is no extraction store, so it has no extractors")

@@ -57,7 +57,6 @@ class Prediction:
     """What a model replied to a text.
 
     Attributes:
-        pair: The text with its gold triples.
         replies: The replies as they were written: one, or those to the pieces of a text that was cut, in order.
         failed: Whether there is no reply: an error is never right, also where there is nothing to find.
     """
@@ -76,7 +75,6 @@ def score_rows(predictions: Iterable[Prediction], embed: Embedder | None = None)
     """Score replies one by one, in their order; a row is JSON and is all that `summarise_extractions` needs.
 
     Args:
-        predictions: Texts with gold triples and replies, streamed.
         embed: For the soft level; None leaves it out.
 
     Yields:
@@ -116,9 +114,6 @@ def row_parts(row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 
 def summarise_extractions(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Scores of a data set.
-
-    Args:
-        rows: Rows of `score_rows`.
 
     Returns:
         `texts`; by level `{"micro": {"precision", "recall", "f1"}, "macro": {...}}`, under `soft` also `thresholds`;
@@ -215,19 +210,13 @@ def grounded(name: str, text_words: str) -> bool:
     """Whether a name occurs in a text as whole words.
 
     Args:
-        name: The name.
         text_words: The text's `entity_words`, joined and fenced by spaces: " ada lovelace was born ".
     """
     return f" {normalize_entity(name)} " in text_words
 
 
 class FieldVectors:
-    """Vectors of length one of the fields of many triples, each distinct text embedded once.
-
-    Args:
-        triples: All triples that will be compared.
-        embed: The embedder.
-    """
+    """Vectors of length one of the fields of many triples, each distinct text embedded once."""
 
     def __init__(self, triples: Sequence[Triple], embed: Embedder) -> None:
         texts = sorted({text for triple in triples for text in spoken_fields(triple)})
@@ -282,10 +271,6 @@ def aligned_fields(predicted: Sequence[Key], gold: Sequence[Key]) -> tuple[int, 
     """How many gold triples have their subject, predicate and object right in the triple they are aligned with.
 
     The alignment is one-to-one and has the most equal fields in all; among equals, one that has whole triples right.
-
-    Args:
-        predicted: Normalised triples.
-        gold: Normalised triples.
     """
     if not predicted or not gold:
         return 0, 0, 0

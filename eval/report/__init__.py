@@ -46,13 +46,7 @@ _COSTS = {"calls": "calls", "prompt_tokens": "tokens read", "completion_tokens":
 
 
 def report(args: argparse.Namespace, console: Console) -> None:
-    """`tripletune eval report`: write page, tables and figures; the same results give the same bytes.
-
-    Args:
-        args: `folders` (results folders, folders of them, or NAME=FOLDER), `output`, `traces`, `corpus`, `price` and
-            `wandb`.
-        console: Told what was written.
-    """
+    """`tripletune eval report`: write page, tables and figures; the same results give the same bytes."""
     if args.traces < 0:
         raise ValueError(f"--traces {args.traces}: it is a number of questions, 0 or more")
     output = Path(args.output or named_folder(args.folders[0])[1] / "report")
@@ -85,10 +79,6 @@ def _folders(spec: str) -> list[str]:
 
 def build_report(found: Sequence[Run], groups: Sequence[Group]) -> dict[str, Any]:
     """All figures of a report.
-
-    Args:
-        found: Results folders, in the order given.
-        groups: Those of them that are runs over questions.
 
     Returns:
         `groups` of runs over the same questions, `others`, and `missing`: sentences on what could not be said.

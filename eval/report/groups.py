@@ -45,7 +45,6 @@ class Group:
 
     Attributes:
         runs: In the order given; the first is the reference.
-        names: Their names, all different.
         ablations: For each run, the rows of the paper it is.
     """
 

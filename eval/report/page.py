@@ -43,10 +43,6 @@ def write_page(
     """Write the page.
 
     Args:
-        path: The file.
-        report: The figures, from `eval.report.build_report`.
-        groups: The runs they are of, in the same order.
-        sections: The tables.
         traces: Most questions of a group whose traces are put into the page.
         corpora: Corpora of the runs, whose passages are shown with their texts.
     """

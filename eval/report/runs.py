@@ -33,12 +33,8 @@ class Run:
     """An output folder of `tripletune eval`.
 
     Attributes:
-        folder: As it was named.
-        name: The name given on the command line, or empty.
-        settings: `settings.json`: all that the results depend on.
         about: `run.json`: the command, and how many questions a whole run has.
         metrics: `metrics.json`; empty when it was stopped before its end.
-        results: How many results it has.
         rows: Of `eval run`, the questions that have a result, one row each: `id`, `question`, `answers`, `prediction`,
             `type`, a column per score (`f1`), `failed`, `rounds`, `stop`, `calls`, `tokens_read`, `tokens_written`,
             `tokens` (both), `seconds`, `tallies`, `malformed`, and, where they are known and else None, `sent` (calls
@@ -46,10 +42,6 @@ class Run:
             passages), `role_tokens`, `granularity`, `recall` (share of the supporting passages found up to each round)
             and `kept` (share that a kept triple comes from). None for other evaluations, whose figures are taken as
             they stand.
-        cut_off: Whether the last line was cut off by a kill.
-        added: Scores that `tripletune eval score` added.
-        indexing: What the calls cost that read the corpus.
-        roles: The roles that calls had.
     """
 
     folder: str
@@ -92,12 +84,7 @@ def named_folder(spec: str) -> tuple[str, Path]:
 
 
 def read_folder(spec: str, prices: Prices | None = None) -> Run:
-    """Read one output folder.
-
-    Args:
-        spec: The folder, or NAME=FOLDER to give it a name in the report.
-        prices: What tokens cost; see `eval.costs.read_prices`.
-    """
+    """Read one output folder; NAME=FOLDER gives it a name in the report."""
     name, path = named_folder(spec)
     if not path.is_dir():
         raise FileNotFoundError(f"no such folder: {path}")

@@ -36,9 +36,7 @@ class Section:
     """What stands under one heading.
 
     Attributes:
-        title: The task, or the evaluation.
         heading: What the tables show; empty where the title says it.
-        blocks: Sentences and tables, in order.
     """
 
     title: str

@@ -39,12 +39,7 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an item has no reply.
-
-    Attributes:
-        error: The exception, as text.
-        seconds: How long it took to fail.
-    """
+    """Why an item has no reply, and the seconds it took to fail."""
 
     error: str
     seconds: float
@@ -68,7 +63,6 @@ class Suite(ABC):
     Attributes:
         unit: What an item is called.
         example: Options of a command that works, for `--help`.
-        options: Its options.
         ids: The ids of all items, in order, each once.
         command: The words of the command line, for reports.
         concurrency: Batches under way at once.
@@ -127,12 +121,7 @@ class Suite(ABC):
 
     @abstractmethod
     def score(self, item: Any, reply: Any) -> dict[str, Any]:
-        """The row of an item, with `id` and `error`; a metric that fails ends the run.
-
-        Args:
-            item: The item.
-            reply: What `ask` gave, or a `Failure`.
-        """
+        """The row of an item, with `id` and `error`; a metric that fails ends the run."""
 
     @abstractmethod
     def summarise(self, log: ResultLog) -> dict[str, Any]:
@@ -184,12 +173,7 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
 
 
 class Launched:
-    """The processes of a launcher, each with a GPU of its own; where there is none, this process alone.
-
-    Attributes:
-        process: Number of this process, from 0.
-        processes: Their number.
-    """
+    """The processes of a launcher, each with a GPU of its own; where there is none, this process alone."""
 
     def __init__(self) -> None:
         self.process, self.processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))

@@ -53,12 +53,8 @@ class Case:
 
     Attributes:
         id: Of the trajectory, with the number of the round.
-        question_id: The question.
         round: 1 for the first.
         teacher: The teacher, as the ledger calls it.
-        messages: The chat up to the round's candidates.
-        candidates: The round's candidates.
-        earlier: Candidates of the rounds before.
         gold: The teacher's decision.
     """
 
@@ -205,8 +201,6 @@ def score_reply(case: Case, reply: str, error: str = "") -> dict[str, Any]:
     """One row: the teacher's decision, the reply as the loop would read it, and its scores.
 
     Args:
-        case: What was asked.
-        reply: The student's reply.
         error: Why there is none; it scores 0 like an empty one.
     """
     found = read_decision(reply, case.candidates, case.earlier)
@@ -234,9 +228,6 @@ def score_reply(case: Case, reply: str, error: str = "") -> dict[str, Any]:
 
 def summarise_decisions(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Metrics of scored rows.
-
-    Args:
-        rows: Rows of `score_reply`, streamed.
 
     Returns:
         `decisions` and `questions` (counts), `metrics` (each of `SCORES`), `by_round` and `by_teacher` (the same for

@@ -89,12 +89,7 @@ class ExtractionOptions(SuiteOptions):
 
 
 class ExtractionSuite(Suite):
-    """Triples of texts; see the module.
-
-    Args:
-        options: The options.
-        extractor: The model.
-    """
+    """Triples of texts; see the module."""
 
     unit = "text"
     options_class = ExtractionOptions

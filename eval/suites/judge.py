@@ -63,12 +63,7 @@ class Pair:
 
 
 class JudgeSuite(Suite):
-    """A pairwise judge; see the module.
-
-    Args:
-        options: The options.
-        teacher: The judge.
-    """
+    """A pairwise judge; see the module."""
 
     unit = "question"
     options_class = JudgeOptions

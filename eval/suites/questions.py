@@ -70,8 +70,6 @@ class QuestionSuite(Suite):
     """A system on a task: every question is answered in the system's loop.
 
     Args:
-        options: The options.
-        teacher: The language model of a system that prompts one.
         opened: Models and indexes that several runs share.
         home: Folder of the indexes, and of the corpus that is made of the questions' contexts; None: the output folder.
     """
@@ -318,7 +316,6 @@ class RunSpec:
 
     Attributes:
         options: The options; `system` and `task` may name several, separated by commas.
-        teacher: The chat model of systems that prompt one.
     """
 
     options: QuestionOptions
@@ -329,7 +326,6 @@ class RunSpec:
         """The chat model is the one that `options.llm` names without a role, else `teacher`, else the oracle.
 
         Args:
-            options: The options.
             teacher: The chat model, and how all others are called; its model is `UNNAMED` where it is none itself.
         """
         teacher = teacher or LLMOptions(model=UNNAMED)
@@ -403,9 +399,6 @@ def evaluate(
     """Run a system on a task and score it, as `tripletune eval run` does.
 
     Args:
-        system: Its name.
-        task: Its name, or a YAML file.
-        data: The question file.
         teacher: The chat model of a system that prompts one; `llm=["openai:NAME"]` names one, too.
         output: Folder of the results, in which a run that was stopped continues; None keeps no results.
         **options: Other fields of `QuestionOptions`, and options of the system, such as `top_k=2`.

@@ -239,9 +239,6 @@ def score_record(record: Record, reply: str) -> dict[str, Any]:
 def summarise_records(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Metrics of scored rows.
 
-    Args:
-        rows: Rows of `score_record`, streamed.
-
     Returns:
         Planning: `records`, `malformed`, `action_accuracy` and `subquery_f1` (another action than `[SUBQ]` scores 0),
         both also `_with_history`, `action_accuracy_by_label`, `action_accuracy_by_history` (number of steps) and
@@ -289,8 +286,6 @@ def with_triples(records: Iterable[Record], store: StoredTriples, counts: Counte
     A step keeps the text its gold triples come from, one passage below the other, each behind its title.
 
     Args:
-        records: Records, streamed.
-        store: Triples by passage.
         counts: Counts `passages` and `passages_without_triples`, which the store does not know.
     """
     for record in records:
