@@ -163,7 +163,9 @@ def _say(text: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="tripletune data", description=__doc__)
+    parser = CommandParser(
+        prog="tripletune data", description=__doc__, example="tripletune data peek data/subq --label subq"
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(function: Callable[[argparse.Namespace], int | None]) -> argparse.ArgumentParser:

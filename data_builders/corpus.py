@@ -171,6 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = CommandParser(
         prog="tripletune build corpus",
         description="Draw questions of a benchmark and build the corpus they are answered from.",
+        example="tripletune build corpus --reader hotpotqa --train train.json --output runs/hotpotqa",
     )
     add_arguments(parser, CorpusOptions)
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the files")

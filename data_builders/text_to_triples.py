@@ -326,6 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = CommandParser(
         prog="tripletune build pairs",
         description="Build text-to-triples pairs from published data, a teacher's triples or the fictional world.",
+        example="tripletune build pairs --source wikiofgraph:wikiofgraph.jsonl --output runs/t2t",
     )
     group = parser.add_argument_group("what to read")
     group.add_argument("--source", action="append", required=True, metavar="[NAME=]READER:FILE[:REPLIES]",

@@ -327,6 +327,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = CommandParser(
         prog="tripletune build trajectories",
         description="Turn the ledger and the results of a loop into trajectories to distil.",
+        example="tripletune build trajectories --results runs/eval/cirag_train --min-score exact_match=1 "
+        "--output runs/trajectories",
     )
     group = parser.add_argument_group("what to read")
     group.add_argument("--results", action="append", required=True, metavar="DIR",

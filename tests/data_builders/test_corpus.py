@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli import read_lines, write_lines
-from tests.data_builders.rows import hotpot_row, shards, shared
+from tests.data_builders.rows import hotpot_row, shared
 from tripletune.data_builders.corpus import CorpusOptions, build_corpus, main
 from tripletune.data_builders.readers import get_reader
 from tripletune.models.data.records import passage_id, read_corpus
@@ -55,13 +55,6 @@ def test_all_paragraphs_of_the_drawn_questions_stand_in_the_corpus_once(file, tm
     assert questions[0] == next(one for one in (row(n) for n in range(20)) if one["_id"] == questions[0]["_id"])
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_one_another_draw(file, tmp_path):
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        build(file, tmp_path / name, seed=seed)
-    assert shards(tmp_path / "a") == shards(tmp_path / "b")
-    assert not shards(tmp_path / "a").items() & shards(tmp_path / "c").items()
-
-
 def test_ids_do_not_depend_on_the_draw(file, tmp_path):
     build(file, tmp_path / "few")
     build(file, tmp_path / "all", train_count=0)
@@ -73,13 +66,6 @@ def test_ids_do_not_depend_on_the_draw(file, tmp_path):
     assert few.items() <= every.items()
 
 
-def test_two_splits_draw_apart(file, tmp_path):
-    build(file, tmp_path / "one")
-    build(file, tmp_path / "two", evaluation=file, evaluation_count=4)
-    assert read_lines(tmp_path / "one" / "train.jsonl") == read_lines(tmp_path / "two" / "train.jsonl")
-    assert len(read_lines(tmp_path / "two" / "evaluation.jsonl")) == 4
-
-
 def test_questions_in_both_draws_are_counted_and_told(file, tmp_path, caplog):
     manifest = build(file, tmp_path / "out", train_count=0, evaluation=file, evaluation_count=4)
     assert manifest["splits"]["evaluation"]["also_in_train"] == 4
@@ -89,17 +75,6 @@ def test_questions_in_both_draws_are_counted_and_told(file, tmp_path, caplog):
     manifest = build(file, tmp_path / "other", evaluation=other, evaluation_count=4)
     assert manifest["splits"]["evaluation"]["also_in_train"] == 0
     assert "training questions too" not in caplog.text
-
-
-def test_the_benchmarks_file_is_never_written_over(file, tmp_path):
-    before = Path(file).read_bytes()
-    with pytest.raises(ValueError, match="is, holds or lies in what is read"):
-        build(file, tmp_path)
-    evaluation = write_lines(tmp_path / "evaluation.corpus.jsonl", [row(1)])
-    with pytest.raises(ValueError, match="is, holds or lies in what is read"):
-        build(file, tmp_path / "out" / "..", train=None, evaluation=evaluation, evaluation_count=1)
-    assert Path(file).read_bytes() == before
-    assert not (tmp_path / "corpus.json").exists()
 
 
 def test_only_a_corpus_is_replaced_and_only_when_asked(file, tmp_path):
@@ -151,3 +126,14 @@ def test_real_benchmarks(reader, name, tmp_path):
     for question in questions:
         wanted = {" ".join(question.passages[index].text.split()) for index in question.supporting}
         assert {" ".join(corpus[name].text.split()) for name in gold[question.id]} == wanted
+
+
+def test_the_benchmarks_file_is_never_written_over(file, tmp_path):
+    before = Path(file).read_bytes()
+    with pytest.raises(ValueError, match="is, holds or lies in what is read"):
+        build(file, tmp_path)
+    evaluation = write_lines(tmp_path / "evaluation.corpus.jsonl", [row(1)])
+    with pytest.raises(ValueError, match="is, holds or lies in what is read"):
+        build(file, tmp_path / "out" / "..", train=None, evaluation=evaluation, evaluation_count=1)
+    assert Path(file).read_bytes() == before
+    assert not (tmp_path / "corpus.json").exists()

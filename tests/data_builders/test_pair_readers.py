@@ -8,9 +8,7 @@ from tests.data_builders.rows import hotpot_row, shared
 from tripletune.data_builders.hotpotqa_subq.options import Source
 from tripletune.data_builders.readers import names_with
 from tripletune.data_builders.readers.triples import (
-    BAD_TITLES,
     MALFORMED_TRIPLES,
-    QUESTIONS_DROPPED,
     PairDrop,
     check_source,
     published_triples,
@@ -87,14 +85,6 @@ def test_published_forms(value, triples, malformed):
     assert (len(found[0]), found[1]) == (triples, malformed)
 
 
-def test_titles_that_are_no_text_are_left_out_and_counted(tmp_path):
-    titles = ["A", 1984, None, "", ["x"], {"a": 1}]
-    rows = [{"text": f"text {n}", "title": title, "triples": []} for n, title in enumerate(titles)]
-    found, _, issues = read(f"triples:{write_lines(tmp_path / 't.jsonl', rows)}")
-    assert [row.title for row in found] == ["A", "1984", "", "", "", ""]
-    assert issues[BAD_TITLES] == 2
-
-
 def test_a_backslash_in_published_data_stands_for_itself():
     (triple,), _ = published_triples("(<S> a\\b| <P> p| <O> c\\)")
     assert (triple.subject, triple.object) == ("a\\b", "c\\")
@@ -117,15 +107,6 @@ def test_recorded_replies_meet_the_passages_of_their_questions(tmp_path):
     ]
     assert drops == {PairDrop.NO_PASSAGE: 1, PairDrop.ALL_MALFORMED: 1, PairDrop.NO_ANNOTATION: 1}
     assert issues == {MALFORMED_TRIPLES: 1}
-
-
-def test_questions_the_reader_leaves_out_are_counted(tmp_path):
-    bad = question(1, ["A"], [["Elsewhere", 0]])
-    questions, replies = (
-        write_lines(tmp_path / "q.jsonl", [bad]),
-        write_lines(tmp_path / "r.jsonl", [{"_id": "id1", "triples": {}}]),
-    )
-    assert read(f"hotpotqa:{questions}:{replies}")[2] == {QUESTIONS_DROPPED: 1}
 
 
 def test_unusable_sources_are_named(tmp_path):

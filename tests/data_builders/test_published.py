@@ -10,7 +10,6 @@ from tripletune.data_builders.__main__ import main
 from tripletune.data_builders.datasets.inspect import troubles
 from tripletune.data_builders.published import (
     MALFORMED_TRIPLES,
-    REPEATED_TRIPLES,
     MalformedRow,
     read_released,
     released_record,
@@ -146,14 +145,6 @@ def test_triples_cost_no_neighbour(printed, names, malformed):
     (step,) = read_one({"input": text, "label": "[SUFFICIENT]"}, issues).steps
     assert [f"{triple.subject} {triple.object}" for triple in step.triples] == names
     assert issues[MALFORMED_TRIPLES] == malformed
-
-
-def test_repeated_triples_are_kept_once():
-    issues: Counter[str] = Counter()
-    text = f"{PLANNER}\n{STEP.format(['(S> a| P> b| O> c)'] * 9)}Question: Why?"
-    (step,) = read_one({"input": text, "label": "[SUFFICIENT]"}, issues).steps
-    assert step.triples == (Triple("a", "b", "c"),)
-    assert issues[REPEATED_TRIPLES] == 8
 
 
 NO_TEXT, NO_ACTION = "input or label is missing, empty or no text", "the label of a planning row is no action"

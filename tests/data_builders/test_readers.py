@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.cli import write_lines
 from tests.data_builders.rows import shared
-from tripletune.data_builders.published import parse_graph, read_explagraphs, split_names
+from tripletune.data_builders.published import parse_graph, read_explagraphs
 from tripletune.data_builders.readers import _rows, get_reader, names_with
 from tripletune.data_builders.readers.claims import NOT_BINARY
 from tripletune.data_builders.readers.hotpotqa import OUT_OF_RANGE
@@ -88,16 +88,6 @@ def test_json_array_parquet_and_folder_give_the_same_rows(tmp_path):
     pq.write_table(pa.Table.from_pylist([MUSIQUE]), folder / "train.parquet")
     for place in (array, folder / "train.parquet", folder):
         assert list(get_reader("musique")(str(place))) == expected
-
-
-def test_context_titles_that_differ_in_case_are_told_apart(tmp_path):
-    row = HOTPOT | {
-        "context": [["Douglas MacLean", ["An actor."]], ["Douglas Maclean", ["A politician.", "More."]]],
-        "supporting_facts": [["Douglas Maclean", 1]],
-    }
-    assert only(tmp_path, "hotpotqa", row).supporting == (1,)
-    escaped = HOTPOT | {"context": [["Q & A", ["Text."]]], "supporting_facts": [["Q &amp; A", 0]]}
-    assert only(tmp_path, "hotpotqa", escaped).supporting == (0,)
 
 
 def test_supporting_fact_out_of_range_is_counted_and_keeps_its_passage(tmp_path):
@@ -191,12 +181,6 @@ def test_broken_json_array_is_named_by_line(tmp_path, text, line, message):
     assert str(caught.value).startswith(f"{path}:{line}: ")
 
 
-def test_half_characters_of_a_json_array_become_unknown_ones(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text('[{"a": "\\ud83d x"}, {"a": "\\ud83d\\ude00"}]')
-    assert [row for _, row in _rows.source_rows(str(path))] == [{"a": "\ufffd x"}, {"a": "😀"}]
-
-
 def test_what_is_no_file_of_rows_is_said(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "a.parquet").write_bytes(b"PAR1 damaged PAR1")
@@ -246,14 +230,6 @@ def test_explagraphs_bad_line(tmp_path, line, message):
     with pytest.raises(ValueError, match=message) as caught:
         list(read_explagraphs(path))
     assert f"{path}:2: " in str(caught.value)
-
-
-def test_split_sizes_and_seed():
-    names = split_names(100, seed=1)
-    assert Counter(names) == {"train": 60, "validation": 20, "test": 20}
-    assert names == split_names(100, seed=1)
-    assert names != split_names(100, seed=2)
-    assert len(split_names(7)) == 7
 
 
 def test_answers_in_every_layout_are_lists(tmp_path):
@@ -352,3 +328,9 @@ def test_real_files_are_read_completely(reader, file, count):
     questions = list(get_reader(reader)(str(shared(file))))
     assert len(questions) == count
     assert all(isinstance(question, Question) for question in questions)
+
+
+def test_half_characters_of_a_json_array_become_unknown_ones(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('[{"a": "\\ud83d x"}, {"a": "\\ud83d\\ude00"}]')
+    assert [row for _, row in _rows.source_rows(str(path))] == [{"a": "\ufffd x"}, {"a": "😀"}]

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cli import write_lines
-from tripletune.data_builders.datasets.kinds import text_key
 from tripletune.data_builders.readers.triples import MALFORMED_TRIPLES, PairRow
 from tripletune.data_builders.text_to_triples import (
     CASE_CHANGED,
@@ -21,7 +20,6 @@ from tripletune.data_builders.text_to_triples import (
     clean_row,
     clean_text,
     main,
-    triples_key,
 )
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.models.data.pairs import ExtractionPair, read_pairs
@@ -92,12 +90,6 @@ def test_what_is_left_out_is_counted(tmp_path):
     assert any("3 texts of triples=triples:" in note for note in build["notes"])
     card = (folder / "README.md").read_text()
     assert "| x: the text is among those to exclude | 2 |" in card
-
-
-def test_texts_without_facts_have_an_empty_target(tmp_path):
-    folder, numbers = run(tmp_path, [{"text": "Hello!", "triples": []}, *rows(1)], "--split-name", "test")
-    assert next(read_pairs(folder, "test")).target == ""
-    assert numbers["statistics"]["sources"]["triples"]["without facts"] == 1
 
 
 def test_names_by_the_papers_rule(tmp_path):
@@ -180,20 +172,6 @@ def test_one_text_is_never_on_both_sides(numbers, wanted):
     assert len(found["validation"]) == split.kept <= wanted
 
 
-def test_growing_data_keeps_most_validation_rows():
-    rows = pairs(1000)
-    small = {pair.id for pair in sides(CountedSplit(100), rows[:900])["validation"]}
-    large, other = ({pair.id for pair in sides(CountedSplit(100, seed), rows)["validation"]} for seed in (0, 1))
-    assert len(small & large) >= 80 > len(large & other)
-
-
-def test_by_default_a_tenth_of_a_small_data_set_and_the_card_says_so():
-    split = CountedSplit()
-    assert len(sides(split, pairs(57))["validation"]) == 5
-    assert f"keeps {PAPER_ROWS:,}" in split.sentence()
-    assert "the 5 of 57 pairs" in split.sentence()
-
-
 def test_by_default_the_papers_number_of_a_large_one():
     split = CountedSplit()
     rows = (ExtractionPair(str(number), str(number)) for number in range(60_000))
@@ -242,12 +220,6 @@ def test_every_change_is_counted():
     assert issues == {TEXT_CHANGED: 1, TRIPLE_CHANGED: 1, REPEATED_TRIPLES: 1, MALFORMED_TRIPLES: 1}
 
 
-def test_a_row_that_loses_all_its_triples_is_no_row_without_facts():
-    clean, _ = cleaned(row("Oslo.", [("\u200b", "b", "c")]))
-    assert clean.unusable
-    assert not cleaned(row("Oslo."))[0].unusable
-
-
 def test_entities_get_the_spelling_of_the_text():
     text = '"Moanin\'" is a composition by Bobby Timmons, a pianist.'
     triples = [("Moanin'", "Composer", "Bobby timmons"), ("Bobby timmons", "Occupation", "Pianist"), ("X", "Y", "Pian")]
@@ -273,12 +245,6 @@ def test_a_part_of_a_word_is_not_the_name(name, text, spelt):
     assert clean.triples[0].subject == spelt
 
 
-def test_predicates_as_words():
-    clean, issues = cleaned(row("text", [("a", "birthPlace", "b"), ("a", "born in", "b")]), predicates="words")
-    assert [triple.predicate for triple in clean.triples] == ["birth place", "born in"]
-    assert issues == {PREDICATE_CHANGED: 1}
-
-
 def test_only_a_name_follows_the_papers_rule():
     clean, issues = cleaned(row("Oslo", title="Oslo"))
     assert clean.triples == (Triple("Oslo", "is", "Oslo"),)
@@ -300,8 +266,7 @@ def test_the_spelling_of_the_text_differs_in_case_alone(text, name):
     assert clean.triples[0].subject.lower() == name.lower()
 
 
-def test_keys():
-    assert text_key("Ａ  b\nC") == text_key("a BC")
-    assert text_key("a") != text_key("b")
-    one, two = Triple("a", "b", "c"), Triple("d", "e", "f")
-    assert triples_key((one, two)) == triples_key((two, one)) != triples_key((one,))
+def test_predicates_as_words():
+    clean, issues = cleaned(row("text", [("a", "birthPlace", "b"), ("a", "born in", "b")]), predicates="words")
+    assert [triple.predicate for triple in clean.triples] == ["birth place", "born in"]
+    assert issues == {PREDICATE_CHANGED: 1}

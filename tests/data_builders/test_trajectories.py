@@ -238,15 +238,6 @@ def test_of_several_runs_in_a_ledger_the_one_of_the_results_is_taken(tmp_path):
     assert [sum(one.learned) for one in found] == [1]
 
 
-def test_a_run_that_did_not_end_is_told(tmp_path, caplog):
-    loop(tmp_path, FIRST, LAST)
-    for questions, told in ((1, False), (2, True)):
-        caplog.clear()
-        (tmp_path / "run.json").write_text(json.dumps({"questions": questions}))
-        build(tmp_path, tmp_path / str(questions))
-        assert ("did not end: it has 1 of 2 questions" in caplog.text) is told
-
-
 def test_a_shorter_run_has_its_trajectory_beside_a_longer_one(tmp_path):
     short = tmp_path / "short"
     loop(short, FIRST, max_rounds=1)
@@ -331,20 +322,6 @@ def test_bad_input_gives_one_line_and_exit_code_2(tmp_path, capsys, more, messag
     results = [] if "--results" in more else ["--results", str(tmp_path)]
     assert main([*results, "--output", str(tmp_path / "out"), *more]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_file_that_is_no_ledger_or_no_results_is_named(tmp_path, capsys):
-    loop(tmp_path, FIRST, LAST)
-    (tmp_path / "text").write_text("hello" * 500)
-    whole = (tmp_path / "results.jsonl").read_text()
-    for text, message in (
-        ('{"id": "q1"}\n', "results.jsonl:1: not a row of `tripletune eval run`"),
-        (whole, "can't be used as a ledger"),
-    ):
-        (tmp_path / "results.jsonl").write_text(text)
-        ledger = ["--ledger", str(tmp_path / "text")] if text is whole else []
-        assert main(["--results", str(tmp_path), *ledger, "--output", str(tmp_path / "out")]) == 2
-        assert message in capsys.readouterr().err
 
 
 def own_run(folder, name, queries, *, plans=None, prediction="Kelm", recall=1.0):

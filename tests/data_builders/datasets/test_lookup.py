@@ -30,9 +30,3 @@ def test_rows_are_found_by_key_with_their_line(tmp_path):
     assert index.get("ä") == (f"{path}:1", rows[0])
     assert index.get("c") is None
     assert index.repeated_line == 5
-
-
-def test_half_characters_become_unknown_ones(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"name": "a \\ud83d"}\n')
-    assert JsonlIndex(path, keys).get("a \ufffd") == (f"{path}:1", {"name": "a \ufffd"})

@@ -1,10 +1,8 @@
 """One writer and one card for all kinds of rows."""
 
-import re
-
 import pytest
 
-from tests.data_builders.rows import PAIRS, RECORDS, ROWS, counted, write_rows
+from tests.data_builders.rows import RECORDS, ROWS, counted, write_rows
 from tripletune.data_builders.datasets.kinds import KINDS
 from tripletune.data_builders.datasets.writer import (
     BuildFacts,
@@ -37,13 +35,6 @@ def test_rows_come_back_and_load_dataset_sees_their_features(tmp_path, kind, for
     assert [KINDS[kind].read(row, "row") for row in loaded["train"]] == rows
 
 
-def test_the_same_rows_give_the_same_bytes(tmp_path):
-    one, two = (write_rows(tmp_path / name, "pairs", {"train": PAIRS}) for name in "ab")
-    assert {path.name: path.read_bytes() for path in one.iterdir()} == {
-        path.name: path.read_bytes() for path in two.iterdir()
-    }
-
-
 def test_a_failure_leaves_nothing(tmp_path):
     options = FolderOptions(str(tmp_path / "out"))
     with pytest.raises(KeyboardInterrupt), new_dataset(options, KINDS["records"]) as dataset:
@@ -74,27 +65,6 @@ def test_card_says_what_was_left_out_and_what_the_teacher_did():
         "white-space words, no tokenizer was given",
     ):  # fmt: skip
         assert line in text
-
-
-def test_card_shows_samples_of_every_label_in_their_order():
-    text = body()
-    labels = ["[SUBQ]", "[SUFFICIENT]", "answer after retrieval", "answer without retrieval"]
-    assert re.findall("^### (.*)$", text, re.MULTILINE) == labels
-    assert "[NO_RETRIEVAL]\nQuestion: How?\n=> a b c" in text
-    assert "(S> a| P> r| O> b)" in text
-
-
-@pytest.mark.parametrize(
-    ("kind", "parts"),
-    [
-        ("pairs", ["# Pairs", "66.7%", "5,851,776", "=> (S> Oslo| P> is| O> Oslo)", "## Lengths"]),
-        ("trajectories", ["| with 1 learned turns | 2 |", "| of teacher | 2 |", "=> here it is"]),
-    ],
-)
-def test_other_kinds_have_the_same_card(kind, parts):
-    text = body(kind=kind)
-    for part in parts:
-        assert part in text
 
 
 def test_samples_stay_inside_their_fence_and_are_cut_in_the_middle():

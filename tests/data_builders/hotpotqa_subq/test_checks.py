@@ -19,7 +19,6 @@ from tripletune.data_builders.hotpotqa_subq.checks import (
 )
 from tripletune.models.data.questions import DropReason, Question
 from tripletune.models.data.records import Passage
-from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import REPAIRED, UnusableReply
 
 PASSAGES = (Passage("Dune", "By Herbert."), Passage("Other", "Tacoma."), Passage("Herbert", "Born in Tacoma."))
@@ -31,14 +30,9 @@ DOCUMENTS = [
     ('{"documents": []}', (), None),
     ("2, 1", (2, 1), None),
     ("<think>1 or 2?</think>\n2.", (2,), None),
-    ("[1]", (1,), None),
     ("Documents 1, 3", (1, 3), BARE_NUMBERS),
-    ("documents: 3 and 1.", (3, 1), BARE_NUMBERS),
     ("[1] [3]", (1, 3), BARE_NUMBERS),
-    ("[3], [1]", (3, 1), BARE_NUMBERS),
     ("The relevant documents are [1] and [2].", (1, 2), BARE_NUMBERS),
-    ("Document 2 is needed.", (2,), BARE_NUMBERS),
-    ("<think>all?</think>Document [2]", (2,), BARE_NUMBERS),
     ("{documents: [2, 1], answerable: true}", (2, 1), BARE_NUMBERS),
     ("{'documents': [2, 1], 'answerable': True}", (2, 1), REPAIRED),
     ('{"documents": ["[2]", "Document 1"]}', (2, 1), TEXT_VALUES),
@@ -50,7 +44,6 @@ SUBQUERIES = [
     ('{"question": "Who wrote\\n Dune?"}', None),
     ('"Who wrote Dune?"\n', None),
     ("<think>Dune? Herbert?</think>Who wrote Dune?", None),
-    ("{Dune}? Herbert?</think>Who wrote Dune?", None),
     ("Sub-query: Who wrote Dune?", LABEL),
     ('{"question": "Sub-question 2: Who wrote Dune?"}', LABEL),
     ("1. Who wrote Dune?", LABEL),
@@ -69,16 +62,9 @@ def test_documents_are_read(text, expected, note):
     assert list(notes) == ([note] if note else [])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        'Both help.\n{"documents": [1, 2], "answerable": false}',
-        "Documents 1, 2, answerable: false",
-        '{"documents": [1, 2], "answerable": "false"}',
-    ],
-)
-def test_a_reply_that_says_no_is_a_judgement(text):
-    assert read_documents(text, 3) == ([1, 2], False)
+def test_a_reply_that_says_no_is_a_judgement():
+    for text in ("Documents 1, 2, answerable: false", 'No.\n{"documents": [1, 2], "answerable": "false"}'):
+        assert read_documents(text, 3) == ([1, 2], False)
 
 
 @pytest.mark.parametrize(("text", "note"), SUBQUERIES)
@@ -88,9 +74,8 @@ def test_subqueries_are_read(text, note):
     assert list(notes) == ([note] if note else [])
 
 
-@pytest.mark.parametrize("asked", ['Who sang "Why?" first?', "Who sang Why?"])
-def test_question_marks_of_a_title_are_not_counted(asked):
-    assert read_subquery(json.dumps({"question": asked}), "Why?") == asked
+def test_question_marks_of_a_title_are_not_counted():
+    assert read_subquery('{"question": "Who sang \\"Why?\\" first?"}', "Why?") == 'Who sang "Why?" first?'
 
 
 UNREADABLE = (DropReason.UNREADABLE_REPLY, "no_json", "bad_json", "no_triples")
@@ -153,11 +138,6 @@ def test_a_subquery_must_be_new_and_without_the_answer(subquery, earlier, reason
     with pytest.raises(UnusableReply) as caught:
         check_subquery(subquery, QUESTION, earlier)
     assert caught.value.reason == reason.value
-
-
-def test_malformed_triples_cost_no_neighbour():
-    triples = (Triple("a", "b", "c"), Triple("a", "year", "1965"))
-    assert read_triples('{"triples": [["a", "b", "c"], ["a", "b", ""], ["a", "year", 1965]]}') == (triples, 1)
 
 
 VALUES = st.recursive(

@@ -10,13 +10,12 @@ import pytest
 from tests.cli import write_lines
 from tripletune.data_builders.hotpotqa_subq import gives_away_answer, label_question
 from tripletune.data_builders.hotpotqa_subq.annotations import PartTeacher, open_teacher, stored_triples
-from tripletune.data_builders.hotpotqa_subq.build import OpenSource, build
+from tripletune.data_builders.hotpotqa_subq.build import build
 from tripletune.data_builders.hotpotqa_subq.checks import missing_facts
 from tripletune.data_builders.hotpotqa_subq.failures import FailedSearches
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._rows import NO_ANSWER
-from tripletune.data_builders.readers.arc_easy import NOT_TRAIN
 from tripletune.eval import load_task
 from tripletune.models.data.questions import Annotation, DropReason, Hop, Question, UnlabelledQuestion
 from tripletune.models.data.records import Action, Passage, Step, read_records
@@ -126,14 +125,6 @@ def test_distractors_join_every_step_and_are_never_kept_documents(triples_of, co
         assert all(subject in step.text for subject in subjects)
 
 
-def test_distractors_hang_on_seed_and_question_alone(triples_of):
-    one, two = (label(distractors=2, triples_of=triples_of, seed=3) for _ in range(2))
-    assert one == two
-    orders = {label(distractors=2, triples_of=triples_of, seed=seed)[-1].steps for seed in range(12)}
-    # The kept document does not always stand first.
-    assert {steps[0].triples[0].subject == "Dune" for steps in orders} == {True, False}
-
-
 ASQA = {
     "sample_id": "7",
     "ambiguous_question": "Who sang it?",
@@ -193,13 +184,6 @@ def test_official_asqa_file_is_read_by_its_train_split(tmp_path):
         list(get_reader("asqa")(str(path)))
 
 
-def test_rows_without_a_long_answer_are_counted(read):
-    questions, issues = read("asqa", ASQA | {"annotations": [{"long_answer": " "}]}, ASQA)
-    assert (len(questions), issues[NO_ANSWER]) == (1, 1)
-    with pytest.raises(ValueError, match=r"rows\.jsonl:1: 'knowledge' must be a list"):
-        read("asqa", ASQA | {"annotations": [{"long_answer": "a", "knowledge": "b"}]})
-
-
 def test_self_rag_rows_are_told_apart_and_stripped_of_reflection(read):
     (arc,), _ = read("arc_easy", *SELF_RAG)
     assert (arc.id, arc.question, arc.answers, arc.passages) == ("arc_easy_0", "Hot? A: ice B: fire", ("B",), ())
@@ -207,12 +191,6 @@ def test_self_rag_rows_are_told_apart_and_stripped_of_reflection(read):
     assert (asqa.question, asqa.answers) == ("Who sang it?", ("Ann [sic] sang it. Ben too. End.",))
     assert [(p.title, p.text) for p in asqa.passages] == [("Song", "Ann sang it.\nTwice.")]
     assert issues[NO_ANSWER] == 1
-
-
-def test_arc_rows_of_other_splits_are_counted(read):
-    questions, issues = read("arc_easy", ARC, ARC | {"id": "x2", "split": "test"}, ARC | {"id": "x3", "split": "train"})
-    assert [question.answers for question in questions] == [("B",)] * 3
-    assert issues[NOT_TRAIN] == 1
 
 
 def test_a_part_gives_one_answering_record_in_the_words_of_its_task(read):
@@ -236,14 +214,6 @@ def test_triples_of_the_passages_make_one_step(tmp_path, read):
     assert record.action is Action.SUFFICIENT
     assert record.question.startswith("Who sang it? ")
     assert record.question.endswith("[Long Form]")
-
-
-@pytest.mark.parametrize(
-    ("wanted", "sentence"), [(150, None), (3897, "Source a (asqa) gave 150 of the 3,897 questions asked for.")]
-)
-def test_shortages_are_said(wanted, sentence):
-    source = Source.parse("a=asqa:f")
-    assert OpenSource(source, PartTeacher("asqa", None, Counter()), Counter(), wanted, 150).shortage() == sentence
 
 
 def test_parts_join_a_build_as_sources(tmp_path):
@@ -312,10 +282,6 @@ def test_labels_that_nothing_before_them_supports(teacher, change, expected):
     question = replace(QUESTION, **change)
     records = asyncio.run(label_question(question, teacher))
     assert missing_facts(question, records) == expected
-
-
-def test_direct_answers_need_no_facts():
-    assert missing_facts(QUESTION, label(direct_answer=True)) == []
 
 
 def test_a_generated_first_subquery_must_not_name_what_is_to_be_found():

@@ -10,13 +10,11 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
     DIRECT_ROLE,
     FILTER_ROLE,
     MAX_TOKENS,
-    PROMPT_NAMES,
     QUERY_ROLE,
     TRIPLES_ROLE,
     BaseModelAnswers,
     LLMTeacher,
     load_subq_prompts,
-    prompt_digests,
 )
 from tripletune.models.data.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.models.data.records import Passage
@@ -101,12 +99,6 @@ def test_a_question_with_two_documents_is_five_calls():
     ]
 
 
-def test_triples_are_asked_for_beside_the_subqueries():
-    client = script()
-    label(client)
-    assert client.roles[1:4] == [QUERY_ROLE, TRIPLES_ROLE, TRIPLES_ROLE]
-
-
 def test_all_passages_can_be_shown():
     client = script(filter=['{"documents": [3, 1]}'])
     records, _ = label(client, shown="all")
@@ -186,16 +178,6 @@ def test_sampling_reaches_the_calls_and_a_schema_when_it_is_asked_for():
         }
         assert (None in [one.schema for one in sent.values()]) is not asked
     assert json.loads(sent[QUERY_ROLE].schema)["required"] == ["question"]
-
-
-def test_own_prompts_replace_ours_and_have_their_own_digest(tmp_path):
-    (tmp_path / "subq_query.md").write_text("Ask.\n")
-    ours, mixed = load_subq_prompts(), load_subq_prompts(tmp_path)
-    assert mixed.texts == {**ours.texts, "subq_query": "Ask."}
-    assert list(prompt_digests(ours)) == [f"data_builders/prompts/{name}.md" for name in PROMPT_NAMES]
-    assert list(prompt_digests(mixed))[1] == str(tmp_path / "subq_query.md")
-    before, after = prompt_digests(ours).values(), prompt_digests(mixed).values()
-    assert [one == other for one, other in zip(before, after)] == [True, False, True]
 
 
 def test_the_replies_shown_in_our_prompts_pass_our_checks():
