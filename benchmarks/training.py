@@ -1,4 +1,4 @@
-"""What training costs: passes of real trainers over the same rows, side by side. Runs on the CPU.
+"""What training costs: passes of real trainers over the same rows, side by side, TRL's among them. Runs on the CPU.
 
 Every way is a trainer of its own, and a pass is a call of its `train`, from the first batch to the end of the last
 step, without set-up and checkpoints.
@@ -17,13 +17,27 @@ from benchmarks import ENCODER, MODEL, Options, Result, Way, quiet, take_turns
 from tripletune.data_builders.hotpotqa_subq.build import build
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.data_builders.world.build import WorldOptions, write_world
-from tripletune.models.loading import best_dtype
+from tripletune.models.loading import best_dtype, load_causal_lm
+from tripletune.models.lora import add_lora
 from tripletune.models.options import load_config, setting
 from tripletune.models.program import load_from
 from tripletune.train import engine_of
 
 _RECIPE = Path(__file__).resolve().parents[1] / "recipes/configs/smollm2_135m_ras_cpu.yaml"
-INTERLEAVED = {"data.prompt_order": "interleaved", "train.batch_size": 1}
+_INTERLEAVED = {"data.prompt_order": "interleaved", "train.batch_size": 1}
+_COMPILED = "-compiled"
+_BEST = "trl-best"
+# Beside TRL's defaults: no activation checkpointing, and records of similar length in a batch.
+_TRL_BEST = {"activation_checkpointing": False, "train_sampling_strategy": "group_by_length"}
+_PAPER = {"data.prompt_order": "instruction_first", "train.torch_compile": False, "model.attention": "blocks"}
+_OURS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    "ours-text-alone": {"model.use_graph": False},
+    "ours-interleaved": _INTERLEAVED,
+    "ours-compiled": {"train.torch_compile": True},
+    "ours-interleaved-compiled": {**_INTERLEAVED, "train.torch_compile": True},
+}
+_WAYS = ("trl-defaults", _BEST, f"{_BEST}{_COMPILED}", *_OURS)
 
 
 @dataclass(frozen=True)
@@ -42,6 +56,14 @@ class StepOptions(TrainingOptions):
     compile: bool = setting(False, "also measure compiled layers (needs a C++ compiler)")
 
 
+@dataclass(frozen=True)
+class SpeedOptions(TrainingOptions):
+    """Options of `speed`."""
+
+    data: str | None = setting(None, "folder of RAS records (without: those of a fictional world)")
+    ways: list[str] = setting(list(_WAYS), "rows of the table; compiled ones need a C++ compiler", choices=_WAYS)
+
+
 def training_step(options: StepOptions) -> Result:
     """A training step of the Graph-LLM: what label-only logits, batches by length and shared sequences are worth.
 
@@ -53,28 +75,28 @@ def training_step(options: StepOptions) -> Result:
         "separate records": {},
         "logits everywhere": {},
         "random batches": {"train.group_by_length": False},
-        "interleaved": INTERLEAVED,
+        "interleaved": _INTERLEAVED,
         "sdpa attention": {"model.attention": "sdpa"},
         "attention in blocks": {"model.attention": "blocks"},
     }
-    if native_bf16():
+    if _native_bf16():
         variants["float32"] = {"model.dtype": "float32", "train.bf16": "false"}
     if options.compile:
         variants["compiled layers"] = {"train.torch_compile": True}
-        variants["compiled, interleaved"] = {**INTERLEAVED, "train.torch_compile": True}
+        variants["compiled, interleaved"] = {**_INTERLEAVED, "train.torch_compile": True}
     with tempfile.TemporaryDirectory() as scratch:
         count = options.steps * options.batch_size
         # A question gives about four records; a third more, so that there are enough.
-        same = one_pass(scratch, options.seed, options.batch_size) | {
+        same = _one_pass(scratch, options.seed, options.batch_size) | {
             "model.base": options.model, "model.encoder": ENCODER, "model.attention": "eager",
-            "data.train": records(options.seed, max(8, count // 3), scratch), "data.max_train_records": count,
+            "data.train": _records(options.seed, max(8, count // 3), scratch), "data.max_train_records": count,
             "data.prompt_order": "instruction_first", "train.torch_compile": False,
         }  # fmt: skip
-        tasks = {name: open_task({**same, **changed}) for name, changed in variants.items()}
+        tasks = {name: _open_task({**same, **changed}) for name, changed in variants.items()}
         trainers = {name: engine_of(task) for name, task in tasks.items()}
         collate = tasks["logits everywhere"].collator()
         trainers["logits everywhere"].data_collator = lambda rows: {**collate(rows), "full_logits": True}
-        ways = [trainer_way(name, trainer) for name, trainer in trainers.items()]
+        ways = [_trainer_way(name, trainer) for name, trainer in trainers.items()]
         take_turns(ways, options.repeats)
         rows = [way.row("records", records=count, tokens=_tokens(task)) for way, task in zip(ways, tasks.values())]
     for row in rows:
@@ -83,18 +105,45 @@ def training_step(options: StepOptions) -> Result:
         f"training steps of {options.batch_size} records, median of {options.repeats} pass(es)",
         "name records_per_second time_against_first tokens seconds peak_bytes peak_above_rest_bytes",
         rows,
-        ["bfloat16 unless it says so" if native_bf16() else "all in float32: this CPU has no native bfloat16"],
+        ["bfloat16 unless it says so" if _native_bf16() else "all in float32: this CPU has no native bfloat16"],
     )
 
 
-def native_bf16() -> bool:
+def speed(options: SpeedOptions) -> Result:
+    """A training step of ours beside TRL's `SFTTrainer`, which has no graph: same records, model, LoRA and optimiser.
+
+    Tokens are those of prompts and labels in the paper's order, for all rows alike.
+    """
+    quiet()
+    with tempfile.TemporaryDirectory() as scratch:
+        count = options.steps * options.batch_size
+        same = _one_pass(scratch, options.seed, options.batch_size) | _PAPER | {
+            "model.base": options.model, "model.encoder": ENCODER, "data.max_train_records": count,
+            "data.train": options.data or _records(options.seed, max(8, count // 3), scratch),
+        }  # fmt: skip
+        text = _open_task({**same, "model.use_graph": False})
+        tokens = sum(text.train["length"])
+        ways = [_way(name, same, text) for name in options.ways]
+        take_turns(ways, options.repeats)
+    rows = [way.row("records", "tokens", records=count, tokens=tokens) for way in ways]
+    best = min((row["seconds"] for row in rows if row["name"].startswith(_BEST)), default=None)
+    for row in rows:
+        row["times_trl_best"] = best and best / row["seconds"]
+    return Result(
+        f"{count} records of {tokens / count:.0f} tokens, {options.batch_size} a step, median of {options.repeats}",
+        "name records_per_second tokens_per_second times_trl_best peak_above_rest_bytes",
+        rows,
+    )
+
+
+def _native_bf16() -> bool:
     """Whether this processor multiplies bfloat16 natively."""
     import torch
 
     return best_dtype() is torch.bfloat16
 
 
-def one_pass(scratch: str, seed: int, batch_size: int) -> dict[str, Any]:
+def _one_pass(scratch: str, seed: int, batch_size: int) -> dict[str, Any]:
     """Settings of one epoch of whole steps, without evaluations and checkpoints."""
     return {
         "output_dir": f"{scratch}/run", "seed": seed, "train.epochs": 1, "train.batch_size": batch_size,
@@ -103,7 +152,7 @@ def one_pass(scratch: str, seed: int, batch_size: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def open_task(overrides: Mapping[str, Any]) -> Any:
+def _open_task(overrides: Mapping[str, Any]) -> Any:
     """The task of the CPU recipe with its model loaded and its rows made."""
     kind = load_from("tripletune.train.tasks", "ras", "training task").TASK
     task = kind(load_config(kind.Config, _RECIPE, overrides))
@@ -112,7 +161,7 @@ def open_task(overrides: Mapping[str, Any]) -> Any:
     return task
 
 
-def trainer_way(name: str, trainer: Any) -> Way:
+def _trainer_way(name: str, trainer: Any) -> Way:
     """A pass of a trainer of transformers or TRL, warmed up by one step."""
     from transformers import TrainerCallback
 
@@ -150,9 +199,47 @@ def _tokens(task: Any) -> int:
     return sum(collate([task.train[number] for number in batch])["input_ids"].numel() for batch in batches)
 
 
-def records(seed: int, questions: int, scratch: str) -> str:
+def _records(seed: int, questions: int, scratch: str) -> str:
     """Folder of the records of a fictional world."""
     write_world(WorldOptions(seed, questions, 0, 0), f"{scratch}/world")
     world, folder = f"{scratch}/world/train", f"{scratch}/records"
     build([Source.parse(f"hotpotqa:{world}.jsonl:{world}.teacher.jsonl")], BuildOptions(folder, split_name="train"))
     return folder
+
+
+def _way(name: str, same: Mapping[str, Any], text: Any) -> Way:
+    """One row: a pass of it and the way to it."""
+    if name in _OURS:
+        task = _open_task({**same, **_OURS[name]})
+        return _trainer_way(name, engine_of(task))
+    rows = [{name: row[name] for name in ("input_ids", "labels")} for row in text.train]
+    if not name.startswith(_BEST):
+        return _trainer_way(name, _trl_trainer(rows, text.config, "float32"))
+    dtype, compiled = "bfloat16" if _native_bf16() else "float32", name.endswith(_COMPILED)
+    return _trainer_way(name, _trl_trainer(rows, text.config, dtype, torch_compile=compiled, **_TRL_BEST))
+
+
+def _trl_trainer(rows: list[dict[str, Any]], config: Any, dtype: str, **settings: Any) -> Any:
+    """TRL's `SFTTrainer` with a run's model, LoRA, batch and learning rate; else TRL's defaults, or `settings`."""
+    import torch
+    from datasets import Dataset
+    from transformers.trainer_callback import PrinterCallback
+    from trl import SFTConfig, SFTTrainer
+
+    class Quiet(SFTTrainer):
+        def _send_telemetry(self) -> None:
+            return
+
+    torch.manual_seed(config.seed)
+    chosen = config.model
+    model, tokenizer = load_causal_lm(chosen.base, getattr(torch, dtype))
+    adapted = add_lora(model, rank=chosen.lora_rank, alpha=chosen.lora_alpha, dropout=0.0,
+                       targets=chosen.lora_targets, base=chosen.base)  # fmt: skip
+    arguments = SFTConfig(
+        output_dir=f"{config.output_dir}/trl", per_device_train_batch_size=config.train.batch_size, num_train_epochs=1,
+        use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True, seed=config.seed,
+        dataloader_pin_memory=False, learning_rate=config.train.learning_rate, max_length=None, **settings,
+    )  # fmt: skip
+    trainer = Quiet(adapted, arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
