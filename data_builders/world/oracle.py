@@ -3,9 +3,8 @@
 It stands in for a teacher LLM wherever the right decisions must be known: tests of the loop, and trajectories to
 distil on a machine without a teacher. It reads the turns of the chat alone, so it works with anybody's prompts.
 
-Calls of a role `system.call` are answered by `oracles/<system>.py`, which has a function for each call. A reader of
-passages, `system.answer`, needs none: it gets the gold answer when the passages hold every gold fact, else the refusal
-word. Calls without a role are CIRAG's, told apart by their form:
+Calls of a role `system.call` are answered by `replies.py:REPLIES`. A reader of passages, `system.answer`, needs none: it
+gets the gold answer when the passages hold every gold fact, else the refusal word. Calls without a role are CIRAG's, told apart by their form:
 
 - an extraction prompt gets the article's entities and triples, both in one object;
 - an integration prompt gets the gold triples among the new candidates, and the sub-query of the first hop that is
@@ -18,40 +17,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from tripletune.data_builders.world import RELATION_OF
 from tripletune.data_builders.world.build import MANIFEST, World, WorldOptions, generate_world
 from tripletune.data_builders.world.questions import WorldQuestion
+from tripletune.data_builders.world.replies import REPLIES, GoldHop
 from tripletune.models.data.records import normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import read_json
 from tripletune.models.llm import CALL_ROLE, Backend, CallError, Completion, Message, Sampling
 from tripletune.models.llm.replies import REPAIR_ROLE
-from tripletune.models.program import load_from, names_in
 from tripletune.rag.chat_generator import REFUSAL
 from tripletune.rag.systems.cirag.integration import CANDIDATES, CORE, MAIN_QUESTION, QUESTION, Decision, write_decision
 
 _SECTION = re.compile(r"^\[\[## (.+?) ##\]\]\n(.*)$", re.MULTILINE)
-_ORACLES = "tripletune.data_builders.world.oracles"
-
-
-@dataclass(frozen=True, slots=True)
-class GoldHop:
-    """A fact that a question needs, the sentence of its article that states it, and sub-queries, the gold one first."""
-
-    triple: Triple
-    sentence: str
-    queries: tuple[str, ...]
-
-    def stands_in(self, passages: str) -> bool:
-        """Whether one of several passages, with blank lines between them, is its article and states it."""
-        blocks = passages.split("\n\n")
-        title = f"{self.triple.subject}\n"
-        return any(title in block and self.sentence in block.partition(title)[2] for block in blocks)
 
 
 class WorldOracle(Backend):
@@ -82,9 +62,10 @@ class WorldOracle(Backend):
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Reply to a prompt of a system; its role says what it asks for, see `models.llm.CALL_ROLE`."""
-        system, _, call = CALL_ROLE.get().removesuffix(REPAIR_ROLE).partition(".")
+        role = CALL_ROLE.get().removesuffix(REPAIR_ROLE)
+        system, _, call = role.partition(".")
         turns = [message["content"] for message in messages if message["role"] == "user"]
-        if reply := _replies(system).get(call):
+        if reply := REPLIES.get(role):
             text = reply(self, messages)
         elif system != "cirag" and call == "answer":
             text = self.answer(turns[-1])
@@ -171,11 +152,6 @@ class WorldOracle(Backend):
             sentence = article.sentences[article.sentence_of[predicate]]
             hops.append(GoldHop(Triple(title, predicate, entity.facts[predicate]), sentence, queries))
         return hops
-
-
-@cache
-def _replies(system: str) -> dict[str, Any]:
-    return load_from(_ORACLES, system, "oracle").REPLIES if system in names_in(_ORACLES) else {}
 
 
 def _triples(text: str) -> list[Triple]:
