@@ -17,8 +17,7 @@ from benchmarks import ENCODER, MODEL, Options, Result, Way, quiet, take_turns
 from tripletune.data_builders.hotpotqa_subq.build import build
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.data_builders.world.build import WorldOptions, write_world
-from tripletune.models.loading import best_dtype, load_causal_lm
-from tripletune.models.lora import add_lora
+from tripletune.models.loading import add_lora, best_dtype, load_causal_lm
 from tripletune.models.options import load_config, setting
 from tripletune.models.program import load_from
 from tripletune.train import engine_of

@@ -12,8 +12,8 @@ from typing import Any
 
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
+from tripletune.models.llm import in_role
 from tripletune.models.llm.replies import is_refusal
-from tripletune.models.llm.several import in_role
 
 Prices = Mapping[str, tuple[float, float]]
 PRICE_HELP = "dollars per million tokens read and written, as 0.15,0.6, or ROLE=0.15,0.6 for those calls; repeatable"

@@ -20,12 +20,11 @@ from tripletune.eval.controls import Control
 from tripletune.eval.costs import PRICE_HELP
 from tripletune.eval.suites import SuiteOptions
 from tripletune.models.files import file_digest, weights_fingerprint
-from tripletune.models.llm import LLMClient
+from tripletune.models.llm import LLMClient, RoleClients
 from tripletune.models.llm.backends import LLMOptions, backend_names, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.models.llm.prompts import load_prompts
-from tripletune.models.llm.several import RoleClients
 from tripletune.models.loading import resolve, usual_dtype
 from tripletune.models.options import (
     CommandParser,

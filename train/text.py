@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tripletune.models.loading import (
+    add_lora,
     best_dtype,
     is_encoder_decoder,
     load_tokenizer,
     load_weights,
     parse_dtype,
+    take_over,
 )
-from tripletune.models.lora import add_lora, take_over
 from tripletune.models.options import setting
 from tripletune.train.tasks import Examples, TrainingTask, TrainSection, spread
 

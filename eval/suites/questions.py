@@ -43,9 +43,8 @@ from tripletune.eval.systems import (
 from tripletune.models.data.questions import Question
 from tripletune.models.data.records import Passage, read_corpus
 from tripletune.models.files import file_digest, read_json
-from tripletune.models.llm import Sampling
+from tripletune.models.llm import Sampling, in_role
 from tripletune.models.llm.backends import LLMOptions
-from tripletune.models.llm.several import in_role
 from tripletune.models.options import (
     CommandParser,
     convert,

@@ -31,6 +31,7 @@ from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.models.loading import (
     LANGUAGE_MODEL_LAYERS,
+    chosen_layers,
     for_inference,
     load_adapter,
     load_causal_lm,
@@ -41,7 +42,6 @@ from tripletune.models.loading import (
 from tripletune.models.local import CELLS, Decoder, Draw, Request, decode
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.service import DecodingService, identity
-from tripletune.models.lora import chosen_layers
 from tripletune.models.losses import evaluating, scales_alike
 from tripletune.models.run_folders import CONFIG, is_adapter
 

@@ -7,6 +7,7 @@ Between them stands `models.llm.ledger_client`: cache, limits, retries. A loop o
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -187,6 +188,45 @@ class Completion:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", whole_characters(self.text))
+
+
+def in_role(values: Mapping[str, Any], role: str, default: Any = None) -> Any:
+    """The value of the longest name that is the role or stands before a dot in it: "cirag", "cirag.integrate"."""
+    names = [name for name in values if f"{role}.".startswith(f"{name}.")]
+    return values[max(names, key=len)] if names else default
+
+
+class RoleClients(LLMClient):
+    """An `LLMClient` that gives the calls of some roles, see `in_role`, to their own clients."""
+
+    def __init__(self, default: LLMClient, roles: Mapping[str, LLMClient]) -> None:
+        self.model, self.default, self.roles = default.model, default, dict(roles)
+        self.send_temperature = default.send_temperature
+
+    def load(self) -> None:
+        """Load all models that are on this machine."""
+        for client in (self.default, *self.roles.values()):
+            client.load()
+
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        """Tokens of a chat as the default model reads it."""
+        return self.default.count_tokens(messages)
+
+    def pending_message(self) -> str | None:
+        """See `Endpoint.pending_message`; of all models."""
+        told = [client.pending_message() for client in (self.default, *self.roles.values())]
+        return " ".join(text for text in told if text) or None
+
+    async def chat(
+        self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
+    ) -> Completion:
+        """Reply to a chat; see `LLMClient.chat`."""
+        client: LLMClient = in_role(self.roles, role, self.default)
+        return await client.chat(messages, role=role, sampling=sampling, question_id=question_id)
+
+    async def close(self) -> None:
+        """Close all clients."""
+        await asyncio.gather(*(client.close() for client in (self.default, *self.roles.values())))
 
 
 class Generator(Endpoint):

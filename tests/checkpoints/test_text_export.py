@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 from tests.cli import run
 from tripletune.checkpoints import export_adapter, merge_adapter
-from tripletune.models.lora import add_lora
+from tripletune.models.loading import add_lora
 
 PROMPT = "Write down every fact.\n"
 

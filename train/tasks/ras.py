@@ -188,8 +188,7 @@ class GraphTask(TrainingTask):
         from tripletune.models.data.rendering import load_instructions
         from tripletune.models.graph_llm import add_adapter, build_graph_llm
         from tripletune.models.graph_llm.processor import GraphLLMProcessor
-        from tripletune.models.loading import load_tokenizer, parse_dtype
-        from tripletune.models.lora import take_over
+        from tripletune.models.loading import load_tokenizer, parse_dtype, take_over
 
         set_seed(self.config.seed)
         model, data = self.config.model, self.config.data

@@ -6,24 +6,27 @@ from the environment when the client is opened, and are never part of the option
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+import time
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from tripletune.models.llm import Backend, Sampling, ledger_name
+from tripletune.models.llm import TIMED_OUT, Backend, Completion, Message, Sampling, TransientError, ledger_name
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Limits, Retry
-from tripletune.models.llm.several import Servers
 from tripletune.models.options import CheckedOptions, not_one_of, setting
 from tripletune.models.program import load_from, names_in
 
 _BACKENDS = "tripletune.models.llm.backends"
 URL_FORM = "must look like http://host:port/v1, without user, password or query"
+# Seconds in which a server that failed or did not answer in time gets no call while another one is up.
+_REST = 10.0
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 
@@ -165,6 +168,41 @@ def open_client(options: LLMOptions, environment: Mapping[str, str] = os.environ
         timeout=None if kind.local else options.timeout,
     )
     return LedgerClient(backend, ledger, limits, Retry(options.attempts), secrets=[key] if key else ())
+
+
+class Servers(Backend):
+    """A `Backend` over several servers of one model: a call goes to the least busy one, and to the next if it fails."""
+
+    def __init__(self, backends: Sequence[Backend]) -> None:
+        self.model, self._backends = backends[0].model, backends
+        self.send_temperature = backends[0].send_temperature
+        self._busy, self._rests = [0] * len(backends), [0.0] * len(backends)
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """Reply to a chat; see `models.llm.Backend`.
+
+        Raises:
+            TransientError: no server answers; what the last one said.
+        """
+        left = list(range(len(self._backends)))
+        while True:
+            now = time.monotonic()
+            place = min(left, key=lambda one: (self._rests[one] > now, self._busy[one]))
+            left.remove(place)
+            self._busy[place] += 1
+            try:
+                return await self._backends[place].complete(messages, sampling)
+            except (TransientError, asyncio.CancelledError) as error:
+                if isinstance(error, TransientError) or TIMED_OUT in error.args:
+                    self._rests[place] = time.monotonic() + _REST
+                if not left or isinstance(error, asyncio.CancelledError):
+                    raise
+            finally:
+                self._busy[place] -= 1
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await asyncio.gather(*(backend.close() for backend in self._backends))
 
 
 def _key(options: LLMOptions, kind: BackendKind, environment: Mapping[str, str]) -> str | None:

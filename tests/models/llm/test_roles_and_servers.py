@@ -3,10 +3,9 @@ import asyncio
 import pytest
 
 from tests.models.llm.server import MockServer, Reply
-from tripletune.models.llm import Backend, Completion, LLMClient, TransientError
-from tripletune.models.llm.backends import LLMOptions, open_client
+from tripletune.models.llm import Backend, Completion, LLMClient, RoleClients, TransientError, in_role
+from tripletune.models.llm.backends import LLMOptions, Servers, open_client
 from tripletune.models.llm.ledger_client import LedgerClient, Limits, RetriesExhausted, Retry
-from tripletune.models.llm.several import RoleClients, Servers, in_role
 
 
 class Server(Backend, LLMClient):
