@@ -3,8 +3,9 @@
 It stands in for a teacher LLM wherever the right decisions must be known: tests of the loop, and trajectories to
 distil on a machine without a teacher. It reads the turns of the chat alone, so it works with anybody's prompts.
 
-Calls of a role `system.call` are answered by `replies.py:REPLIES`. A reader of passages, `system.answer`, needs none: it
-gets the gold answer when the passages hold every gold fact, else the refusal word. Calls without a role are CIRAG's, told apart by their form:
+Calls of a role `system.call` are answered by `replies.py:REPLIES`. A reader of passages, `system.answer`, needs none:
+it gets the gold answer when the passages hold every gold fact, else the refusal word. Calls without a role are CIRAG's,
+told apart by their form:
 
 - an extraction prompt gets the article's entities and triples, both in one object;
 - an integration prompt gets the gold triples among the new candidates, and the sub-query of the first hop that is
