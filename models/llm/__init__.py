@@ -21,7 +21,7 @@ _KEY_SHAPE = re.compile(r"\bsk-[A-Za-z0-9_*.-]{4,}|(?<=[Bb]earer )[^\s\"']+|(?<=
 
 # The role of the call under way, for the few backends that reply by it, such as an oracle.
 CALL_ROLE: ContextVar[str] = ContextVar("role", default="")
-# What a call that is cancelled because it took too long is told; one that nobody waits for any more hears nothing.
+# Message of the cancellation of a call that took too long; one that nobody waits for any more is cancelled without.
 TIMED_OUT = "timed out"
 
 
@@ -123,7 +123,7 @@ class LLMClient(Endpoint):
 
 
 class CallError(RuntimeError):
-    """A call that no further attempt will answer."""
+    """A call that another attempt will not answer."""
 
     exit_code = 1
 
@@ -214,8 +214,8 @@ class RoleClients(LLMClient):
 
     def pending_message(self) -> str | None:
         """See `Endpoint.pending_message`; of all models."""
-        told = [client.pending_message() for client in (self.default, *self.roles.values())]
-        return " ".join(text for text in told if text) or None
+        messages = [client.pending_message() for client in (self.default, *self.roles.values())]
+        return " ".join(filter(None, messages)) or None
 
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""

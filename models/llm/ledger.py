@@ -255,7 +255,7 @@ class Ledger(AbstractContextManager["Ledger"]):
     async def claim(self, key: str) -> AsyncIterator[None]:
         """Wait until no other process on this file makes the call; the block makes it.
 
-        The system lets go of a claim when its process ends in any way. Where there are no such locks (Windows), two
+        The system releases a claim when its process ends in any way. Where there are no such locks (Windows), two
         processes may make one call.
         """
         if fcntl is None:

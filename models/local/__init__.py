@@ -134,7 +134,7 @@ class Request:
         )
 
     def resume(self) -> Request:
-        """Keep what was written, to be read again with the prompt; a sample, drawn number by number, starts anew."""
+        """Keep what was written, to be read again with the prompt; a sample, drawn number by number, starts again."""
         return self if self.draw is None and not self.done else self.again()
 
     def again(self) -> Request:
@@ -208,7 +208,7 @@ class Decoder:
         self._waiting = deque(one for one in (*self._waiting, *arrived) if not one.abandoned)
 
     def _halve(self, requests: Sequence[Request], rows: int) -> None:
-        """After the device ran out of memory with that many rows: let these wait again, and go on with half of them."""
+        """After the device ran out of memory with that many rows: let these wait again, and take half as many."""
         self._waiting.extendleft(reversed(requests))
         if rows == 1:
             raise torch.OutOfMemoryError("one prompt and its reply don't fit the device's memory")

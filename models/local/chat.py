@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # System turns whose tokens are kept.
 _BEGINNINGS = 64
-# Templates of LLaMA 3.1 and 3.2 write the day's date unless told one: prompts must not change overnight.
+# Templates of LLaMA 3.1 and 3.2 write the day's date unless given one: prompts must not change overnight.
 DATE = "26 Jul 2024"
 # A name may hold brackets, and a pipe where no marker can follow it; a backslash escapes what comes next.
 GRAMMAR = rf"""

@@ -170,7 +170,7 @@ class ContinuousBatch(Decoder):
         return best, size
 
     def _take_on(self, request: Request) -> _Begun:
-        """A request with what it goes on from, whose place it takes if it needs all of it."""
+        """A request with what it continues, whose place it takes if it needs all of it."""
         kept, size = self._begun(request)
         if kept is not None:
             self._kept.remove(kept)
@@ -277,7 +277,7 @@ class _Kept:
     layers: list[list[torch.Tensor]]
 
 
-# A request, what it goes on from, and how many tokens of that.
+# A request, what it continues, and how many tokens of that.
 _Begun = tuple[Request, _Kept | None, int]
 
 

@@ -207,7 +207,7 @@ class Servers(Backend):
 
 def _key(options: LLMOptions, kind: BackendKind, environment: Mapping[str, str]) -> str | None:
     if kind.key_variable is None or (options.api_key_env is None and options.url is not None):
-        # A server of one's own: the provider's key is not sent to it.
+        # The provider's key is not sent to another server.
         return None
     name = options.api_key_env or kind.key_variable
     key = environment.get(name, "").strip()

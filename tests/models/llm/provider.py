@@ -1,4 +1,4 @@
-"""A script in the place of a provider of batches."""
+"""A script instead of a provider of batches."""
 
 import json
 from collections.abc import Callable

@@ -131,7 +131,7 @@ def test_after_out_of_memory_no_reply_is_written_twice_and_batches_stay_small(ll
     decode(batch, requests)
     assert [one.tokens for one in requests] == wanted
     assert failures
-    # `generate` can't go on in the middle of a reply.
+    # `generate` can't continue in the middle of a reply.
     assert not (restarted if kind is ContinuousBatch else any(restarted))
     rows.clear()
     decode(batch, [Request([5, 6, 7], 4) for _ in range(8)])
