@@ -109,7 +109,7 @@ async def ask(
 
 
 async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
-    """The results of calls that are made together; a failure is raised when all are made: a batch then waits for all."""
+    """The results of calls that are made together; a failure is raised when all are made, so a batch holds all."""
     found = await asyncio.gather(*calls, return_exceptions=True)
     for one in found:
         if isinstance(one, BaseException):
