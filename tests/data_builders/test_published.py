@@ -27,7 +27,7 @@ ANSWERER = (
 )
 
 
-def released(record: Record) -> dict[str, object]:
+def released(record):
     """Our record in the form of the released data: the test's own writer."""
     text = ANSWERER if record.task == "answering" else PLANNER
     text += "\n"
@@ -37,13 +37,13 @@ def released(record: Record) -> dict[str, object]:
     return {"input": f"{text}Question: {record.question}", "label": record.label, "graphs": []}
 
 
-def comparable(record: Record) -> tuple[object, ...]:
+def comparable(record):
     """What the released form keeps of a record."""
     answers = record.answers[:1] if record.task == "answering" else ()
     return record.task, record.question, record.action, record.subquery, record.steps, answers
 
 
-def read_one(row: dict[str, object], issues: Counter[str] | None = None) -> Record:
+def read_one(row, issues=None):
     return released_record(row, 1, Counter() if issues is None else issues)
 
 
@@ -59,7 +59,7 @@ STEPS = st.lists(st.builds(Step, PLAIN, TRIPLES), max_size=3).map(tuple)
 
 
 @st.composite
-def some_records(draw: st.DrawFn) -> Record:
+def some_records(draw):
     steps, question = draw(STEPS), draw(PLAIN)
     task = draw(st.sampled_from(["planning", "answering"]))
     action = draw(st.sampled_from(Action)) if task == "planning" else Action.NO_RETRIEVAL

@@ -1,19 +1,15 @@
 """The recipe as people run it: golden losses, real kills, and one clear message for every bad input."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from accelerate import PartialState
 from safetensors.torch import load_file
 
 from tests.recipes.command_lines import command_line, lines, run
-from tripletune.models.data.records import Record
 
 RECIPE = "ras_multitask"
-Config = Callable[..., Any]
 # Three optimiser steps an epoch: ten steps are three epochs and a bit. All kinds of dropout are on.
 STEPS = {"train.max_steps": 10, "train.save_steps": 4, "train.eval_steps": 3, "data.max_validation_records": 2}
 
@@ -57,9 +53,7 @@ for kind, name, patched in ((LossLog, "on_step_end", on_step_end), (TrainerState
 """
 
 
-def test_a_tracked_run_and_its_result(
-    make_config: Config, tmp_path: Path, records: list[Record], run_recipe: Callable[[list[str]], str]
-) -> None:
+def test_a_tracked_run_and_its_result(make_config, tmp_path, records, run_recipe):
     settings = {**STEPS, "train.max_steps": 6, "model.graph_dropout": 0.0, "model.lora_dropout": 0.0}
     config, key = make_config({**settings, "report_to": ["wandb", "tensorboard"], "run_name": "named"}), "f00dfeed" * 5
     tracking = {"WANDB_MODE": "offline", "WANDB_API_KEY": key, "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
@@ -87,9 +81,7 @@ def test_a_tracked_run_and_its_result(
 
 
 @pytest.mark.slow
-def test_kills_leave_no_trace(
-    make_config: Config, tmp_path: Path, run_recipe: Callable[[list[str]], str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_kills_leave_no_trace(make_config, tmp_path, run_recipe, caplog):
     whole = make_config({**STEPS, "output_dir": str(tmp_path / "whole")})
     assert run_recipe(command_line(RECIPE, whole)) == ""
 
@@ -124,14 +116,12 @@ def test_kills_leave_no_trace(
     assert lines(killed) == lines(whole)
 
 
-def test_the_group_of_processes_waits_as_long_as_it_is_told(
-    make_config: Config, run_recipe: Callable[[list[str]], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_group_of_processes_waits_as_long_as_it_is_told(make_config, run_recipe, monkeypatch):
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
     for name, value in {**ranks, "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
 
-    def init_process_group(**options: Any) -> None:
+    def init_process_group(**options):
         raise ValueError(f"begun with {options['timeout']}")
 
     monkeypatch.setattr("torch.distributed.init_process_group", init_process_group)
@@ -141,9 +131,7 @@ def test_the_group_of_processes_waits_as_long_as_it_is_told(
     assert said == "error: begun with 3:25:45"
 
 
-def test_a_run_goes_on_with_its_own_settings_or_starts_anew(
-    make_config: Config, tmp_path: Path, run_recipe: Callable[[list[str]], str]
-) -> None:
+def test_a_run_goes_on_with_its_own_settings_or_starts_anew(make_config, tmp_path, run_recipe):
     config = make_config({"train.max_steps": 4, "train.save_steps": 2})
     arguments = command_line(RECIPE, config)
     assert run_recipe(arguments) == ""
@@ -162,7 +150,7 @@ def test_a_run_goes_on_with_its_own_settings_or_starts_anew(
 BAD_LINE = '{"id": "1", "question'
 
 
-def break_data(config: Any) -> None:
+def break_data(config):
     path = Path(config.data.train) / "train-00000.jsonl"
     path.write_text(path.read_text() + BAD_LINE + "\n")
 
@@ -177,9 +165,7 @@ def break_data(config: Any) -> None:
         ({"model.lora_targets": ["query_key_value"]}, "['query_key_value'] do not exist"),
     ],
 )
-def test_bad_input_is_one_clear_message(
-    damage: Any, message: str, make_config: Config, run_recipe: Callable[[list[str]], str]
-) -> None:
+def test_bad_input_is_one_clear_message(damage, message, make_config, run_recipe):
     config = make_config(damage if isinstance(damage, dict) else {})
     if callable(damage):
         damage(config)

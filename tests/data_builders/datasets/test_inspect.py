@@ -14,7 +14,7 @@ from tripletune.models.data.rendering import load_instructions, render
 from tripletune.models.data.triples import Triple
 
 
-def record(identity: str, question_id: str, question: str) -> Record:
+def record(identity, question_id, question):
     return Record(identity, question_id, "planning", question, Action.SUFFICIENT)
 
 

@@ -18,7 +18,7 @@ FACTS = BuildFacts("T", "S.", teachers={"x": "me"}, questions={"x": 2})
 
 
 @pytest.fixture
-def numbers() -> dict:
+def numbers():
     return counted()
 
 

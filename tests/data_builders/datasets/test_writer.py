@@ -45,7 +45,7 @@ def test_a_failure_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def body(facts: BuildFacts = BuildFacts("T", "S."), kind: str = "records", rows=None) -> str:  # noqa: B008
+def body(facts=BuildFacts("T", "S."), kind="records", rows=None):  # noqa: B008
     return card_body(KINDS[kind], facts, counted(kind, rows))
 
 

@@ -14,7 +14,7 @@ from tripletune.models.data.questions import DropReason
 from tripletune.models.data.records import read_records
 
 
-def teacher_row(number: int, **more) -> dict:
+def teacher_row(number, **more):
     return {
         "_id": f"id{number}",
         "helpful": ["A"],

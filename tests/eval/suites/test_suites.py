@@ -31,7 +31,7 @@ IDS = [question.id for question in QUESTIONS]
 class Model(Generator):
     """Asks twice, then answers; odd questions are answered wrong, and chosen ones fail. Replies at uneven times."""
 
-    def __init__(self, failing: tuple[str, ...] = ()) -> None:
+    def __init__(self, failing=()):
         self.failing = failing
         self.answered: list[str] = []
         self.most_at_once = self._at_once = 0

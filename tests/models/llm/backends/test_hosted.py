@@ -63,7 +63,7 @@ def ask(kind, server, sampling=None, **options):
     return ask_all(kind, server, [CHAT], sampling, **options)[0]
 
 
-def answering(reply: Reply) -> MockServer:
+def answering(reply):
     return MockServer(reply=lambda body: reply)
 
 
@@ -241,7 +241,7 @@ def test_keys_and_addresses_from_the_environment(kind, monkeypatch):
         monkeypatch.setenv(kind.url_variable, url_of(kind, server))
         options = LLMOptions(kind.kind, "m")
 
-        async def go(environment) -> None:
+        async def go(environment):
             async with open_client(options, environment) as client:
                 await client.chat(CHAT, role="r")
 

@@ -204,24 +204,24 @@ def test_a_reply_that_does_not_say_what_to_do_is_sent_back_once():
 # Long chats.
 
 
-def numbered(number: int, count: int = 3) -> tuple[Triple, ...]:
+def numbered(number, count=3):
     return tuple(Triple(f"s{number}", "[[## p ##]]", f"o {n}") for n in range(count))
 
 
-def chat(rounds: int = 3, layout: str = "chat") -> list[Message]:
+def chat(rounds=3, layout="chat"):
     history = [Round(numbered(n), Decision("t", numbered(n)[:1], f"q{n}?")) for n in range(rounds - 1)]
     return messages_of("Prompt.", "Who?", numbered(rounds - 1), history, layout)
 
 
-def words(messages: list[Message]) -> int:
+def words(messages):
     return sum(len(turn["content"].split()) for turn in messages)
 
 
-def shown(messages: list[Message]) -> list[int]:
+def shown(messages):
     return [len(shown_candidates(turn["content"]) or ()) for turn in messages if turn["role"] == "user"]
 
 
-def test_the_oldest_candidates_go_first_and_the_newest_never() -> None:
+def test_the_oldest_candidates_go_first_and_the_newest_never():
     whole = chat()
     assert shorten(whole, words, words(whole)) == (whole, 0)
     found = []
@@ -238,13 +238,13 @@ def test_the_oldest_candidates_go_first_and_the_newest_never() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_left_is_written_as_the_loop_writes_it() -> None:
+def test_what_is_left_is_written_as_the_loop_writes_it():
     short, _ = shorten(chat(), words, words(chat()) - 1)
     history = [Round(numbered(n)[: 2 + n], Decision("t", numbered(n)[:1], f"q{n}?")) for n in range(2)]
     assert short == messages_of("Prompt.", "Who?", numbered(2), history)
 
 
-def test_other_layouts_stay_as_they_are_and_broken_sections_are_named() -> None:
+def test_other_layouts_stay_as_they_are_and_broken_sections_are_named():
     section = chat(layout="section")
     assert shorten(section, words, 1) == (section, 0)
     plain: list[Message] = [{"role": "user", "content": "a b"}, {"role": "user", "content": "c"}]
