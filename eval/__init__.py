@@ -43,7 +43,7 @@ class Task:
         reader: The module in `data_builders.readers` that reads its files.
         template: What the model reads as the question; `{question}` is the benchmark's own. Retrieval always uses
             the benchmark's own.
-        questions: Of the file the first so many are asked, as a protocol says; None: all.
+        questions: Only the first N questions of the file are asked, as a protocol says; None: all.
         top_k: Passages per round, as a protocol says; None: as the system's paper says.
     """
 

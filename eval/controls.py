@@ -223,7 +223,7 @@ def control_table(controls: Mapping[str, Any]) -> tuple[list[str], list[list[str
         for metric in metrics:
             difference = found[metric]["difference"]
             gap = {key: 100 * difference[key] for key in ("mean", "low", "high")}
-            told = "{mean:+.1f} ({low:+.1f} to {high:+.1f}): ".format(**gap) + verdict(difference)
-            row += [f"{100 * found[metric]['score']['mean']:.1f}", "" if control == MODEL else told]
+            shown = "{mean:+.1f} ({low:+.1f} to {high:+.1f}): ".format(**gap) + verdict(difference)
+            row += [f"{100 * found[metric]['score']['mean']:.1f}", "" if control == MODEL else shown]
         rows.append(row)
     return ["what is read", *(head for metric in metrics for head in (metric, "minus model"))], rows

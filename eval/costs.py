@@ -45,7 +45,7 @@ def spent(trace: Mapping[str, Any], prices: Prices, index: bool = False) -> dict
     """Calls, tokens and, where there is a price, dollars of each role, the cached part of each beside it.
 
     Args:
-        index: Those of the corpus's index, which the trace notes, in the place of the question's.
+        index: Those of the corpus's index, which the trace notes, instead of the question's.
     """
     details, found = trace["details"], {}
     own = {role: (trace["tallies"].get(f"calls.{role}", 0), *n) for role, n in details.get("tokens", {}).items()}

@@ -65,7 +65,7 @@ def score_run(
         gold: Ids of the supporting passages by question; None: those in the results.
 
     Returns:
-        The mean of each metric with its interval; a metric whose gold no question has is told and left out.
+        The mean of each metric with its interval; a metric whose gold no question has is left out with a warning.
 
     Raises:
         ValueError: it is no such folder or a program writes into it, it has no result, no question has the gold that
@@ -95,13 +95,13 @@ def score_run(
             if seen and not found:
                 raise ValueError(f"{folder}: --gold names no passage that the run found: give the links of its corpus")
             if empty := [name for name, scores in values.items() if not scores]:
-                told = (
+                lacking = (
                     f"{folder}: no question has gold passages, which {', '.join(empty)} need: give --gold FILE, the "
                     "links that `tripletune build corpus` writes"
                 )
                 if len(empty) == len(values):
-                    raise ValueError(told)
-                logger.warning("%s", told)
+                    raise ValueError(lacking)
+                logger.warning("%s", lacking)
     for name, count in changed.items():
         if count:
             logger.warning("%s: %s of %d questions is another than before; the new score counts", folder, name, count)

@@ -56,7 +56,7 @@ def report(args: argparse.Namespace, console: Console) -> None:
     groups = group_runs([one for one in found if one.rows is not None])
     figures = build_report(found, groups)
     unused = unused_roles(prices, [role for one in found for role in one.roles])
-    figures["missing"] += [f"--price {role}=…: no call of these runs had this role." for role in unused]
+    figures["missing"] += [f"--price {role}=…: unknown role in these runs." for role in unused]
     sections = sections_of(figures)
     with new_folder(output, _MADE, overwrite=True) as scratch:
         write_page(scratch / PAGE, figures, groups, sections, args.traces, args.corpus)
@@ -277,7 +277,7 @@ def _head(folder: Path) -> dict[str, Any]:
 def _show(comparison: Mapping[str, Any], console: Console) -> None:
     unit = comparison["unit"]
     for number, run in enumerate(comparison["runs"], 1):
-        cost = ", ".join(f"{run['cost'][name]:.1f} {told}" for name, told in _COSTS.items() if name in run["cost"])
+        cost = ", ".join(f"{run['cost'][name]:.1f} {title}" for name, title in _COSTS.items() if name in run["cost"])
         console.print(f"run {number}: {run['folder']} ({run['name']}), per {unit}: {cost}")
     rows = []
     for name, found in comparison["scores"].items():
@@ -291,8 +291,8 @@ def _show(comparison: Mapping[str, Any], console: Console) -> None:
     for name, found in comparison["scores"].items():
         for number, one in enumerate(found, 1):
             if len(one["seeds"]) > 1:
-                told = ", ".join(f"{100 * mean:.1f}" for mean in one["seeds"])
-                console.print(f"run {number}, {name} of each seed: {told}.")
+                means = ", ".join(f"{100 * mean:.1f}" for mean in one["seeds"])
+                console.print(f"run {number}, {name} of each seed: {means}.")
         if name in known:
             console.print(f"{name}: {known[name].explanation}.")
     console.print(f"Differences to run 1 are paired by {unit}; {P_NOTE}.")

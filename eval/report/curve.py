@@ -1,6 +1,6 @@
 """`tripletune eval curve`: the learning curve of a training run (RAS, figure 15; rewards of GRPO), as PNG.
 
-matplotlib is imported when the curve is drawn, and without a display; the colours are told apart by colour-blind
+matplotlib is imported when the curve is drawn, and without a display; the colours can be distinguished by colour-blind
 readers, and the file has no date.
 """
 
@@ -32,7 +32,7 @@ PANELS: dict[str, dict[str, str]] = {
     "triple F1": {"exact/micro/f1": "exact", "normalised/micro/f1": "normalised", "soft/micro/f1": "soft"},
 }
 MALFORMED_OUTPUT = "malformed_output"
-# The training loss jumps from step to step; it is drawn as means of so many stretches.
+# The training loss jumps from step to step; it is drawn as means of this many stretches.
 _STRETCHES = 60
 LOSSES, EVALUATIONS, REWARDS = "losses.jsonl", "evaluations.jsonl", "rewards.jsonl"
 # What every step of a run can have, with its title; all but the loss stand in `rewards.jsonl`.

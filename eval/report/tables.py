@@ -54,7 +54,7 @@ def markdown_of(report: Mapping[str, Any], sections: Sequence[Section]) -> str:
     """The tables as a page in Markdown."""
     parts, title = ["# Evaluation report", NOTE], ""
     if report["missing"]:
-        parts += ["## What is missing", "\n".join(f"- {plain(told)}" for told in report["missing"])]
+        parts += ["## What is missing", "\n".join(f"- {plain(sentence)}" for sentence in report["missing"])]
     for section in sections:
         if section.title != title:
             title = section.title
@@ -182,8 +182,8 @@ def _pairs(group: Mapping[str, Any]) -> list[str | Table]:
         [run["name"], *(f"{100 * gap['mean']:+z.1f} ({p_cell(gap)})" if gap else "" for gap in gaps)]
         for run, gaps in zip(group["runs"], group["pairs"][metric])
     ]
-    told = f"{metric}: row minus column, with p in brackets; where p is {SIGNIFICANT} or more, {NO_DIFFERENCE}."
-    return [told, Table(["", *(run["name"] for run in group["runs"])], rows)]
+    about = f"{metric}: row minus column, with p in brackets; where p is {SIGNIFICANT} or more, {NO_DIFFERENCE}."
+    return [about, Table(["", *(run["name"] for run in group["runs"])], rows)]
 
 
 def _sweeps(group: Mapping[str, Any]) -> list[str | Table]:

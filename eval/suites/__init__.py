@@ -1,7 +1,7 @@
 """What can be evaluated, and how: check, ask, score, write; resumable, with failed items as rows that score 0.
 
 A kind of evaluation is a `Suite`: one file in this folder, found by its name. The suite says what is asked, how a
-reply is scored and what is told of all scores; everything else happens here, alike for all. Many items run at once as
+reply is scored and what its metrics are; everything else happens here, alike for all. Many items run at once as
 asyncio tasks; models group their calls, and the final file is in the order of the data, so concurrency changes nothing.
 The processes of a launcher (`accelerate launch`) take an equal part of the items each, and the first one ends the run.
 """
@@ -47,7 +47,7 @@ class Failure:
 
 @dataclass(kw_only=True)
 class SuiteOptions:
-    """What every evaluation is told."""
+    """Options of every evaluation."""
 
     data: str = setting(dataclasses.MISSING, "the data: a folder, or one file")
     output: str = setting(dataclasses.MISSING, "folder of the results; the same command continues it")
@@ -193,7 +193,7 @@ class Launched:
                 torch.distributed.init_process_group("gloo", timeout=timedelta(minutes=10))
             except (RuntimeError, ValueError) as error:
                 raise ConnectionError(
-                    f"the other processes of WORLD_SIZE={self.processes} did not come: {error}"
+                    f"timed out waiting for the other processes (WORLD_SIZE={self.processes}): {error}"
                 ) from error
         # gloo, since GPUs have nothing to tell each other; one process may be done hours before another.
         self._group = torch.distributed.new_group(backend="gloo", timeout=timedelta(days=7))
@@ -216,7 +216,7 @@ async def _run_all(
     suites: Sequence[Suite], logs: Sequence[ResultLog], launched: Launched, console: Console | None
 ) -> tuple[list[int], str]:
     """Answer what has no row; gives the exit codes of complete suites, and what to do about items that wait."""
-    codes, waiting, told, failed = [], 0, [], []
+    codes, waiting, advice, failed = [], 0, [], []
     try:
         for suite, log in zip(suites, logs):
             before, started, waits = len(log.done), time.perf_counter(), 0
@@ -246,12 +246,12 @@ async def _run_all(
             waiting += waits
         clients = [one for suite in suites for one in suite.clients]
         # At the end, so that suites that share a client share its request file.
-        told = [one.pending_message() for one in clients if waiting]
+        advice = [one.pending_message() for one in clients if waiting]
     finally:
         await close_clients(*suites)
     if failed:
         raise RunsFailed(f"{len(failed)} of {len(suites)} evaluations failed: {'; '.join(failed)}")
-    messages = [f"{waiting:,} {suites[0].unit}s wait.", *(text for text in dict.fromkeys(told) if text)]
+    messages = [f"{waiting:,} {suites[0].unit}s wait.", *(text for text in dict.fromkeys(advice) if text)]
     return codes, " ".join(messages) if waiting else ""
 
 

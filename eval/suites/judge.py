@@ -44,7 +44,7 @@ _TIE = re.compile(r"\b(0|tie|draw|equal|both|neither|same)\b", re.IGNORECASE)
 class JudgeOptions(SuiteOptions):
     """Options of `tripletune eval judge`, beside those of the judge."""
 
-    data: str = setting(dataclasses.MISSING, "output folder of the run whose win rate is told")
+    data: str = setting(dataclasses.MISSING, "output folder of the run whose win rate is reported")
     other: str = setting(dataclasses.MISSING, "output folder of the run that it is compared with")
     prompt: str = setting(str(PROMPT), "file with the judge's instructions")
     criteria: tuple[str, ...] = setting(CRITERIA, "criteria that the prompt asks for, in the order of tables")
@@ -199,9 +199,9 @@ def read_verdict(text: str, criteria: Sequence[str] = CRITERIA) -> dict[str, int
     found: dict[str, int] = {}
     for key, one in find_json(text, dict, advice=advice).items():
         name = next((name for name in criteria if str(key).lower().startswith(name.lower())), None)
-        told = str({key.lower(): inner for key, inner in one.items()}.get("winner") if isinstance(one, dict) else one)
-        winners = set(_NUMBER.findall(told))
-        if name and (winners or _TIE.search(told)):
+        winner = str({key.lower(): inner for key, inner in one.items()}.get("winner") if isinstance(one, dict) else one)
+        winners = set(_NUMBER.findall(winner))
+        if name and (winners or _TIE.search(winner)):
             found[name] = {frozenset("1"): 1, frozenset("2"): -1}.get(frozenset(winners), 0)
     if missing := [name for name in criteria if name not in found]:
         raise UnusableReply("no_verdict", f"The reply names no winner for {', '.join(missing)}; {advice}.")

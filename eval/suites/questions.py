@@ -120,7 +120,8 @@ class QuestionSuite(Suite):
     @classmethod
     def suites(cls, args: argparse.Namespace) -> Sequence[QuestionSuite]:
         """The suites of a command line."""
-        return RunSpec.from_arguments(args).suites()
+        teacher = from_arguments(LLMOptions, args, "teacher", model=args.teacher_model or UNNAMED)
+        return RunSpec.make(from_arguments(QuestionOptions, args), teacher).suites()
 
     def items(self) -> Iterator[Question]:
         """Stream the questions."""
@@ -284,16 +285,16 @@ class QuestionSuite(Suite):
             logger.warning(
                 "most retrieved passages have no triples in %s: does it cover this corpus?", self.options.triples
             )
-        self._tell_unused(metrics["roles"])
+        self._warn_of_unused(metrics["roles"])
 
-    def _tell_unused(self, met: list[str]) -> None:
+    def _warn_of_unused(self, met: list[str]) -> None:
         models = chat_models(self.options.llm, self.teacher) if self.teacher else {}
-        # Of several systems each is told its own roles alone.
+        # With several systems, each is warned about its own roles alone.
         others = {*system_names()} - {self.system.name}
         for flag, roles in (("--price", self.prices), ("--llm", models)):
             for role in unused_roles(roles, met):
                 if role.split(".")[0] not in others:
-                    logger.warning("%s %s=…: no call had this role, only %s", flag, role, ", ".join(met) or "none")
+                    logger.warning("%s %s=…: unknown role; this run used %s", flag, role, ", ".join(met) or "none")
 
     def _read_gold(self) -> Mapping[str, frozenset[str]]:
         path = self.options.gold
@@ -337,12 +338,6 @@ class RunSpec:
             return cls(options)
         ledger = chosen.ledger or options.ledger or str(Path(options.output) / "ledger.sqlite")
         return cls(options, replace(chosen, ledger=ledger))
-
-    @classmethod
-    def from_arguments(cls, args: argparse.Namespace) -> RunSpec:
-        """That of a command line."""
-        model = args.teacher_model or UNNAMED
-        return cls.make(from_arguments(QuestionOptions, args), from_arguments(LLMOptions, args, "teacher", model=model))
 
     def suites(self) -> list[QuestionSuite]:
         """Every system on every task, in OUTPUT/TASK/SYSTEM where there are several."""

@@ -162,10 +162,8 @@ def test_three_training_sets_are_one_run_with_a_request_file_a_round(world, tmp_
         (["--set", "extraction=store"], "reads triples: give --triples FILE, --extractor MODEL, or other options"),
         (["--set", "reranker=no"], "did you mean rerank"),
         (["--evidence", "text"], "system 'cirag' has no option 'evidence'"),
-        (["--max-answer-tokens", "5"], "system 'cirag' has no option"),
         (["--set", "prompts=/nowhere"], "no such folder of prompts: /nowhere"),
         (["--oracle", "/nowhere/test"], "holds no world.json"),
-        (["--gold", "/nowhere"], "no such file: /nowhere"),
     ],
 )
 def test_bad_input_gives_one_line_and_exit_code_2(world, tmp_path, error_of, more, message):

@@ -42,9 +42,9 @@ def test_sent_and_cached_calls_indexing_apart(system, tmp_path, monkeypatch, cap
     assert spent == pytest.approx(dollars)
     shown = capsys.readouterr()
     assert "of them not sent" in shown.out
-    assert f"--price {system}.anwser=…: no call had this role, only {system}." in shown.err
+    assert f"--price {system}.anwser=…: unknown role; this run used {system}." in shown.err
     assert "gear.read" not in shown.err
     assert set(first["roles"]) == {row["role"] for row in stored}
     assert main(["report", str(tmp_path / "one"), "--price", "gear.read=1,1", "--output", f"{tmp_path}/r"]) == 0
-    assert "--price gear.read=…: no call of these runs had this role" in capsys.readouterr().err
+    assert "--price gear.read=…: unknown role in these runs" in capsys.readouterr().err
     assert main(["run", *words, "--price", "1", "--output", str(tmp_path / "one")]) == 2

@@ -10,7 +10,6 @@ from tripletune.eval.statistics import (
     bootstrap_pairs,
     bootstrap_ratio,
     correct_table,
-    flatten_means,
     paired_difference,
     paired_ratio_difference,
     paired_table,
@@ -124,11 +123,6 @@ def test_a_score_that_is_no_number_is_refused():
     for compute in (bootstrap_mean, lambda values: paired_difference([0.0, 0.0], values)):
         with pytest.raises(ValueError, match="NaN or infinite"):
             compute([1.0, math.nan])
-
-
-def test_the_means_alone():
-    metrics = {"a": {"b": bootstrap_mean([0.5]), "c": bootstrap_mean([])}, "confusion": {"x": 3}}
-    assert flatten_means(metrics) == {"a/b": 0.5}
 
 
 def test_a_ratio_of_sums_by_hand():

@@ -264,12 +264,6 @@ def test_other_numbers_are_never_similar():
     assert vectors.similarities(predicted, gold)[2, :, 0] == pytest.approx([0.0, 1.0])
 
 
-def test_each_text_is_embedded_once():
-    asked = []
-    FieldVectors([Triple("a", "b", "c"), Triple("a", "B", "d")], lambda texts: asked.extend(texts) or embed(texts))
-    assert sorted(asked) == ["a", "b", "c", "d"]
-
-
 def best_by_trying(fits):
     rows, columns = fits.shape
     if rows > columns:

