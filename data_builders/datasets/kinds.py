@@ -39,7 +39,7 @@ _SOURCE_COLUMNS = (*(action.value for action in Action), "answering", "answering
                    "answer in triples")  # fmt: skip
 
 
-class Records(RowKind[Record]):
+class _Records(RowKind[Record]):
     """Planning and answering records."""
 
     name, plural, read = "record", "records", staticmethod(Record.from_json)
@@ -66,11 +66,9 @@ class Records(RowKind[Record]):
         return "answer after retrieval" if row.steps else "answer without retrieval"
 
     def text(self, row: Record) -> tuple[str, str]:
-        """History and question as they are rendered, and the label."""
         return render(row.input), row.label
 
     def describe(self, row: Record, split: str) -> list[str]:
-        """Identity, sizes of the graphs, gold answers and the instruction."""
         graphs = ", ".join(
             f"q_{number}: {len(set(step.triples))} triples, {len(_names(step.triples))} nodes"
             for number, step in enumerate(row.steps)
@@ -88,11 +86,9 @@ class Records(RowKind[Record]):
         return [("question id", row.question_id), ("question text", normalize_answer(row.question))]
 
     def graphs(self, row: Record) -> list[Sequence[Triple]]:
-        """The triples of each step of the history."""
         return [step.triples for step in row.steps]
 
     def count(self, row: Record, statistics: Statistics[Record]) -> None:
-        """Count what table 4 shows, and per source what answering records have."""
         for task in TASKS:
             statistics.count("tasks", task, "records", task == row.task)
         statistics.count("tasks", row.task, row.action.value)
@@ -121,7 +117,6 @@ class Records(RowKind[Record]):
         return sizes
 
     def tables(self, numbers: dict[str, Any], facts: Any) -> list[Table]:
-        """Table 4 beside the paper's, and the sources."""
         head = ["", "planning", "planning, paper", "answering", "answering, paper"]
         rows = [
             [name, _cell(numbers, "planning", name, key), planning, _cell(numbers, "answering", name, key), answering]
@@ -174,7 +169,7 @@ PAPER_PAIRS = 5_851_776
 _COLUMNS = ("with facts", "without facts", "only a name", "with a title", "triples")
 
 
-class Pairs(RowKind[ExtractionPair]):
+class _Pairs(RowKind[ExtractionPair]):
     """Texts with their triples."""
 
     name, plural, read = "pair", "pairs", staticmethod(ExtractionPair.from_json)
@@ -185,17 +180,14 @@ class Pairs(RowKind[ExtractionPair]):
     labels = MappingProxyType({"facts": "with facts", "no_facts": "without facts", "name": "only a name"})
 
     def label(self, row: ExtractionPair) -> str:
-        """Whether a pair has facts, none, or is only a name."""
         if not row.triples:
             return "without facts"
         return "only a name" if row.triples == (entity_triple(row.triples[0].subject),) else "with facts"
 
     def text(self, row: ExtractionPair) -> tuple[str, str]:
-        """Title and text, and the triples as they are written."""
         return row.source_text, row.target or "(nothing: the text has no facts)"
 
     def describe(self, row: ExtractionPair, split: str) -> list[str]:
-        """Identity and sizes."""
         head = f"{row.id}  (split {split}, source {row.source or '-'}, {self.label(row)})"
         return [head, f"{len(row.triples)} triples, {len(_names(row.triples))} entities"]
 
@@ -204,11 +196,9 @@ class Pairs(RowKind[ExtractionPair]):
         return [("text", text_key(row.text))]
 
     def graphs(self, row: ExtractionPair) -> list[Sequence[Triple]]:
-        """The pair's triples."""
         return [row.triples]
 
     def count(self, row: ExtractionPair, statistics: Statistics[ExtractionPair]) -> None:
-        """Count pairs by source, and their lengths."""
         names, searched = _names(row.triples), f"{row.title}\n{row.text}".casefold()
         for what, number in (
             ("pairs", 1),
@@ -224,7 +214,6 @@ class Pairs(RowKind[ExtractionPair]):
         statistics.measure("all", "triples", len(row.triples))
 
     def tables(self, numbers: dict[str, Any], facts: Any) -> list[Table]:
-        """The sources and the lengths."""
         sources = [
             [name, *(f"{counts.get(key, 0):,}" for key in _COLUMNS), _share(counts)]
             for name, counts in numbers.get("sources", {}).items()
@@ -247,7 +236,7 @@ def _share(counts: dict[str, int]) -> str:
     return f"{counts['entities in the text'] / entities:.1%}" if entities else "-"
 
 
-class Trajectories(RowKind[Trajectory]):
+class _Trajectories(RowKind[Trajectory]):
     """Chats with their loss mask."""
 
     name, plural, read = "trajectory", "trajectories", staticmethod(Trajectory.from_json)
@@ -258,11 +247,9 @@ class Trajectories(RowKind[Trajectory]):
     keys = ("messages", "learned")
 
     def label(self, row: Trajectory) -> str:
-        """The role of the calls."""
         return row.role
 
     def text(self, row: Trajectory) -> tuple[str, str]:
-        """The chat up to its last turn, and that turn; earlier turns that are learned are marked."""
         turns = [
             f"{message['role']}{' (learned)' if learned else ''}: {message['content']}"
             for message, learned in zip(row.messages[:-1], row.learned)
@@ -270,16 +257,13 @@ class Trajectories(RowKind[Trajectory]):
         return "\n\n".join(turns), row.messages[-1]["content"]
 
     def describe(self, row: Trajectory, split: str) -> list[str]:
-        """Identity and sizes."""
         head = f"{row.id}  ({row.role}, split {split}, teacher {row.model}, question {row.question_id})"
         return [head, f"{len(row.messages)} turns, {sum(row.learned)} learned"]
 
     def sides(self, row: Trajectory) -> list[tuple[str, str]]:
-        """The question."""
         return [("question id", row.question_id)]
 
     def count(self, row: Trajectory, statistics: Statistics[Trajectory]) -> None:
-        """Count learned turns, teachers and lengths."""
         statistics.count("trajectories", "learned_turns", str(sum(row.learned)))
         statistics.count("trajectories", "models", row.model)
         lengths = [statistics.length(message["content"]) for message in row.messages]
@@ -287,7 +271,6 @@ class Trajectories(RowKind[Trajectory]):
         statistics.measure("all", "learned", sum(n for n, learned in zip(lengths, row.learned) if learned))
 
     def tables(self, numbers: dict[str, Any], facts: Any) -> list[Table]:
-        """Trajectories by learned turns and teacher, and their lengths."""
         counts = numbers.get("trajectories", {"learned_turns": {}, "models": {}})
         turns = sorted(counts["learned_turns"].items(), key=lambda item: int(item[0]))
         rows = [[f"with {name} learned turns", f"{count:,}"] for name, count in turns]
@@ -295,5 +278,5 @@ class Trajectories(RowKind[Trajectory]):
         return [Table(["", "trajectories"], rows, "Turns and teachers"), length_table(numbers)]
 
 
-RECORDS, PAIRS, TRAJECTORIES = Records(), Pairs(), Trajectories()
+RECORDS, PAIRS, TRAJECTORIES = _Records(), _Pairs(), _Trajectories()
 KINDS: dict[str, RowKind[Any]] = {kind.plural: kind for kind in (PAIRS, RECORDS, TRAJECTORIES)}

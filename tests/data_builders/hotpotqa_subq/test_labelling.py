@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 from tests.cli import write_lines
-from tripletune.data_builders.hotpotqa_subq import gives_away_answer, label_question
+from tripletune.data_builders.hotpotqa_subq import FailedSearches, gives_away_answer, label_question
 from tripletune.data_builders.hotpotqa_subq.annotations import PartTeacher, open_teacher, stored_triples
 from tripletune.data_builders.hotpotqa_subq.build import build
 from tripletune.data_builders.hotpotqa_subq.checks import missing_facts
-from tripletune.data_builders.hotpotqa_subq.failures import FailedSearches
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._rows import NO_ANSWER
