@@ -1,19 +1,7 @@
 """HotpotQA-SUBQ: benchmark questions and a teacher become planning and answering records (RAS, Algorithm 1).
 
-With recorded replies and gold annotations:
-
-    tripletune build subq \\
-        --source hotpotqa:hotpot_train.jsonl:teacher.jsonl \\
-        --source musique:musique_train.jsonl:triples.jsonl \\
-        --source two_wiki:2wiki_train.json --output data/subq
-
-With a teacher LLM, which labels every source without annotations; first what it will cost, then the build:
-
-    tripletune build subq --source hotpotqa:hotpot_train_v1.1.json --output data/subq \\
-        --teacher openai --teacher-model MODEL --dry-run
-
-All its calls are kept in a ledger beside the output, so the command can be killed at any moment and run again. The
-result is a folder for `datasets.load_dataset`, with a card that puts its numbers beside the paper's table 4.
+All calls of a teacher LLM are kept in a ledger beside the output, so a build can be killed at any moment and run again.
+The result is a folder for `datasets.load_dataset`, with a card that puts its numbers beside the paper's table 4.
 """
 
 from __future__ import annotations

@@ -141,8 +141,7 @@ class LLMTeacher(Teacher):
                 check_answer_kept(question, shown, kept)
             return kept, answerable, text
 
-        messages = self._prompts.chat("subq_filter", filter_text(question, shown))
-        kept, answerable, text = await self._ask(FILTER_ROLE, messages, parse, question)
+        kept, answerable, text = await self._ask(FILTER_ROLE, filter_text(question, shown), parse, question)
         if not kept or not answerable:
             judgement = DropReason.NOT_ANSWERABLE if kept else DropReason.NO_HELPFUL
             raise UnlabelledQuestion(judgement, "", FILTER_ROLE, text)
@@ -163,33 +162,29 @@ class LLMTeacher(Teacher):
                     check_subquery(subquery, question, asked)
                 return subquery
 
-            messages = self._prompts.chat("subq_query", query_text(question, passage, asked))
-            asked.append(await self._ask(QUERY_ROLE, messages, parse, question))
+            asked.append(await self._ask(QUERY_ROLE, query_text(question, passage, asked), parse, question))
         return asked
 
     async def triples(self, question: Question, document: int) -> list[Triple]:
         """The facts of one document, f_t2t(d_i)."""
         if self._triples_from is not None:
             return self._triples_from(question.passages[document])
-        messages = self._prompts.chat("subq_triples", f"Document: {document_text(question.passages[document])}")
-        triples, malformed = await self._ask(TRIPLES_ROLE, messages, lambda text, _: read_triples(text), question)
+        text = f"Document: {document_text(question.passages[document])}"
+        triples, malformed = await self._ask(TRIPLES_ROLE, text, lambda reply, _: read_triples(reply), question)
         self.malformed += malformed
         return list(triples)
 
-    async def _ask(
-        self, role: str, messages: list[Message], parse: Callable[[str, Counter[str]], T], question: Question
-    ) -> T:
-        """What a reply says; bad ones are counted, and one is sent back."""
+    async def _ask(self, role: str, text: str, parse: Callable[[str, Counter[str]], T], question: Question) -> T:
+        """What the reply to a user's turn says; bad ones are counted, and one is sent back."""
         rejected = Counter[str]()
         self.calls[role] += 1
-        sampling = self._sampling[role]
         try:
             value, recovered = await ask(
                 self._client,
-                messages,
-                lambda text: (parse(text, notes := Counter[str]()), notes),
+                self._prompts.chat(role.replace(".", "_"), text),
+                lambda reply: (parse(reply, notes := Counter[str]()), notes),
                 role=role,
-                sampling=sampling,
+                sampling=self._sampling[role],
                 question_id=question.id,
                 repaired=rejected,
             )

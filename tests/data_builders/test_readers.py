@@ -133,13 +133,9 @@ def test_musique_unanswerable_and_foreign_paragraph_are_dropped(tmp_path):
         ("hotpotqa", {"answer": None}, "no gold answer; test files"),
         ("hotpotqa", {"question": " "}, "'question' must be a non-empty string"),
         ("hotpotqa", {"context": [["Dune", "one string"]]}, "the sentences of 'Dune'"),
-        ("hotpotqa", {"supporting_facts": [["Dune"]]}, "'supporting_facts' must be a list"),
         ("two_wiki", {"evidences": [["Dune", "author"]]}, "a triple must be"),
-        ("two_wiki", {"evidences": None}, "'evidences' must be a list"),
         ("musique", {"paragraphs": [{"title": "Dune"}]}, "paragraph 0 has no 'paragraph_text'"),
         ("hotpotqa", {"answer": 42}, "'answer' must be text; it is 42"),
-        ("hotpotqa", {"context": {"title": 1, "sentences": 2}}, "'context' must be a list"),
-        ("hotpotqa", {"supporting_facts": {"title": 1, "sent_id": 2}}, "'supporting_facts' must be a list"),
     ],
 )
 def test_bad_row_is_named_by_file_and_line(tmp_path, reader, change, message):
@@ -169,7 +165,6 @@ def test_json_array_is_streamed_whatever_the_window(tmp_path_factory, rows, inde
         ('[{"a": 1},\n {"a": ]', 2, "not valid JSON"),
         ('[{"a": 1}\n {"a": 2}]', 2, "expected ',' or ']'"),
         ('[{"a": 1},\n', 2, "ends inside its JSON array"),
-        ("[1]", 1, "expected a JSON object, found int"),
         ('[{"a": 1}]\nmore', 2, "text after the array"),
     ],
 )
@@ -208,7 +203,6 @@ def test_graph_names_may_hold_brackets_and_bad_triples_cost_no_neighbour():
     triples, malformed = parse_graph("(law (new); causes; order)(only; two)(a; b; )(order; part of; state (or city))")
     assert triples == (Triple("law (new)", "causes", "order"), Triple("order", "part of", "state (or city)"))
     assert malformed == 2
-    assert parse_graph("") == ((), 0)
 
 
 def test_explagraphs_row_becomes_an_answering_record(tmp_path):
@@ -221,15 +215,12 @@ def test_explagraphs_row_becomes_an_answering_record(tmp_path):
     assert record.steps[0].triples == (Triple("reason", "part of", "claim"),)
 
 
-@pytest.mark.parametrize(
-    ("line", "message"), [("a\tb\tmaybe\t(x; y; z)", "the label is 'maybe'"), ("a\tb\tsupport", "found 3")]
-)
-def test_explagraphs_bad_line(tmp_path, line, message):
+def test_explagraphs_bad_line(tmp_path):
     path = tmp_path / "a.tsv"
-    path.write_text(f"a\tb\tsupport\t(x; y; z)\n{line}\n")
-    with pytest.raises(ValueError, match=message) as caught:
-        list(read_explagraphs(path))
-    assert f"{path}:2: " in str(caught.value)
+    for line, message in (("a\tb\tmaybe\t(x; y; z)", "the label is 'maybe'"), ("a\tb\tsupport", "found 3")):
+        path.write_text(f"a\tb\tsupport\t(x; y; z)\n{line}\n")
+        with pytest.raises(ValueError, match=rf"a\.tsv:2: .*{message}"):
+            list(read_explagraphs(path))
 
 
 def test_answers_in_every_layout_are_lists(tmp_path):

@@ -118,20 +118,17 @@ def test_ids_are_unique_whatever_the_rows_say(tmp_path):
 
 def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, capsys):
     file, output = write_lines(tmp_path / "a.jsonl", rows(4)), tmp_path / "out"
-    source = ("--source", f"triples:{file}", "--output", output)
-    assert "there are only 4 pairs" in failing(capsys, *source, "--validation-rows", 9)
-    assert "no such file" in failing(capsys, "--source", "triples:gone.jsonl", "--output", output)
-    assert "two sources are called" in failing(capsys, *source, "--source", f"triples:{file}")
-    names = ("--source", f"names=triples:{file}", "--output", output)
-    assert "stands for the pairs of --entity-share" in failing(capsys, *names)
-    assert "entity_share: 2.0 must be at least 0 and at most 1" in failing(capsys, *source, "--entity-share", 2)
-    assert "split_name: 'a/b'" in failing(capsys, *source, "--split-name", "a/b")
-    both = ("--split-name", "test", "--validation-rows", 3)
-    assert "validation_rows and split_name: with one split" in failing(capsys, *source, *both)
     bare = write_lines(tmp_path / "b.jsonl", [{"text": "x", "triples": None}])
+    for source, more, message in (
+        ("triples", ("--validation-rows", 9), "there are only 4 pairs"),
+        ("triples", ("--source", f"triples:{file}"), "two sources are called"),
+        ("names=triples", (), "stands for the pairs of --entity-share"),
+        ("triples", ("--split-name", "a/b", "--entity-share", 2), "entity_share: 2.0 must be at least 0 and at most 1"),
+        ("triples", ("--split-name", "test", "--validation-rows", 3), "validation_rows and split_name: with one split"),
+    ):
+        assert message in failing(capsys, "--source", f"{source}:{file}", "--output", output, *more)
     error = failing(capsys, "--source", f"triples:{bare}", "--output", output)
     assert "not a single pair could be made (triples: there is no list of triples 1)" in error
-    assert not output.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl"]
 
 
