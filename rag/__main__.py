@@ -1,7 +1,7 @@
-"""Ask one question, read the triples out of a corpus, index it: `tripletune rag ask`, `extract`, `export`, `index`.
+"""Ask one question, extract the triples of a corpus, index it: `tripletune ask`, `rag extract`, `export` and `index`.
 
-tripletune rag ask "Who …?" --model FOLDER --corpus FILE --triples FILE
-tripletune rag ask "Who …?" --system ircot --teacher openai --teacher-model NAME --corpus FILE
+tripletune ask "Who …?" --model FOLDER --corpus FILE --triples FILE
+tripletune ask "Who …?" --system ircot --teacher openai --teacher-model NAME --corpus FILE
 tripletune rag extract --corpus FILE --model FOLDER --output triples.sqlite
 tripletune rag export --corpus FILE --store triples.sqlite --output triples.jsonl
 tripletune rag index --corpus FILE --triples FILE --retriever dense --encoder SPEC --index DIR
@@ -54,7 +54,7 @@ def _ask(args: argparse.Namespace) -> None:
     """Answer the question and show every step as it happens."""
     if not args.question.strip():
         raise ValueError("the question is empty")
-    teacher = from_arguments(LLMOptions, args, "teacher") if args.teacher else None
+    teacher = from_arguments(LLMOptions, args, "teacher") if args.teacher_model else None
     system = open_system(from_arguments(SystemOptions, args), teacher)
     print(printable(f"Question: {args.question}"))
 
@@ -123,17 +123,22 @@ def export(args: argparse.Namespace) -> int:
 
 def _add_ask(commands: Any) -> None:
     about = "an option of the system's own, for example max_passages=10; repeatable"
-    parser = commands.add_parser("ask", help="answer one question", others=about)
+    parser = commands.add_parser(
+        "ask",
+        prog="tripletune ask",
+        help="answer one question",
+        others=about,
+        example='tripletune ask "Who wrote it?" --model runs/demo/export --corpus corpus.jsonl --triples triples.jsonl',
+    )
     parser.add_argument("question")
-    own = [item.name for item in fields(SystemOptions) if item.name not in ("set", *_SEARCH)]
+    # The calls of a teacher are kept in --teacher-ledger.
+    own = [item.name for item in fields(SystemOptions) if item.name not in ("set", "ledger", *_SEARCH)]
     add_arguments(parser, SystemOptions, only=own)
     add_arguments(parser.add_argument_group("retrieval"), SearchOptions)
     add_short_flags(parser.add_argument_group("options of the system", SHORT), LoopOptions)
-    group = parser.add_argument_group("teacher model")
-    group.add_argument("--teacher", choices=backend_names(), help="a chat model behind this backend in the place of "
-        "--model, see --teacher-model; with both, RAS plans with the teacher and answers with --model")  # fmt: skip
-    _add_teacher(group)
-    parser.set_defaults(run=_ask, level=logging.WARNING)
+    about = "a chat model in the place of --model; with both, RAS plans with it and answers with --model"
+    add_arguments(parser.add_argument_group("teacher model", about), LLMOptions, "teacher")
+    parser.set_defaults(run=_ask, level=logging.WARNING, ledger=None)
 
 
 def _add_extract(commands: Any) -> None:
@@ -141,6 +146,7 @@ def _add_extract(commands: Any) -> None:
         "extract",
         help="extract the triples of a corpus",
         description="Extract the triples of a corpus into a store; a second run continues the first.",
+        example="tripletune rag extract --corpus corpus.jsonl --model runs/extractor --output triples.sqlite",
     )
     add = parser.add_argument
     add("--corpus", required=True, help="passages: JSON lines with text and perhaps title")
@@ -153,13 +159,9 @@ def _add_extract(commands: Any) -> None:
         "for a trained model that in its folder, or models/prompts/extract_triples.md)")  # fmt: skip
     add_arguments(parser, _Part)
     add_arguments(parser.add_argument_group("--model", "how a model on this machine extracts"), LocalOptions)
-    _add_teacher(parser.add_argument_group("teacher model"))
-    parser.set_defaults(run=extract, level=logging.INFO)
-
-
-def _add_teacher(group: Any) -> None:
     rest = [item.name for item in fields(LLMOptions) if item.name != "backend"]  # `--teacher` names it
-    add_arguments(group, LLMOptions, "teacher", only=rest)
+    add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", only=rest)
+    parser.set_defaults(run=extract, level=logging.INFO)
 
 
 def _add_export(commands: Any) -> None:
@@ -167,6 +169,7 @@ def _add_export(commands: Any) -> None:
         "export",
         help="write the triples of a store as JSON lines",
         description="Write {title, text, triples} for every passage of a corpus, the file that the loops read.",
+        example="tripletune rag export --corpus corpus.jsonl --store triples.sqlite --output triples.jsonl",
     )
     add = parser.add_argument
     add("--corpus", required=True, help="the corpus that was read")
@@ -182,7 +185,8 @@ def _add_index(commands: Any) -> None:
         "index",
         help="build the indexes of a corpus",
         description="Build the indexes of a corpus, and of its triples, in a folder that runs share with --index; a "
-        "build that was stopped goes on.",
+        "build that was stopped continues.",
+        example="tripletune rag index --corpus corpus.jsonl --retriever dense --encoder SPEC --index runs/index",
     )
     add_arguments(parser, SearchOptions)
     parser.set_defaults(run=lambda args: build_indexes(from_arguments(SearchOptions, args)), level=logging.INFO)

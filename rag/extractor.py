@@ -55,7 +55,9 @@ class LocalOptions(CheckedOptions):
         None, "longest reply (default: 512; of a teacher 1536); the paper trains on up to 256", at_least=1
     )
     beams: int = setting(1, "beams of beam search; 1 is greedy", at_least=1)
-    grammar: bool = setting(False, "enforce the format of triples while writing (needs xgrammar, greedy decoding)")
+    grammar: bool = setting(
+        False, "enforce the format of triples while writing (needs xgrammar, greedy decoding)", flag=False
+    )
     batch_size: int = setting(64, "most texts under way; it changes no reply in float32", at_least=1)
     dtype: str | None = setting(
         None,

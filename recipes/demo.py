@@ -93,7 +93,7 @@ def main() -> None:
     (HOME / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
     print_scores(metrics)
     print("\nOne question, answered from the exported folder:", flush=True)
-    ask = f"tripletune rag ask {shlex.quote(longest_success())} --model {HOME}/export {CORPUS} --dtype auto"
+    ask = f"tripletune ask {shlex.quote(longest_success())} --model {HOME}/export {CORPUS} --dtype auto"
     if status := run(ask):
         sys.exit(status)
     print(f"\nThe demo took {clock(began)} (minutes:seconds). Everything it made is in {HOME}/.")

@@ -86,7 +86,7 @@ class LoopOptions(CheckedOptions):
         flag=False,
     )
     triples_per_step: int | None = setting(
-        None, "most triples per step, in the order of the passages; none keeps all", at_least=1
+        None, "most triples per step, in the order of the passages; none keeps all", at_least=1, flag=False
     )
     triples_share: float = setting(
         1.0, "share of a step's triples that is kept, drawn at random (figure 4)", above=0, at_most=1, flag=False

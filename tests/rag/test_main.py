@@ -130,7 +130,7 @@ def test_bad_options_are_one_line(tmp_path, clients, capsys):
     for words in (
         ("--limit", "0"), ("--piece-limit", "0"), ("--max-tokens", "0"), ("--prompt", "gone.md"),
         ("--beams", "2", "--dtype", "float16"), ("--model", "no_model"), here, (*here, "--teacher-seed", "3"),
-        (*here, "--beams", "2", "--grammar"), (*here, "--batch-size", "0", "--max-tokens", "0"),
+        (*here, "--beams", "2", "--set", "grammar=yes"), (*here, "--batch-size", "0", "--max-tokens", "0"),
     ):  # fmt: skip
         assert extract(tmp_path, path, *words) == 2
     assert extract(tmp_path, tmp_path / "gone.jsonl") == 2
