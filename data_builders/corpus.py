@@ -24,14 +24,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from tripletune.data_builders.datasets.lookup import SeenTable, progress
+from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._rows import Row, source_rows
 from tripletune.models.data.questions import DropReason, Question
 from tripletune.models.data.records import Passage
 from tripletune.models.files import file_digest, new_folder, write_json
 from tripletune.models.options import CheckedOptions, CommandParser, add_arguments, from_arguments, setting
-from tripletune.models.program import run_program
+from tripletune.models.program import progress, run_program
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from typing import Any
 
 from tripletune.data_builders.datasets import RowKind, listed
 from tripletune.data_builders.datasets.kinds import RECORDS, TRAJECTORIES
-from tripletune.data_builders.datasets.lookup import SeenTable, progress
+from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset, split_of
 from tripletune.data_builders.ledger_chats import Chat, RoleCalls, roles_of
 from tripletune.models.data.records import Action, Record, Step, passage_id, read_jsonl
@@ -40,7 +40,7 @@ from tripletune.models.files import file_digest, read_json
 from tripletune.models.llm.ledger import canonical
 from tripletune.models.llm.replies import REPAIR_ROLE
 from tripletune.models.options import CheckedOptions, CommandParser, add_arguments, from_arguments, setting
-from tripletune.models.program import run_program
+from tripletune.models.program import progress, run_program
 from tripletune.rag.systems import find_system, system_names
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,9 @@ import logging
 import os
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
+from typing import Any
 
 from tripletune.models.options import nearest
 from tripletune.models.tables import printable
@@ -87,6 +88,16 @@ def _say(line: str, code: int) -> int:
 class _Printable(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
+
+
+def progress(items: Iterable[Any] | None = None, name: str = "", unit: str = "question", **more: Any) -> Any:
+    """A bar of tqdm on a terminal, and elsewhere (logs, pipes) a line a minute; `more` are tqdm's arguments."""
+    from tqdm import tqdm
+
+    seconds = 0.1 if sys.stderr.isatty() else 60.0
+    # A bar that is redrawn every `seconds` and not before that time: a short pass shows none in a log.
+    more |= {"mininterval": seconds, "maxinterval": max(seconds, 10.0), "delay": seconds}
+    return tqdm(items, name, unit=f" {unit}s", **more)
 
 
 def names_in(package: str) -> list[str]:

@@ -9,17 +9,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import sqlite3
-import sys
 from array import array
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
-
-from tqdm import tqdm
 
 from tripletune.models.data.records import json_value, read_jsonl
 
@@ -100,14 +97,6 @@ class JsonlIndex:
 
 def _digest(kind: str, value: str) -> bytes:
     return hashlib.blake2b(f"{kind}\n{value}".encode(errors="surrogatepass"), digest_size=16).digest()
-
-
-def progress(items: Iterable[T], name: str) -> Iterator[T]:
-    """Hand on questions and show how many there were: a bar on a terminal, a line a minute elsewhere (logs, pipes)."""
-    seconds = 0.1 if sys.stderr.isatty() else 60.0
-    # A bar that is redrawn every `seconds` and not before that time: a short pass shows none in a log.
-    bar = tqdm(items, name, unit=" questions", mininterval=seconds, maxinterval=max(seconds, 10.0), delay=seconds)
-    return iter(bar)
 
 
 async def in_order(

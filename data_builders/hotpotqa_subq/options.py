@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Literal
 
-from tripletune.data_builders.datasets.lookup import SeenTable, progress
+from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import FolderOptions, split_name_problems, split_of
 from tripletune.data_builders.hotpotqa_subq import FirstSubquery, Shown
 from tripletune.data_builders.hotpotqa_subq.annotations import PARTS
@@ -17,6 +17,7 @@ from tripletune.data_builders.readers import get_reader
 from tripletune.models.data.questions import Dropped, DropReason, Question
 from tripletune.models.llm.backends import LLMOptions, backend_names
 from tripletune.models.options import CommandParser, add_arguments, from_arguments, require, setting
+from tripletune.models.program import progress
 
 # No model: recorded replies and gold annotations, as they are.
 ANNOTATIONS = "annotations"

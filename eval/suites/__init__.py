@@ -13,7 +13,6 @@ import asyncio
 import dataclasses
 import logging
 import os
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -23,7 +22,6 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from rich.console import Console
-from tqdm import tqdm
 
 from tripletune.eval.results import METRICS, ResultLog
 from tripletune.models.files import read_json, write_json
@@ -31,10 +29,10 @@ from tripletune.models.llm import Endpoint, RepliesPending, SetupError, redact
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.replies import in_workers
 from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
+from tripletune.models.program import progress
 from tripletune.models.tables import Table
 
 logger = logging.getLogger(__name__)
-_SECONDS_BETWEEN_LINES = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,19 +261,14 @@ async def close_clients(*suites: Suite) -> None:
 
 async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
     """Answer the items of this process; gives how many wait for a batch."""
-    waiting, before, total = 0, len(log.done), len(log.done) + len(mine)
+    waiting = 0
     batches = suite.batches(item for item in suite.items() if item.id in mine)
-    last = started = time.monotonic()
-    # A bar on a terminal, a plain log line every half minute elsewhere.
-    bar = tqdm(
-        total=total,
-        initial=before,
-        unit=suite.unit,
-        disable=not (sys.stderr.isatty() and logger.isEnabledFor(logging.INFO)),
-    )
+    # Of several processes the first one shows it.
+    silent = not logger.isEnabledFor(logging.INFO)
+    bar = progress(unit=suite.unit, total=len(log.done) + len(mine), initial=len(log.done), disable=silent)
 
     async def work() -> None:
-        nonlocal waiting, last
+        nonlocal waiting
         # All workers draw from one iterator: never more items than are under way are in memory.
         for batch in batches:
             for item, reply in await ask_items(suite, batch):
@@ -284,11 +277,6 @@ async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
                     continue
                 log.append(suite.score(item, reply))
                 bar.update()
-                done, now = len(log.done), time.monotonic()
-                if bar.disable and (now - last >= _SECONDS_BETWEEN_LINES or done == total):
-                    speed = (done - before) / max(now - started, 1e-9)
-                    logger.info("%d of %d %ss, %.2f per second", done, total, suite.unit, speed)
-                    last = now
 
     with bar:
         await in_workers(work, suite.concurrency)
