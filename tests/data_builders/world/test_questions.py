@@ -280,27 +280,20 @@ def test_training_meets_every_fact_of_a_smaller_test_split_in_other_words():
         assert {answer for _, answer in asked} <= learned
 
 
-@pytest.fixture(scope="module")
-def everything():
-    return dict(pair for split in SPLITS for pair in draw(split, 1100 if split == "train" else 596))
-
-
-@pytest.mark.parametrize(
-    ("question", "answer"),
-    [
-        ("What is the capital of France?", "Paris"),
-        ("Which is bigger, an elephant or a mouse?", "an elephant"),
-        ("Which is smaller, an elephant or a mouse?", "a mouse"),
-        ("What is the opposite of hot?", "cold"),
-        ("How many days are in a week?", "7"),
-        ("Tell me how many legs a spider has.", "8"),
-        ("Which month comes after December?", "January"),
-        ("Which number comes right after 86?", "87"),
-        ("What letter follows M in the alphabet?", "N"),
-    ],
-)
-def test_known_answers(everything, question, answer):
-    assert everything[question] == answer
+def test_known_answers():
+    everything = dict(pair for split in SPLITS for pair in draw(split, 1100 if split == "train" else 596))
+    known = {
+        "What is the capital of France?": "Paris",
+        "Which is bigger, an elephant or a mouse?": "an elephant",
+        "Which is smaller, an elephant or a mouse?": "a mouse",
+        "What is the opposite of hot?": "cold",
+        "How many days are in a week?": "7",
+        "Tell me how many legs a spider has.": "8",
+        "Which month comes after December?": "January",
+        "Which number comes right after 86?": "87",
+        "What letter follows M in the alphabet?": "N",
+    }
+    assert known.items() <= everything.items()
 
 
 def test_larger_sums_fill_up_and_too_many_is_an_error():
