@@ -131,18 +131,18 @@ def collect() -> dict[str, dict[str, Any]]:
 
 def print_scores(metrics: dict[str, dict[str, Any]]) -> None:
     """A table for people."""
-    from rich.console import Console
-    from rich.table import Table
+    from tripletune.models.tables import Table, plain_console
 
     def cell(score: dict[str, float]) -> str:
         return f"{100 * score['mean']:.0f} %  ({100 * score['low']:.0f}-{100 * score['high']:.0f})"
 
-    table = Table("", "untrained", "trained", "what is counted",
-                  title="Held-out questions about a world the model has never seen (95 % intervals)")  # fmt: skip
-    for name, (title, meaning, *_) in ROWS.items():
-        table.add_row(title, *(cell(metrics[when][name]) for when in ("before", "after")), meaning)
+    rows = (
+        [title, *(cell(metrics[when][name]) for when in ("before", "after")), meaning]
+        for name, (title, meaning, *_) in ROWS.items()
+    )
     print()
-    (Console() if sys.stdout.isatty() else Console(width=140)).print(table)
+    title = "Held-out questions about a world the model has never seen (95 % intervals)"
+    Table(["", "untrained", "trained", "what is counted"], rows, title).show(plain_console())
 
 
 def longest_success() -> str:
