@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tripletune.data_builders.world.build import World
 from tripletune.data_builders.world.questions import WorldQuestion
 from tripletune.models.data.triples import Triple, parse_triples
 from tripletune.models.llm import Message
@@ -32,6 +33,8 @@ class GoldHop:
 
 class Facts(Protocol):
     """What the oracle knows."""
+
+    world: World
 
     def question(self, text: str) -> WorldQuestion:
         """The question that a text asks."""
