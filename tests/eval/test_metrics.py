@@ -13,9 +13,9 @@ from tripletune.eval.metrics import (
     f1_hotpotqa,
     f1_triviaqa,
     golden_match,
+    label_accuracy,
     match_raw,
 )
-from tripletune.eval.metrics.labels import label_accuracy
 from tripletune.eval.metrics.long_answers import rouge_l, rouge_lsum, str_em
 
 METRICS = {name: metric for name, metric in find_metrics().items() if metric.reads == "answers"}
