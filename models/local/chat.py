@@ -7,6 +7,8 @@ at all, and the word for "no facts". It can't keep a reply that is cut off at it
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from tripletune.models.local import Request
 
 # System turns whose tokens are kept.
-_BEGINNINGS = 64
+_PREFIXES = 64
 # Templates of LLaMA 3.1 and 3.2 write the day's date unless given one: prompts must not change overnight.
 DATE = "26 Jul 2024"
 # A name may hold brackets, and a pipe where no marker can follow it; a backslash escapes what comes next.
@@ -57,7 +59,7 @@ class ChatEncoder:
                 f"model {model} has no chat template, so it is a base model: name its chat version (often ...-Instruct "
                 "or ...-it), or set plain=True to give it the turns' texts as they are"
             )
-        self._beginnings: dict[str, list[int]] = {}
+        self._prefix = lru_cache(maxsize=_PREFIXES)(self._prefix_of)
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """The prompt's tokens, up to where the reply begins."""
@@ -67,16 +69,7 @@ class ChatEncoder:
         """How many tokens at the start of a prompt (`ids`) all chats with the same system turn start with."""
         if len(messages) < 2 or messages[0]["role"] != "system":
             return 0
-        system = messages[0]
-        known = self._beginnings.get(system["content"])
-        if known is None:
-            # What two chats without a common word share is the template's and the system turn's.
-            one, two = (self.encode([system, {"role": "user", "content": text}]) for text in ("0", "Zq"))
-            same = next((n for n, (a, b) in enumerate(zip(one, two)) if a != b), min(len(one), len(two)))
-            known = one[:same]
-            while len(self._beginnings) >= _BEGINNINGS:
-                del self._beginnings[next(iter(self._beginnings))]
-            self._beginnings[system["content"]] = known
+        known = self._prefix(messages[0]["content"])
         return len(known) if list(ids[: len(known)]) == known else 0
 
     def render(self, messages: Sequence[Message], reply: bool = True) -> str:
@@ -98,6 +91,13 @@ class ChatEncoder:
         """Tokens of a text that `render` made."""
         # The template writes the special tokens itself.
         return list(self.tokenizer(text, add_special_tokens=self.plain)["input_ids"])
+
+    def _prefix_of(self, system: str) -> list[int]:
+        """The tokens that all chats with a system turn start with."""
+        first: Message = {"role": "system", "content": system}
+        # What two chats without a common word share is the template's and the system turn's.
+        one, two = (self.encode([first, {"role": "user", "content": text}]) for text in ("0", "Zq"))
+        return [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, two))]
 
     def _render(self, turns: Sequence[Mapping[str, Any]], reply: bool) -> str:
         options = {"tokenize": False, "add_generation_prompt": reply, **self.template_options}

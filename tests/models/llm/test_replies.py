@@ -125,7 +125,6 @@ def test_a_refusal_says_what_to_write_and_a_repair_is_counted():
     ("text", "triples", "malformed", "cut_off"),
     [
         ("Facts: (S> a| P> b| O> c), (S> d| P> e", ["abc"], 1, False),
-        ("(<S> a| <P> b| <O> c)", ["abc"], 0, False),
         ('{"triples": [["a", "b", "c"], ["d", "e", 7], ["x"], ["", "y", "z"]]}', ["abc", "de7"], 2, False),
         ('As [1] says: {"triples": [{"subject": "a", "predicate": "b", "object": "c"}]}', ["abc"], 0, False),
         ('{"facts": [["a", "b", "c"], ["d", "e", "f"]]}', ["abc", "def"], 0, False),
@@ -134,8 +133,6 @@ def test_a_refusal_says_what_to_write_and_a_repair_is_counted():
         ('{"triples": ["a", "b", "c"]}', ["abc"], 0, False),
         ('{"triples": [["a", "b", "c"], ["d", "e', ["abc"], 1, True),
         ('[["a", "b", "c"], ["a", "b", "c"]]', ["abc", "abc"], 0, False),
-        ('{"triples": []}', [], 0, False),
-        ("NONE.", [], 0, False),
     ],
 )
 def test_triples_are_found_in_every_form(text, triples, malformed, cut_off):
@@ -176,18 +173,11 @@ def test_any_text_gives_a_value_or_a_reason(text):
     assert isinstance(outcome, (dict, list)) or outcome in ("no_json", "bad_json")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_refusals_in_other_words_are_refusals():
+    for text in (
         "The question is unanswerable.", "It cannot be determined from the given triples.", "Not enough information",
         "I don’t know.", "Insufficient information.", "Unknown", "The passages do not mention it.", "not specified",
-    ],
-)  # fmt: skip
-def test_refusals_in_other_words_are_refusals(text):
-    assert is_refusal(text)
-    assert not is_refusal(text + " But here is what they say of her." * 6)
-
-
-@pytest.mark.parametrize("text", ["", "Paris", "no", "The Unknown", "No Country for Old Men", "Given Name"])
-def test_answers_are_no_refusals(text):
-    assert not is_refusal(text)
+    ):  # fmt: skip
+        assert is_refusal(text)
+        assert not is_refusal(text + " But here is what they say of her." * 6)
+    assert not any(map(is_refusal, ("", "Paris", "no", "The Unknown", "No Country for Old Men", "Given Name")))
