@@ -26,13 +26,6 @@ def test_interval_agrees_with_the_normal_approximation():
     assert interval["high"] == pytest.approx(0.3 + half, abs=0.006)
 
 
-def test_the_same_interval_whatever_is_drawn_at_once(monkeypatch):
-    values = list(np.random.default_rng(2).random(30))
-    whole = bootstrap_mean(values)
-    monkeypatch.setattr("tripletune.eval.statistics._CELLS_AT_ONCE", 100)
-    assert bootstrap_mean(values) == pytest.approx(whole)
-
-
 def test_nothing_and_values_that_are_all_the_same():
     assert bootstrap_mean([]) == {"mean": None, "low": None, "high": None, "n": 0}
     for right in (0, 40):

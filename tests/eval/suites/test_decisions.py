@@ -163,10 +163,3 @@ def test_long_prompts_are_shortened_and_failures_stay(data, tmp_path, student):
     assert [row["error"] for row in rows] == ["", "CallError: too long", "", "CallError: too long"]
     assert rows[1]["scores"] == {"core_f1": 0.0, "stop_accuracy": 0.0, "malformed": 1.0}
     assert all(student.count_tokens(prompt) <= limit for prompt in student.prompts)
-
-
-def test_bad_input_is_one_line(data, tmp_path, error_of):
-    assert main(command(data, tmp_path, model="/nowhere")) == 2
-    assert "'/nowhere': there is no such folder" in error_of()
-    assert main([*command(data, tmp_path), "--split", "test"]) == 2
-    assert "no test*.jsonl" in error_of()

@@ -5,7 +5,7 @@ import pytest
 
 import tripletune.rag.extractor as extractor_options
 from tests.cli import read_lines, write_lines
-from tests.fakes import Rule
+from tests.fakes import Client, Rule
 from tripletune.eval.__main__ import main
 from tripletune.eval.report import compare_folders
 from tripletune.eval.results import read_results
@@ -14,7 +14,7 @@ from tripletune.eval.suites.extraction import ExtractionOptions, ExtractionSuite
 from tripletune.eval.triples import Prediction, score_rows, summarise_extractions
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm import CallError, Completion, LLMClient, RepliesPending, SetupError
+from tripletune.models.llm import CallError, RepliesPending, SetupError
 
 
 def pairs(count):
@@ -102,37 +102,21 @@ PAIRS = [ExtractionPair(f"p{n}", f"Town{n} lies on the River{n}.", "",
                         (Triple(f"Town{n}", "lies on", f"River{n}"),)).to_json() for n in range(8)]  # fmt: skip
 
 
-class Client(LLMClient):
-    """Reads the fact of a text, in a wording of its own from the fifth on; p7's it can't write down."""
-
-    model = "scripted"
-
-    def __init__(self, options):
-        self.chats = []
-
-    async def chat(self, messages, *, role, sampling=None, question_id=""):
-        self.chats.append(messages)
-        text = messages[-1]["content"]
-        if "Town6" in text:
-            raise CallError("no")
-        number = int(text.split()[0].removeprefix("Town"))
-        predicate = "Lies on" if number < 5 else "is at"
-        reply = f"(S> Town{number}| P> {predicate}| O> River{number}" + (")" if number != 7 else "")
-        return Completion(reply, 20, 6, 0.1)
-
-    async def close(self):
-        pass
+def says(asked):
+    """The fact of a text, in another wording from the fifth on; a failure for Town6, no closing bracket for Town7."""
+    number = int(asked.text.split()[0].removeprefix("Town"))
+    if number == 6:
+        return CallError("no")
+    predicate = "Lies on" if number < 5 else "is at"
+    return f"(S> Town{number}| P> {predicate}| O> River{number}" + (")" if number != 7 else "")
 
 
 @pytest.fixture
 def clients(monkeypatch):
     opened = []
-
-    def open_client(options):
-        opened.append(Client(options))
-        return opened[-1]
-
-    monkeypatch.setattr(extractor_options, "open_client", open_client)
+    monkeypatch.setattr(
+        extractor_options, "open_client", lambda options: opened.append(Client(answer=says)) or opened[-1]
+    )
     return opened
 
 
@@ -154,10 +138,6 @@ def read(data, name="metrics.json", output="out"):
     return json.loads((data.parent / output / name).read_text())
 
 
-def rows(data, name="results.jsonl", output="out"):
-    return read_lines(data.parent / output / name)
-
-
 def test_a_teacher_is_scored(data, clients, capsys, error_of):
     assert evaluate(data) == 0
     found = read(data)
@@ -167,9 +147,9 @@ def test_a_teacher_is_scored(data, clients, capsys, error_of):
     assert found["normalised"]["micro"]["precision"]["mean"] == 5 / 6
     assert found["malformed_output"]["mean"] == 1 / 8
     assert found["counts"]["errors"] == 1
-    assert found["cost_per_text"]["completion_tokens"] == 6 * 7 / 8
-    assert [row["id"] for row in rows(data)] == [row["id"] for row in PAIRS]
-    assert [row["id"] for row in rows(data, "scores.jsonl")] == [row["id"] for row in PAIRS]
+    assert found["cost_per_text"]["completion_tokens"] == 2 * 7 / 8
+    assert [row["id"] for row in read_lines(data.parent / "out" / "results.jsonl")] == [row["id"] for row in PAIRS]
+    assert [row["id"] for row in read_lines(data.parent / "out" / "scores.jsonl")] == [row["id"] for row in PAIRS]
     assert "soft" not in found
     assert found["session"]["texts"] == 8
     shown = capsys.readouterr().out
@@ -183,14 +163,14 @@ def test_run_again_asks_nothing_and_other_settings_are_refused(data, clients, er
     assert evaluate(data) == 0
     assert evaluate(data, "--embedder", "pypi:none") == 2, "only scoring is done anew, which needs the embedder"
     assert "pypi:none" in error_of()
-    assert [len(client.chats) for client in clients] == [8, 0]
+    assert [len(client.asked) for client in clients] == [8, 0]
     assert evaluate(data, "--max-tokens", "9") == 2
     assert "holds results of another run" in error_of()
 
 
 def test_examples_are_chosen_from_the_training_pairs(data, clients):
     assert evaluate(data, "--shots", "3", "--shot-data", str(data)) == 0
-    turns = clients[0].chats[0]
+    turns = clients[0].asked[0].messages
     assert [turn["role"] for turn in turns] == ["system", *["user", "assistant"] * 3, "user"]
     assert all(turn["content"].startswith("Ada") for turn in turns[1:-1:2])
     assert turns[2]["content"].startswith("(S> a| P> b| O> c), (S> d")
@@ -217,7 +197,7 @@ TEACHER = ("--teacher", "openai", "--teacher-model", "m")
 def test_bad_options_are_one_line(data, clients, error_of, words, message):
     assert evaluate(data, model=[str(data) if word == "DATA" else word for word in words]) == 2
     assert message.replace("DATA", str(data)) in error_of()
-    assert not any(client.chats for client in clients)
+    assert not any(client.asked for client in clients)
 
 
 def test_bad_data_is_one_line(data, clients, error_of):
