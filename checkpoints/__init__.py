@@ -74,11 +74,8 @@ def export_adapter(
         run: Run folder (its `final/` is taken), or a checkpoint or `final/` folder.
         output: Folder to write; it appears when it is complete.
         base_model: Other name of the base model, for a run that was trained on a local copy of it.
-        base_revision: Hub revision of the base model.
         encoder: Other name of the text encoder.
-        licence: Licence identifier for the card.
         scores: Files of metrics for the card.
-        overwrite: Replace a model folder in the output.
     """
     source, output = _checked_source(run, output, overwrite), Path(output)
     provenance = collect_provenance(source, scores, licence)
@@ -120,7 +117,6 @@ def merge_adapter(
             the folder and round, so replies can differ (the report says how many). Graph modules stay float32.
         language_model_only: Write the language model of a Graph-LLM as a plain transformers folder. Sensible for a
             model trained without graph token.
-        overwrite: Replace a model folder in the output.
 
     Returns:
         How the merged folder compares with the adapter.

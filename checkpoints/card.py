@@ -65,7 +65,6 @@ def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence:
     Args:
         source: `final/` or a checkpoint of a run (the run's own files are looked for one folder up), or an export.
         scores: Files of metrics (`metrics.json` of `tripletune eval`).
-        licence: Licence identifier.
     """
     kept = source / PROVENANCE
     provenance = Provenance(**read_json(kept)) if kept.is_file() else _collect_from_run(source)
@@ -133,14 +132,7 @@ def write_model_card(folder: Path, provenance: Provenance, kind: Kind, name: str
 
 
 def render_card(provenance: Provenance, kind: Kind, name: str, about: dict[str, Any] | None = None) -> str:
-    """A model card from the template `card.md`: Markdown with a YAML head as on the Hugging Face hub.
-
-    Args:
-        provenance: The facts.
-        kind: What the folder holds.
-        name: Name of the folder, for title and example.
-        about: Content of the task file of a model on plain text.
-    """
+    """A model card from the template `card.md`; `about` is the content of the task file of a model on plain text."""
     from tripletune.models.local.chat import DATE
 
     names = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.ChainableUndefined)
