@@ -21,7 +21,11 @@ def _parser() -> argparse.ArgumentParser:
     top = CommandParser(prog="tripletune checkpoints", description=__doc__)
     top.add_argument("--verbose", action="store_true", help="log more, and show tracebacks")
     commands = top.add_subparsers(dest="command", required=True, metavar="{export,verify,merge}")
-    export = commands.add_parser("export", help="write the adapter folder of a run, with card and reference outputs")
+    export = commands.add_parser(
+        "export",
+        help="write the adapter folder of a run, with card and reference outputs",
+        example="tripletune checkpoints export runs/h1 --output exports/h1 --scores runs/eval/loop/metrics.json",
+    )
     export.set_defaults(run_command=_export)
     export.add_argument("run", metavar="RUN", help="run folder (its final/ is taken), or a checkpoint folder")
     export.add_argument("--output", required=True, metavar="DIR", help="folder to write")
@@ -30,7 +34,11 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--base-revision", metavar="REV", help="hub revision of the base model")
     export.add_argument("--encoder", metavar="SPEC", help="other name of the text encoder")
     export.add_argument("--licence", "--license", metavar="ID", help="licence of the folder, for the card")
-    verify_ = commands.add_parser("verify", help="load a folder in a new process and compare it with its verify.json")
+    verify_ = commands.add_parser(
+        "verify",
+        help="load a folder in a new process and compare it with its verify.json",
+        example="tripletune checkpoints verify exports/h1 --run runs/h1",
+    )
     verify_.set_defaults(run_command=_verify)
     verify_.add_argument("folder", metavar="DIR", help="folder written by export or merge")
     verify_.add_argument("--run", metavar="RUN", help="compare with this run or checkpoint too")
@@ -40,7 +48,11 @@ def _parser() -> argparse.ArgumentParser:
         default=TOLERANCE,
         help="largest log normaliser difference (default: %(default)s)",
     )
-    merge = commands.add_parser("merge", help="merge the adapter into the language model")
+    merge = commands.add_parser(
+        "merge",
+        help="merge the adapter into the language model",
+        example="tripletune checkpoints merge exports/h1 --output exports/h1-merged",
+    )
     merge.set_defaults(run_command=_merge)
     merge.add_argument("folder", metavar="DIR", help="export, run or checkpoint folder with an adapter")
     merge.add_argument("--output", required=True, metavar="OUT", help="folder to write")

@@ -3,8 +3,6 @@
 No language model knows the coined names, so an answer shows that retrieval, triples and planning worked (the loop of
 RAS, section 3 and Algorithm 1). Questions come in HotpotQA's official layout, gold decisions in the layout of recorded
 teacher replies, and the articles as a corpus and as pre-extracted triples. The same options give the same bytes.
-
-    tripletune build world --output runs/world --seed 7 --train 600 --validation 60 --test 100
 """
 
 from __future__ import annotations
@@ -364,7 +362,11 @@ def _contexts(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = CommandParser(prog="tripletune build world", description=(__doc__ or "").split("\n")[0])
+    parser = CommandParser(
+        prog="tripletune build world",
+        description=(__doc__ or "").split("\n")[0],
+        example="tripletune build world --output runs/world --seed 7 --train 600 --validation 60 --test 100",
+    )
     parser.add_argument("--output", required=True, help="folder for the files")
     parser.add_argument("--overwrite", action="store_true", help="replace a world in the output folder")
     add_arguments(parser, WorldOptions)
