@@ -148,7 +148,7 @@ def mauve(args: argparse.Namespace, console: Console) -> None:
     try:
         from mauve import compute_mauve
     except ImportError as error:
-        raise ValueError(f"MAUVE needs {error.name}: pip install 'tripletune[mauve]'") from None
+        raise ValueError(f"MAUVE needs mauve-text ({error}): pip install 'tripletune[mauve]'") from None
     from tripletune.models.loading import load_causal_lm
 
     model, tokenizer = load_causal_lm(args.model)
