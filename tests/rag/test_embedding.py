@@ -69,24 +69,6 @@ def test_while_it_encodes_the_loop_runs_and_what_waits_goes_together():
     assert longest < 0.09
 
 
-def test_who_has_his_vectors_goes_on_at_once():
-    """64 questions embed, wait 50 ms for a model and embed again; nobody waits for another question's second text."""
-    encode = Letters(seconds=0.1)
-    embedder = Embedder("letters", encode)
-
-    async def question(number):
-        for round_ in "ab":
-            await embedder.queries([round_ * (number + 1)])
-            await asyncio.sleep(0.05)
-
-    async def run():
-        await asyncio.gather(*(question(number) for number in range(64)))
-
-    asyncio.run(run())
-    assert sum(len(texts) for _, texts in encode.seen) == 128
-    assert len(encode.seen) <= 6
-
-
 def test_a_call_that_is_given_up_leaves_the_others_alone():
     embedder = Embedder("letters", Letters(seconds=0.05))
 

@@ -60,14 +60,6 @@ def test_a_model_on_this_machine_reads_the_longest_first(store):
     assert lengths == sorted(lengths, reverse=True)
 
 
-def test_a_second_run_asks_for_nothing(store):
-    run(Rule(), store, passages(10))
-    extractor = Rule()
-    _, counts = run(extractor, store, [*passages(10), *passages(12)])
-    assert (counts.passages, counts.stored, counts.extracted) == (22, 20, 2)
-    assert len(extractor.texts) == 2
-
-
 def test_another_model_prompt_or_limit_reads_again(store):
     other = Rule()
     other.settings = "another prompt"
@@ -151,14 +143,6 @@ def test_what_stops_the_run_keeps_what_was_read(store, error, told):
     with pytest.raises(CallError, match=f"^{told}"):
         run(Rule(concurrency=1, replies=replies), store, given)
     assert store.choose().passages == 9
-
-
-def test_a_repeated_passage_under_way_is_read_once(store):
-    for concurrency in (1, 8):
-        extractor = Rule(concurrency=concurrency)
-        extractor.model = f"with {concurrency}"
-        _, counts = run(extractor, store, [*passages(3), *passages(3)])
-        assert (counts.extracted, counts.repeated, len(extractor.texts)) == (3, 3, 3)
 
 
 def read(extractor, store, *questions):

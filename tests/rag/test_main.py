@@ -106,22 +106,6 @@ def test_exit_codes(tmp_path, clients, title, code):
     store.close()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b'{"passage": "x"}\n', "corpus.jsonl:1: a passage needs a non-empty \"text\"; the line has passage"),
-        (b'{"text": "x"}\n{"text": 3}\n', "corpus.jsonl:2: a passage needs"),
-        (b'\x7fELF\xff\xfe\n', "corpus.jsonl:1: not UTF-8 text"),
-        (b'{"text": "x"}\n{"text": \n', "corpus.jsonl:2: not valid JSON"),
-    ],
-)  # fmt: skip
-def test_bad_corpora_are_one_line(tmp_path, clients, capsys, content, message):
-    path = tmp_path / "corpus.jsonl"
-    path.write_bytes(content)
-    assert extract(tmp_path, path) == 2
-    assert re.fullmatch(rf"error: .*{re.escape(message)}.*\n", capsys.readouterr().err)
-
-
 def test_bad_options_are_one_line(tmp_path, clients, capsys):
     path, model = corpus(tmp_path), tmp_path / "model"
     model.mkdir()
@@ -302,9 +286,3 @@ def test_indexes_are_built_beforehand(world, tmp_path, tiny_encoder, capsys):
     assert "'dense' needs a sentence encoder" in capsys.readouterr().err
     assert main(["index", *files[:2]]) == 2
     assert "an index needs --corpus, the passages, and --index" in capsys.readouterr().err
-
-
-def test_an_unknown_option_is_an_error_of_its_command(capsys):
-    with pytest.raises(SystemExit):
-        main(["ask", "Who?", "--nonsense"])
-    assert "ask: unrecognized arguments: --nonsense" in capsys.readouterr().err

@@ -1,5 +1,4 @@
 import asyncio
-import threading
 from zlib import crc32
 
 import numpy as np
@@ -43,19 +42,6 @@ def test_reciprocal_rank_fusion_by_hand():
     assert [row for row, _ in reciprocal_rank_fusion([[(5, 1.0)], [(2, 1.0)]])] == [2, 5]
 
 
-@pytest.mark.parametrize("few", [0, 10_000])
-def test_bm25_ranks_alike_in_place_and_in_a_thread(tmp_path, monkeypatch, few):
-    threads = []
-    monkeypatch.setattr("tripletune.rag.text_index._FEW", few)
-    index = opened("bm25", tmp_path)
-    search = index._index.get_scores_from_ids
-    monkeypatch.setattr(
-        index._index, "get_scores_from_ids", lambda ids: (threads.append(threading.current_thread()), search(ids))[1]
-    )
-    assert rows(index, "a face") == [2, 3]
-    assert [thread is threading.main_thread() for thread in threads] == [few > 0]
-
-
 def test_vectors_rank_by_cosine_and_ties_keep_their_order(tmp_path, embedder):
     index = opened("dense", tmp_path, embedder)
     exact = letters(ROWS, "text") / np.linalg.norm(letters(ROWS, "text"), axis=1, keepdims=True)
@@ -88,15 +74,6 @@ def test_rows_are_found_across_blocks(tmp_path, embedder, monkeypatch):
     blocks = ranked(opened("dense", tmp_path, embedder), "cage bead", 6)
     monkeypatch.undo()
     assert blocks == ranked(opened("dense", tmp_path, embedder), "cage bead", 6)
-
-
-def test_queries_that_wait_are_searched_together(tmp_path, embedder):
-    index = opened("dense", tmp_path, embedder)
-
-    async def both():
-        return await asyncio.gather(index.rank(["face", "bad"], 2), index.rank(["a cab"], 3))
-
-    assert asyncio.run(both()) == [[ranked(index, "face", 2), ranked(index, "bad", 2)], [ranked(index, "a cab", 3)]]
 
 
 def test_hybrid_fuses_both(tmp_path, embedder):

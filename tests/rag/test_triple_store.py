@@ -13,10 +13,6 @@ OSLO = Passage("Oslo", "Oslo is in Norway.")
 TRIPLES = (Triple("Oslo", "located in", "Norway"), Triple("日本, (x)", "|", '"'))
 
 
-def key(passage):
-    return passage.key
-
-
 @pytest.fixture
 def store(tmp_path):
     opened = TripleStore(tmp_path / "deep" / "triples.sqlite")
@@ -27,28 +23,19 @@ def store(tmp_path):
 def test_what_is_put_is_found_by_model_and_prompt_and_stays(store):
     one, two = store.extractor("m", "p"), store.extractor("m", "q")
     assert one == store.extractor("m", "p") != two
-    store.put(one, [Extraction(key(OSLO), TRIPLES), Extraction("nothing", ())])
-    store.put(one, [Extraction(key(OSLO), ())])
-    assert store.get(one, key(OSLO)) == TRIPLES
+    store.put(one, [Extraction(OSLO.key, TRIPLES), Extraction("nothing", ())])
+    store.put(one, [Extraction(OSLO.key, ())])
+    assert store.get(one, OSLO.key) == TRIPLES
     assert store.get(one, "nothing") == ()
-    assert store.get(two, key(OSLO)) is None
-    assert store.known(one, [key(OSLO), "nothing", "unknown"]) == {key(OSLO), "nothing"}
+    assert store.get(two, OSLO.key) is None
+    assert store.known(one, [OSLO.key, "nothing", "unknown"]) == {OSLO.key, "nothing"}
     assert store.known(one, [str(n) for n in range(2000)]) == set()
     assert [(e.model, e.prompt, e.passages) for e in store.extractors()] == [("m", "p", 2), ("m", "q", 0)]
 
 
-def test_a_failed_transaction_leaves_nothing(store):
-    number = store.extractor("m", "p")
-    with pytest.raises(sqlite3.Error):
-        store.put(number, [Extraction("a", ()), Extraction(None, ())])
-    assert store.known(number, ["a"]) == set()
-    store.put(number, [Extraction("a", ())])
-    assert store.known(number, ["a"]) == {"a"}
-
-
 def test_a_store_is_read_by_the_loops_also_where_nothing_can_be_written(store, tmp_path, monkeypatch):
     number = store.extractor("m", "p")
-    store.put(number, [Extraction(key(OSLO), TRIPLES)])
+    store.put(number, [Extraction(OSLO.key, TRIPLES)])
     source = open_triples(store.path, tmp_path / "unused.sqlite")
     assert source.get(OSLO) == TRIPLES
     source.close()
@@ -70,7 +57,7 @@ def test_several_extractors_must_be_told_apart(store):
     with pytest.raises(ValueError, match=r"holds no triples of any extractor: .*\(it has none\)"):
         store.choose()
     for model in ("m", "n"):
-        store.put(store.extractor(model, "p"), [Extraction(key(OSLO), ())])
+        store.put(store.extractor(model, "p"), [Extraction(OSLO.key, ())])
     with pytest.raises(ValueError, match=r"holds triples of several extractors: .*1: m, prompt p, 1 passages; 2: n"):
         store.choose()
     assert store.choose("n").id == 2

@@ -1,5 +1,4 @@
 import asyncio
-import json
 
 import pytest
 
@@ -168,16 +167,6 @@ def test_planner_and_answerer_can_be_two_models():
     trace = asyncio.run(ras(QUESTION, QUESTION, Tools(planner, answerer, Shelf(), Facts()), LoopOptions()))
     assert trace.answer == "answerer"
     assert [sample.task for sample, _, _ in answerer.inputs] == ["answering"]
-
-
-def test_trace_is_json():
-    trace, _ = run(Model("I think", "[SUFFICIENT]"))
-    row = json.loads(json.dumps(trace.to_json()))
-    assert row["steps"][0]["passages"][0]["title"] == f"{QUESTION} 1"
-    assert row["actions"] == [
-        {"reply": "I think", "action": None, "subquery": "", "unexpected": False},
-        {"reply": "[SUFFICIENT]", "action": "[SUFFICIENT]", "subquery": "", "unexpected": False},
-    ]
 
 
 def test_system_says_what_it_needs():

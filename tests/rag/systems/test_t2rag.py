@@ -9,7 +9,6 @@ from tripletune.eval.__main__ import main
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import triple_rows
-from tripletune.rag.__main__ import main as ask
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.t2rag import SYSTEM, Clue, T2RAGOptions, first_clues, update
 from tripletune.rag.triple_index import TripleIndex
@@ -204,14 +203,3 @@ def test_from_the_command_line(world, tmp_path, capsys):
     assert "'max_rounds': 1" in capsys.readouterr().err
     assert main([*command, *more[:2]]) == 2
     assert "--system t2rag reads triples: give --triples FILE" in capsys.readouterr().err
-
-
-def test_one_question_step_by_step(world, monkeypatch, capsys):
-    script = Client("A | born in | ?x", "[1] A | born in | Kelm", "Answer: Kelm")
-    monkeypatch.setattr("tripletune.rag.answering.open_client", lambda options: script)
-    words = ["ask", "Where was A born?", "--system", "t2rag", "--teacher", "openai", "--teacher-model", "m",
-             "--corpus", f"{world}/test.corpus.jsonl"]  # fmt: skip
-    assert ask([*words, "--triples", f"{world}/test.triples.jsonl", "--set", "candidates=5"]) == 0
-    assert capsys.readouterr().out.endswith("  stop      sufficient\nAnswer: Kelm\n")
-    assert ask(words) == 2
-    assert "--system t2rag reads triples" in capsys.readouterr().err

@@ -81,12 +81,6 @@ def test_levels_without_evidence_are_passed_over_but_for_the_last():
     assert (found[1], trace.tallies["granularities_without_context"]) == ("default", 2)
 
 
-@pytest.mark.parametrize("levels", [("triples", "passages"), ("sentences",), ("sentences", "passages")])
-def test_cascades_of_one_and_two_levels(levels):
-    _, client, _ = cascade(granularities=levels, **dict.fromkeys(levels, REFUSE))
-    assert client.roles == [f"cirag.answer.{level}" for level in levels]
-
-
 @pytest.mark.parametrize(
     ("text", "answer", "faults"),
     [

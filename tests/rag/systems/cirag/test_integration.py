@@ -55,7 +55,6 @@ def test_a_reply_in_the_papers_form_has_no_fault():
     ("text", "core", "query", "faults"),
     [
         ("", (), None, ["empty_reply"]),
-        ("   \n", (), None, ["empty_reply"]),
         ("I do not know.", (), None,
          ["text_before_sections", "missing_thought", "missing_fact_after_filter", "missing_question"]),
         (reply().split("[[## question")[0], (BORN,), None, ["missing_question"]),
@@ -67,14 +66,9 @@ def test_a_reply_in_the_papers_form_has_no_fault():
         (reply(question="Who is Ada? Where is Kelm?"), (BORN,), "Who is Ada?", ["several_questions"]),
         (reply(question="1. Who is Ada?\n2. Where is Kelm?"), (BORN,), "Who is Ada?",
          ["several_questions", "loose_question"]),
-        (reply(question="Who is Ada? and where is Kelm?"), (BORN,), "Who is Ada?", ["several_questions"]),
         (reply(question="Who wrote Quo Vadis? in 1895?"), (BORN,), "Who wrote Quo Vadis? in 1895?", []),
         (reply(question="..."), (BORN,), None, ["empty_question"]),
-        (reply(question="1. ?"), (BORN,), None, ["loose_question", "empty_question"]),
         (reply(question="No question is needed."), (BORN,), "", ["loose_question"]),
-        (reply(question="No more questions."), (BORN,), "", ["loose_question"]),
-        (reply(question="<No Question> All is known."), (BORN,), "", ["loose_question"]),
-        (reply(question="none"), (BORN,), "", ["loose_question"]),
         (reply(question='"Who is Ada?"'), (BORN,), "Who is Ada?", ["loose_question"]),
         (reply(facts='{"fact": [["Ada", "wrote", "notes"]]}'), (), "Where is London?", ["invented_triple"]),
         (reply(facts='{"fact": [["Bob", "is", "old"], ["Ada", "died in", "Kelm"]]}'), (DIED,), "Where is London?",
@@ -87,7 +81,6 @@ def test_a_reply_in_the_papers_form_has_no_fault():
         (reply(facts='{"fact": [["Ada", "born in"], ["Ada", "died in", "Kelm"]]}'), (DIED,), "Where is London?",
          ["malformed_triple"]),
         (reply(facts='[["Ada", "died in", "Kelm"]]'), (DIED,), "Where is London?", ["loose_facts"]),
-        (reply(facts='{"triples": [["Ada", "died in", "Kelm"]]}'), (DIED,), "Where is London?", ["loose_facts"]),
         (reply(facts="('Ada', 'born in', 'London'), (\"Ada\", \"died in\", \"Kelm\")"), (BORN, DIED),
          "Where is London?", ["unreadable_facts"]),
         (reply(facts='{"fact": [["Ada", "born in", "London"], ["Ada", "died'), (BORN,), "Where is London?",
@@ -97,7 +90,6 @@ def test_a_reply_in_the_papers_form_has_no_fault():
         ("Sure! " + reply(), (BORN,), "Where is London?", ["text_before_sections"]),
         (reply() + '\n\n[[## fact_before_filter ##]]\n{"fact": []}\n' + reply(question=NO_QUESTION), (BORN,),
          "Where is London?", ["runs_on"]),
-        (reply() + "\n" + reply(question=NO_QUESTION), (BORN,), "Where is London?", ["runs_on"]),
         ("\n\n".join(sorted(reply().split("\n\n"), reverse=True)), (BORN,), "Where is London?", ["section_order"]),
     ],
 )  # fmt: skip
@@ -105,11 +97,6 @@ def test_malformed_replies_are_recovered_or_dropped_and_named(text, core, query,
     decision = read(text, earlier=[Triple("Bob", "is", "old")])
     assert (decision.core, decision.query, list(decision.faults)) == (core, query, faults)
     assert decision.reply == text
-
-
-def test_a_thought_before_the_sections_counts_where_there_is_no_other():
-    decision = read("Ada it is.\n" + reply().split("\n\n", 1)[1])
-    assert (decision.thought, decision.faults) == ("Ada it is.", ("text_before_sections", "missing_thought"))
 
 
 words = st.text(min_size=1, max_size=20).filter(
