@@ -136,7 +136,7 @@ def _add_ask(commands: Any) -> None:
     add_arguments(parser, SystemOptions, only=own)
     add_arguments(parser.add_argument_group("retrieval"), SearchOptions)
     add_short_flags(parser.add_argument_group("options of the system", SHORT), LoopOptions)
-    about = "a chat model in the place of --model; with both, RAS plans with it and answers with --model"
+    about = "a chat model instead of --model; with both, RAS plans with it and answers with --model"
     add_arguments(parser.add_argument_group("teacher model", about), LLMOptions, "teacher")
     parser.set_defaults(run=_ask, level=logging.WARNING, ledger=None)
 

@@ -166,7 +166,7 @@ def open_system(options: SystemOptions, teacher: LLMOptions | None = None) -> Op
 
     Args:
         options: The system, its corpus, triples and Graph-LLM.
-        teacher: A chat model in the place of the Graph-LLM, or beside it: RAS then plans with the chat model.
+        teacher: A chat model instead of the Graph-LLM, or beside it: RAS then plans with the chat model.
     """
     system = find_system(options.system)
     loop = make_options(system, options.set)

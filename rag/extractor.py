@@ -104,8 +104,8 @@ class TextExtractor(Endpoint):
         for text, reply in shots:
             self._examples += [{"role": "user", "content": text}, {"role": "assistant", "content": reply or NO_FACTS}]
         self._sampling = sampling or Sampling(max_tokens=TEACHER_TOKENS)
-        told = {"instruction": instruction} | ({"shots": [list(shot) for shot in shots]} if shots else {})
-        depends = {**told, **self._sampling.to_json(), **(settings or {})}
+        about = {"instruction": instruction} | ({"shots": [list(shot) for shot in shots]} if shots else {})
+        depends = {**about, **self._sampling.to_json(), **(settings or {})}
         self.settings = json.dumps(depends, ensure_ascii=False)
 
     async def extract(self, texts: Sequence[str]) -> list[Completion]:

@@ -28,7 +28,7 @@ class RoundOptions(CheckedOptions):
     top_k: int = setting(5, "passages per search", at_least=1)
     max_passages: int = setting(15, "most passages that one prompt shows; the first found stay", at_least=1)
     repairs: int = setting(1, "most repair turns for a reply that can't be used", at_least=0)
-    prompts: str | None = setting(None, "folder with prompts of one's own")
+    prompts: str | None = setting(None, "folder of custom prompts")
     max_thought_tokens: int = setting(256, "longest reply of a round", at_least=1)
     max_answer_tokens: int = setting(100, "longest reply of the reader", at_least=1)
 

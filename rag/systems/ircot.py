@@ -2,7 +2,7 @@
 
 The question is searched first. Then the model adds one thought at a time, which is the next query, until a thought
 holds the answer. Where the paper leaves a choice: a thought that was searched before ends the loop; passages that
-several searches find are shown once, at most 15 (the paper's figure). As in the paper a reader then answers anew from
+several searches find are shown once, at most 15 (the paper's figure). As in the paper a reader then answers from
 all passages; `reader=no` takes the answer out of the last thought, which saves a call.
 """
 
@@ -30,7 +30,7 @@ _LABEL = re.compile(r"^(?:[-*•]|\d+[.)]|thought(?: \d+)?:)\s*", re.IGNORECASE)
 class IRCoTOptions(RoundOptions):
     """Settings of a run; see `RoundOptions`."""
 
-    reader: bool = setting(True, "a reader answers anew when the thoughts end; no takes the last thought's answer")
+    reader: bool = setting(True, "a reader answers when the thoughts end; no takes the last thought's answer")
     graph: bool = setting(False, "search by PageRank over the triples, as HippoRAG with IRCoT (GEAR, tables 2 and 3)")
     synonyms: float | None = setting(0.8, "for graph: see ppr", above=0)
 
@@ -45,8 +45,8 @@ async def ircot(question: str, search: str, tools: Tools, options: IRCoTOptions)
     move: Move | None = Move(query=search)
     while move is not None and not move.answer:
         await rounds.search(move.query)
-        told = "\n".join(["Thoughts so far:", *thoughts]) if thoughts else "There are no thoughts yet."
-        user = f"{show_passages(rounds.shown)}\n\nQuestion: {one_line(question)}\n\n{told}"
+        earlier = "\n".join(["Thoughts so far:", *thoughts]) if thoughts else "There are no thoughts yet."
+        user = f"{show_passages(rounds.shown)}\n\nQuestion: {one_line(question)}\n\n{earlier}"
         move = await rounds.move("think", rounds.chat(user), _read)
         if move is not None:
             thoughts.append(move.text)
@@ -55,7 +55,7 @@ async def ircot(question: str, search: str, tools: Tools, options: IRCoTOptions)
 
 
 def _read(text: str) -> Move:
-    """The first thought of a reply; what it goes on with is dropped."""
+    """The first thought of a reply; what follows it is dropped."""
     thought = _LABEL.sub("", next((line.strip() for line in text.splitlines() if line.strip()), ""))
     if not thought:
         raise UnusableReply("empty_thought", "There is no thought: write the next one, as one sentence.")

@@ -44,14 +44,14 @@ class PprOptions(CheckedOptions):
     top_k: int = setting(5, "passages that are read", at_least=1)
     triples: int = setting(5, "triples closest to the question, whose entities the walk may start at", at_least=1)
     filter: bool = setting(True, "the model drops triples that do not help; no keeps all of them")
-    damping: float = setting(0.5, "probability that the walk goes on", above=0, below=1)
+    damping: float = setting(0.5, "probability that the walk does not start again", above=0, below=1)
     synonyms: float | None = setting(
         0.8, "smallest cosine of two names of one thing, which needs an --encoder; none has no such edges", above=0
     )
     passage_weight: float = setting(0.05, "weight of the passages that a retrieval finds as starts", at_least=0)
     retrieved: int = setting(100, "how many of these there are", at_least=1)
     repairs: int = setting(1, "most repair turns for a reply that can't be used", at_least=0)
-    prompts: str | None = setting(None, "folder with prompts of one's own: ppr_filter.md, answer_passages.md")
+    prompts: str | None = setting(None, "folder of custom prompts: ppr_filter.md, answer_passages.md")
     max_filter_tokens: int = setting(128, "longest reply of the filter", at_least=1)
     max_answer_tokens: int = setting(100, "longest answer", at_least=1)
 

@@ -25,10 +25,10 @@ async def react(question: str, search: str, tools: Tools, options: RoundOptions)
     while (move := await rounds.move("act", chat, _read)) is not None and not move.answer:
         found = await rounds.search(move.query)
         left = options.max_rounds - len(rounds.trace.steps)
-        told = f"Searches left: {left}" if left else "No search is left: finish now, with your best answer."
+        budget = f"Searches left: {left}" if left else "No search is left: finish now, with your best answer."
         chat += [
             {"role": "assistant", "content": move.text},
-            {"role": "user", "content": f"Observation\n{show_passages(found)}\n\n{told}"},
+            {"role": "user", "content": f"Observation\n{show_passages(found)}\n\n{budget}"},
         ]
     return await rounds.finish(move.answer if move is not None else "")
 

@@ -23,16 +23,16 @@ _FINAL = re.compile(r"so the (?:final )?answer is:?[ \t]*(\S[^\n]*)", re.IGNOREC
 async def self_ask(question: str, search: str, tools: Tools, options: RoundOptions) -> Trace:
     """Answer one question with Self-Ask; see `System.run`."""
     rounds = Rounds("self_ask", question, search, tools, options)
-    told = f"Question: {one_line(question)}"
-    while (move := await rounds.move("follow_up", rounds.chat(told), _read)) is not None and not move.answer:
+    shown = f"Question: {one_line(question)}"
+    while (move := await rounds.move("follow_up", rounds.chat(shown), _read)) is not None and not move.answer:
         found = await rounds.search(move.query)
-        told += f"\nFollow up: {move.query}\nIntermediate answer: {one_line(await rounds.read(move.query, found))}"
-    rounds.trace.details["follow_ups"] = told.splitlines()[1:]
+        shown += f"\nFollow up: {move.query}\nIntermediate answer: {one_line(await rounds.read(move.query, found))}"
+    rounds.trace.details["follow_ups"] = shown.splitlines()[1:]
     return await rounds.finish(move.answer if move is not None else "")
 
 
 def _read(text: str) -> Move:
-    """The first follow-up question or final answer of a reply; what it goes on with is dropped."""
+    """The first follow-up question or final answer of a reply; what follows it is dropped."""
     follow_up, final = _FOLLOW_UP.search(text), _FINAL.search(text)
     if final and not (follow_up and follow_up.start() < final.start()):
         return Move(answer=bare_answer(final[1]).rstrip("."), text=text)

@@ -50,7 +50,7 @@ class T2RAGOptions(CheckedOptions):
         "always (section 4.3), or stop (D.3)")  # fmt: skip
     question_too: bool = setting(False, "search with the question in every round, as the public code does")
     repairs: int = setting(0, "most repair turns for a question without clues; the public code has 2", at_least=0)
-    prompts: str | None = setting(None, "folder with prompts of one's own: any of t2rag_*.md")
+    prompts: str | None = setting(None, "folder of custom prompts: any of t2rag_*.md")
     max_decompose_tokens: int = setting(512, "longest reply with the clues of a question", at_least=1)
     max_resolve_tokens: int = setting(1024, "longest reply with filled clues", at_least=1)
     max_answer_tokens: int = setting(100, "longest answer", at_least=1)
@@ -93,7 +93,7 @@ def update(clues: list[Clue], rows: Iterable[tuple[str, list[str]]]) -> None:
         agreeing = sorted((clue for clue in clues if clue.agrees(fields)), key=lambda clue: clue.kind)
         named = next((clue for clue in clues if str(clue.number) == number), None)
         if named and named not in agreeing:
-            # The row spells a known field in another way; or the model has numbered its rows anew.
+            # The row spells a known field in another way; or the model numbers its rows from 1.
             agreeing = [clue for clue in agreeing if clue.kind < 2] or [named]
         clue = named if named in agreeing else next(iter(agreeing), None)
         if clue is None:

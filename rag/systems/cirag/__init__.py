@@ -4,7 +4,7 @@ One function over one question that reads like the paper. Where the paper leaves
 
 - A triple that several passages of a round state is one candidate, of the best-ranked of them.
 - A query equal to an earlier one (after answer normalisation) would retrieve the same, so it ends the loop.
-- When it cannot be read whether to go on, also after a repair, the loop ends with what was kept ("malformed").
+- When a decision to continue or stop cannot be read, also after a repair, the loop ends with what was kept.
 - The last round is integrated like the others, for its core triples; its next query is not searched.
 - Evidence is shown as a triple's JSON list, and a sentence after its page's title, without which "she" has no name.
 """
@@ -74,7 +74,7 @@ class CiragOptions(CheckedOptions):
         "trajectory, or as the section historical_context of one turn (figure 11)",
     )
     repairs: int = setting(1, "most repair turns for a reply that can't be used; the paper has none", at_least=0)
-    prompts: str | None = setting(None, "folder with prompts of one's own: any of cirag_*.md")
+    prompts: str | None = setting(None, "folder of custom prompts: any of cirag_*.md")
     max_prompt_tokens: int | None = setting(
         None,
         "longest prompt of the integrator: candidates of the oldest rounds are left out first, as in its training; it "
@@ -165,8 +165,8 @@ async def integrate(
 ) -> Decision:
     """K_D of eq. 1: filter the candidates and find the next query.
 
-    A reply that does not say whether to go on is sent back, at most `options.repairs` times. When that does not help,
-    the decision has no query, and what could be read of the rest.
+    A reply without a decision to continue or stop is sent back, at most `options.repairs` times. When that does not
+    help, the decision has no query, and what could be read of the rest.
     """
     messages = messages_of(llm.prompts.texts[INTEGRATION_PROMPT], question, candidates, history, options.history)
     left_out = 0
@@ -197,8 +197,8 @@ def _note_decision(decision: Decision, trace: Trace) -> None:
         trace.tally("candidates_left_out", decision.left_out)
     trace.tally("core_triples", len(decision.core))
     core = [triple.as_list() for triple in decision.core]
-    told = {"thought": decision.thought, "core_triples": core, "next_query": decision.query}
-    trace.details.setdefault("rounds", []).append({**told, "faults": list(decision.faults)})
+    noted = {"thought": decision.thought, "core_triples": core, "next_query": decision.query}
+    trace.details.setdefault("rounds", []).append({**noted, "faults": list(decision.faults)})
 
 
 # The cumulative sets of triples, sentences and passages, which grow by union in the order of the rounds (eq. 3, 4).

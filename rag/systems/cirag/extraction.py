@@ -1,8 +1,8 @@
 """Triples of a passage from a language model: entities first, then triples (CIRAG, section 3.3, figures 9 and 10).
 
 A call depends on the passage alone, so the ledger answers it for every other question that retrieves the passage: what
-the paper calls extraction cached offline. A reply that cannot be read is sent back once, then the passage goes on with
-nothing, as one does whose call is refused; of one that is cut off the complete triples stay. All of it is counted.
+the paper calls extraction cached offline. A reply that cannot be read is sent back once, then the passage has no
+triples, as one whose call is refused; of one that is cut off the complete triples stay. All of it is counted.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ _NO_QUESTION = re.compile(
 )
 _NUMBER = re.compile(r"^(?:[-*•]|\d{1,2}[.)])\s+")
 _QUOTED = re.compile(r"[\"“]([^\"“”]*)[\"”]")
-# A small letter behind a question mark goes on ("Who wrote Quo Vadis? in 1895"), unless a question word does.
+# A small letter behind a question mark continues it ("Who wrote Quo Vadis? in 1895"), unless a question word does.
 _NEXT_QUESTION = re.compile(
     r"(?<=\?)[\"'”’]?\s+(?=[^a-z\s]|(?:and |or )?[\"'“‘]?(?:who|whom|whose|what|when|where|which|why|how)\b)"
 )
@@ -106,12 +106,12 @@ def messages_of(
     asked = _section(MAIN_QUESTION, _plain(question))
     if layout == "section":
         parts = [asked, _section(CANDIDATES, write_triples(candidates))]
-        told = (
+        earlier = (
             f"Round {number}\nfacts found: {write_triples(one.candidates)}\nthought: {_plain(one.decision.thought)}\n"
             f"facts kept: {write_triples(one.decision.core)}\nquestion: {_plain(one.decision.query or NO_QUESTION)}"
             for number, one in enumerate(history, 1)
         )
-        parts += [_section(HISTORY, "\n\n".join(told))] if history else []
+        parts += [_section(HISTORY, "\n\n".join(earlier))] if history else []
         return [system, {"role": "user", "content": "\n\n".join(parts)}]
     messages = [system]
     for round_ in history:

@@ -46,7 +46,7 @@ class ThragOptions(CheckedOptions):
     most_labels: int = setting(1000, "most labels that a prompt lists", at_least=1)
     answer: Literal["short", "long"] = setting("short", "long answers in paragraphs, as for UltraDomain")
     repairs: int = setting(1, "most repair turns for a reply that can't be used; the paper has none", at_least=0)
-    prompts: str | None = setting(None, "folder with prompts of one's own: any of thrag_*.md")
+    prompts: str | None = setting(None, "folder of custom prompts: any of thrag_*.md")
     max_extraction_tokens: int = setting(4096, "longest reply with the triples of a passage", at_least=1)
     max_selection_tokens: int = setting(512, "longest reply with selected labels", at_least=1)
     max_answer_tokens: int = setting(100, "longest answer; a long one needs more", at_least=1)

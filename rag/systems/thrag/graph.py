@@ -132,8 +132,8 @@ async def _build(llm: LLMClient, passages: PassageStore, prompts: PromptSet, sam
     tokens = costs.details.get("tokens", {})
     graph.spent = {role: [costs.tallies[f"calls.{role}"], *counts] for role, counts in tokens.items()}
     graph.cached = costs.cached
-    told = {**graph.statistics(), **+issues}
-    logger.info("TH-RAG graph: %s", ", ".join(f"{name} {value:.4g}" for name, value in told.items()))
+    figures = {**graph.statistics(), **+issues}
+    logger.info("TH-RAG graph: %s", ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
     return graph
 
 

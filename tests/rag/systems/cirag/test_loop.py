@@ -55,8 +55,9 @@ SECOND = says("", ("Sarn", "flows through", "Kelm"))
 
 
 def run(script, shelf=None, store=None, integrator=None, **options):
+    store = store or Facts(lambda passage: TRIPLES.get(passage.title))
     tools = Tools(
-        retriever=shelf or Shelf(kelm_or_ada), store=store or Facts(lambda passage: TRIPLES.get(passage.title)), llm=script, integrator=integrator,
+        retriever=shelf or Shelf(kelm_or_ada), store=store, llm=script, integrator=integrator,
         reranker=Later(), question_id="q7",
     )  # fmt: skip
     return asyncio.run(SYSTEM.run(QUESTION, QUESTION, tools, CiragOptions(**{"extraction": "store"} | options)))
