@@ -2,11 +2,12 @@
 
     python tests/ways.py        (with PYTHONPATH naming another checkout: that one)
 
-The ways: a training record from its file to the loss (`train ras`, one step of a tiny model), a question (`ask` with
-RAS and a stub server), and a teacher's calls (`build subq` of one question and a stub server). A process of its own
+The ways: a training record from its file to the loss (`train ras` of a tiny model), a question (`ask` and `eval run`
+with RAS and a stub server), and a teacher's calls for a question (`build subq` and a stub server). A process of its own
 runs each program. Counted are distinct code objects in the package's files that begin to run, with lambdas and
 comprehensions, without modules and bodies of classes. Start-up is all before the user's data file is opened for the
-first time; the work is all after that, of training until the loss goes backward. A function may be in both.
+first time; the work is all after that (of training: not what follows a backward pass, until the next batch is read). A
+function may be in both. Those of one item are called more often when there are two records, or two questions.
 """
 
 from __future__ import annotations
@@ -19,34 +20,40 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-QUESTION, TEXT, FACT = "Where was Ada born?", "Ada was born in London.", ["Ada", "born in", "London"]
-REPLY = {"documents": [1], "answerable": True, "question": QUESTION, "triples": [FACT]}
-ROWS = {
-    "train-00000.jsonl": {"id": "1", "question_id": "q", "task": "answering", "question": QUESTION,
-                          "steps": [{"query": QUESTION, "triples": [FACT]}], "action": "[SUFFICIENT]",
-                          "answers": ["London"]},
-    "corpus.jsonl": {"title": "Ada", "text": TEXT},
-    "triples.jsonl": {"title": "Ada", "text": TEXT, "triples": [FACT]},
-    "questions.jsonl": {"_id": "q", "question": QUESTION, "answer": "London", "type": "bridge",
-                        "supporting_facts": [["Ada", 0]], "context": [["Ada", [TEXT]], ["Oslo", ["A city."]]]},
-}  # fmt: skip
+FACTS = {name: [name, "born in", "London"] for name in ("Ada", "Bo")}
+MODEL = {"dtype": "float32"}
+TRAIN = {"save_steps": 9, "bf16": "false", "eval_steps": None, "batch_size": 1, "gradient_accumulation": 1}
+
+
+def rows_of(name: str, fact: list[str]) -> dict[str, dict[str, Any]]:
+    """A row of each file, about one person."""
+    question, text = f"Where was {name} born?", f"{name} was born in London."
+    return {
+        "records": {"id": name, "question_id": name, "task": "answering", "question": question, "answers": ["London"],
+                    "steps": [{"query": question, "triples": [fact]}], "action": "[SUFFICIENT]"},
+        "corpus": {"title": name, "text": text},
+        "triples": {"title": name, "text": text, "triples": [fact]},
+        "questions": {"_id": name, "question": question, "answer": "London", "type": "bridge",
+                      "supporting_facts": [[name, 0]], "context": [[name, [text]], ["Oslo", ["A city."]]]},
+    }  # fmt: skip
 
 
 class Stub(BaseHTTPRequestHandler):
     """Answers as OpenAI's server does: a plan that searches, one that stops and an answer, or a teacher's JSON."""
 
-    plans: ClassVar = ["[SUBQ] Where is London?", "[SUFFICIENT]"]
-
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        text = self.plans.pop(0) if self.plans and "[SUBQ]" in body else json.dumps(REPLY)
-        message = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1}
-        data = json.dumps({"object": "chat.completion", "choices": [message], "usage": usage}).encode()
+        name = "Bo" if "Bo was born" in body else "Ada"
+        labels = {"documents": [1], "answerable": True, "question": f"Where was {name} born?", "triples": [FACTS[name]]}
+        plan = "[SUFFICIENT]" if "Where is London?" in body else "[SUBQ] Where is London?"
+        message = {"role": "assistant", "content": plan if "[SUBQ]" in body else json.dumps(labels)}
+        reply = {"object": "chat.completion", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+        data = json.dumps({**reply, "usage": {"prompt_tokens": 1, "completion_tokens": 1}}).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
@@ -58,7 +65,7 @@ class Stub(BaseHTTPRequestHandler):
 
 
 def prepare(folder: Path) -> None:
-    """Write the tiny models and the files of the three ways."""
+    """Write the tiny models and the files of the three ways, for one item and for two."""
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -74,35 +81,43 @@ def prepare(folder: Path) -> None:
     for place in (base, bert):
         tokenizer.save_pretrained(place)
     SentenceTransformer(modules=[Transformer(str(bert)), Pooling(16, "mean")]).save(str(folder / "encoder"))
-    for name, row in ROWS.items():
-        path = folder / ("records" if name.startswith("train") else "") / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(row) + "\n")
-    config = {"output_dir": f"{folder}/run", "data": {"train": f"{folder}/records"}}
-    config["model"] = {"base": str(base), "encoder": f"{folder}/encoder", "dtype": "float32"}
-    config["train"] = {"max_steps": 1, "save_steps": 1, "bf16": "false", "eval_steps": None, "batch_size": 1}
-    (folder / "train.yaml").write_text(json.dumps(config))
+    rows = [rows_of(name, fact) for name, fact in FACTS.items()]
+    for kind in rows[0]:
+        (folder / f"{kind}.jsonl").write_text("".join(json.dumps(row[kind]) + "\n" for row in rows))
+    for count in (1, 2):
+        (folder / f"{count}").mkdir()
+        lines = (json.dumps(row["records"]) + "\n" for row in rows[:count])
+        (folder / f"{count}" / "train-00000.jsonl").write_text("".join(lines))
+        config = {"output_dir": f"{folder}/run{count}", "data": {"train": f"{folder}/{count}"}}
+        config["model"] = {**MODEL, "base": str(base), "encoder": f"{folder}/encoder"}
+        config["train"] = {**TRAIN, "max_steps": count}
+        (folder / f"{count}.yaml").write_text(json.dumps(config))
 
 
 def trace(data: str, words: list[str]) -> dict[str, list[Any]]:
-    """Run a program here; its functions before and after the first opening of a data file, and the modules imported."""
-    package = str(Path(os.environ["PYTHONPATH"]).resolve())
-    found: list[set[tuple[str, str, int]]] = [set(), set(), set()]
+    """Run a program here: the calls of functions before and after a data file is opened, and the modules imported."""
+    package = f"{Path(os.environ['PYTHONPATH']).resolve()}/"
+    found: list[Counter[str]] = [Counter(), Counter(), Counter()]
+    names: dict[Any, str] = {}
     imported: list[list[str]] = []
-    seen: set[tuple[int, Any]] = set()
     part = 0
+
+    def name_of(code: Any) -> str:
+        name = code.co_filename if code.co_filename.startswith("<") else os.path.realpath(code.co_filename)
+        ours = name.startswith(package) and code.co_flags & inspect.CO_OPTIMIZED
+        return f"{name.removeprefix(package)}:{code.co_qualname}:{code.co_firstlineno}" if ours else ""
 
     def called(frame: Any, event: str, _: Any) -> None:
         nonlocal part
-        code = frame.f_code
-        if event != "call" or (part, code) in seen:
+        if event != "call":
             return
-        seen.add((part, code))
-        if code.co_qualname == "Tensor.backward":
-            part = 2
-        name = code.co_filename if code.co_filename.startswith("<") else os.path.realpath(code.co_filename)
-        if name.startswith(package) and code.co_flags & inspect.CO_OPTIMIZED:
-            found[part].add((name.removeprefix(package + "/"), code.co_qualname, code.co_firstlineno))
+        code = frame.f_code
+        if code not in names:
+            names[code] = name_of(code)
+        if code.co_qualname in ("Tensor.backward", "_MapDatasetFetcher.fetch") and part:
+            part = 2 if code.co_qualname == "Tensor.backward" else 1
+        if names[code]:
+            found[part][names[code]] += 1
 
     def opened(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal part
@@ -124,7 +139,13 @@ def trace(data: str, words: list[str]) -> dict[str, list[Any]]:
             raise
     finally:
         sys.setprofile(None)
-    return {"functions": [sorted(part) for part in found[:2]], "modules": [imported[0], modules()]}
+    return {"calls": list(found[:2]), "modules": [imported[0], modules()]}
+
+
+def show(title: str, names: set[str]) -> None:
+    files = {name.split(":")[0] for name in names}
+    rooms = sorted({file.split("/")[0] for file in files})
+    print(f"  {title:9} {len(names):4} functions, {len(files):3} files of {', '.join(rooms)}")
 
 
 def main() -> None:
@@ -133,30 +154,38 @@ def main() -> None:
     environment = {**os.environ, "PYTHONPATH": package, "OPENAI_API_KEY": "none", "HF_HUB_OFFLINE": "1"}
     server = ThreadingHTTPServer(("127.0.0.1", 0), Stub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def traced(data: str, words: str) -> dict[str, list[Any]]:
+        command = [sys.executable, __file__, f"{folder}/{data}", *words.split()]
+        ran = subprocess.run(command, env=environment, cwd=package, capture_output=True, text=True, check=False)
+        if ran.returncode:
+            sys.exit(ran.stderr)
+        return dict(json.loads(ran.stdout.splitlines()[-1]))
+
     with tempfile.TemporaryDirectory() as place:
         prepare(folder := Path(place))
         teacher = f"--teacher openai --teacher-model m --teacher-url http://127.0.0.1:{server.server_port}/v1"
         found = f"--corpus {folder}/corpus.jsonl --triples {folder}/triples.jsonl --index {folder}/index"
+        train = f"train ras --config {folder}/%d.yaml"
+        run = (f"eval run --system ras --task hotpotqa --data {folder}/questions.jsonl {teacher} {found} "
+               f"--output {folder}/out%d --limit %d")  # fmt: skip
+        build = (f"build subq --source hotpotqa:{folder}/questions.jsonl {teacher} --output {folder}/subq%d "
+                 f"--teacher-ledger {folder}/l%d.sqlite --limit %d")  # fmt: skip
+        ask = f"ask Where_was_Ada_born? --system ras {teacher} {found}"
         for title, data, words in (
-            ("a record: train ras", "records/train-00000.jsonl", f"train ras --config {folder}/train.yaml"),
-            ("a question: ask", "corpus.jsonl", f"ask {QUESTION.replace(' ', '_')} --system ras {teacher} {found}"),
-            ("a teacher's calls: build subq", "questions.jsonl",
-             f"build subq --source hotpotqa:{folder}/questions.jsonl {teacher} --teacher-ledger {folder}/l.sqlite "
-             f"--output {folder}/out"),
+            ("a record: train ras", "%d/train-00000.jsonl", train), ("a question: ask", "corpus.jsonl", ask),
+            ("a question: eval run", "questions.jsonl", run),
+            ("a teacher's calls: build subq", "questions.jsonl", build),
         ):  # fmt: skip
-            command = [sys.executable, __file__, f"{folder}/{data}", *words.split()]
-            ran = subprocess.run(command, env=environment, cwd=package, capture_output=True, text=True, check=False)
-            if ran.returncode:
-                sys.exit(ran.stderr)
-            traced = json.loads(ran.stdout.splitlines()[-1])
-            print(f"{title}: {len(traced['modules'][1])} modules imported, at start-up {len(traced['modules'][0])}:")
-            print(f"  {' '.join(name.removeprefix('tripletune.') for name in traced['modules'][0])}")
-            both = traced["functions"][0] + traced["functions"][1]
-            for part, rows in zip(("all", "start-up", "the work"), (both, *traced["functions"])):
-                files = {name for name, *_ in rows}
-                rooms = sorted({name.split("/")[0] for name in files})
-                count = len({tuple(row) for row in rows})
-                print(f"  {part:9} {count:4} functions, {len(files):3} files of {', '.join(rooms)}")
+            one, two = (traced(data.replace("%d", n), words.replace("%d", n)) for n in "12")
+            first, last = ([name.removeprefix("tripletune.") for name in part] for part in one["modules"])
+            print(f"{title}: {len(last)} modules imported, {len(first)} at start-up:\n  {' '.join(first)}")
+            before, work = one["calls"]
+            show("all", {*before, *work})
+            show("start-up", set(before))
+            show("the work", set(work))
+            if "ask" not in title:
+                show("one item", {name for name, count in two["calls"][1].items() if count > work.get(name, 0)})
 
 
 if __name__ == "__main__":
