@@ -1,7 +1,7 @@
 """Trajectories out of a call ledger: the calls of one role and question, put together into the chats they belong to.
 
 A loop that keeps a chat sends in its last round everything that went before, so a trajectory is the last call and its
-reply. A call is a continuation of another when its messages begin with the other's and go on with an assistant turn;
+reply. A call is a continuation of another when its messages begin with the other's and continue with an assistant turn;
 calls that no other one continues end a chat. An assistant turn counts as the teacher's when the ledger has the call
 that it answers, so examples inside a prompt are never learned. A loop that asks again each round gives a chat a round,
 and one that leaves the oldest candidates out of a prompt that has grown too long begins a new chat there.
@@ -137,7 +137,7 @@ def _assistant_turns(messages: Sequence[Message]) -> list[int]:
 
 def _repaired(maker: tuple[str, str], messages: Sequence[Message], repairs: Sequence[_Call]) -> str | None:
     """The last reply of a repair of the call with these messages."""
-    # A repair goes on after the call's messages, or says it in the last of them where the reply was empty.
+    # A repair follows the call's messages, or is in the last of them where the reply was empty.
     kept = list(messages[:-1])
     found = [
         one.text

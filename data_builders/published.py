@@ -10,11 +10,11 @@ finished prompt in `input` (figures 9-13):
     ...
     Question: Q
 
-An input without history is `Question: Q`, or `[NO_RETRIEVAL]` and `Question: Q`, or the bare question. The task is told
-by the instruction, else by the label. What a row does not say is decided so: the question's id is a hash of its
-normalised text, so that all rows of a question fall on one side of a split; planning rows have no answers, steps no
-text; repeated triples of a step, of which the data has many (figure 10), are kept once. `graphs` is not read: the text
-of a step names the same triples.
+An input without history is `Question: Q`, or `[NO_RETRIEVAL]` and `Question: Q`, or the bare question. The task is
+read from the instruction, else from the label. What a row does not say: the question's id is a hash of its normalised
+text, so that all rows of a question fall on one side of a split; planning rows have no answers, steps no text; repeated
+triples of a step, of which the data has many (figure 10), are kept once. `graphs` is not read: the text of a step names
+the same triples.
 
 **ExplaGraphs** (Saha et al., 2021), the graph task G-Retriever reports on: does argument 2 support argument 1? The file
 is tab-separated `arg1, arg2, label, graph`, the graph written `(s; p; o)(s; p; o)`. A row becomes one answering record
@@ -72,8 +72,8 @@ def released_record(row: Row, number: int, issues: Counter[str]) -> Record:
     instruction, body = _split_instruction(text.replace("\r\n", "\n"))
     steps, question = _parse_body(body, issues)
     plan = parse_plan(" ".join(label.split()))
-    told = re.search(r"\b(planner|answerer)\b", instruction)
-    planning = told.group() == "planner" if told else plan.action is not None
+    role = re.search(r"\b(planner|answerer)\b", instruction)
+    planning = role.group() == "planner" if role else plan.action is not None
     if planning and plan.action is None:
         raise MalformedRow("the label of a planning row is no action")
     answering = Action.SUFFICIENT if steps else Action.NO_RETRIEVAL

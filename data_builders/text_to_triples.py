@@ -111,8 +111,8 @@ def build_pairs(
         for pair, side in build.sides():
             dataset.write(pair, side)
         if not dataset.statistics.records:
-            told = "; ".join(f"{name}: {listed(drops)}" for name, drops in build.drops.items() if drops)
-            raise ValueError(f"not a single pair could be made ({told or 'the files hold no rows'})")
+            reasons = "; ".join(f"{name}: {listed(drops)}" for name, drops in build.drops.items() if drops)
+            raise ValueError(f"not a single pair could be made ({reasons or 'the files hold no rows'})")
         return dataset.finish(build.facts())
 
 

@@ -160,8 +160,8 @@ def build_trajectories(
                 break
         left_out = dict(+drops) | {reason: drops[reason] for reason in filters}
         if not dataset.statistics.records:
-            told = ", ".join(f"{reason}: {count}" for reason, count in left_out.items()) or "the results are empty"
-            raise ValueError(f"nothing is left ({told})")
+            reasons = ", ".join(f"{reason}: {count}" for reason, count in left_out.items()) or "the results are empty"
+            raise ValueError(f"nothing is left ({reasons})")
         about = "What a model has planned in its own runs, and the gold answers."
         if not options.records:
             roles = sorted({role for _, ledger in sources for role in options.roles_in(ledger)})

@@ -4,9 +4,9 @@
     python recipes/ray_corpus.py extract --workers 2 OPTIONS    # those of `tripletune rag extract`
     python recipes/ray_corpus.py index --workers 2 OPTIONS      # those of `tripletune rag index`
 
-What ledger, store or index lack is handed in blocks to workers, which run the one-machine command's prompts, parsers
-and clients; what comes back goes into the same files, so the rows are the same. Stopped at any moment, the same command
-goes on. With RAY_ADDRESS a cluster is used, else one is started here. docs/data.md says more.
+Workers make the calls that the ledger lacks, or get in blocks what store or index lack; what comes back goes into the
+same files, so the rows are those of the one-machine command. Stopped at any moment, the same command continues. With
+RAY_ADDRESS a cluster is used, else one is started here. docs/data.md says more.
 """
 
 from __future__ import annotations

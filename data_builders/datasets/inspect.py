@@ -52,10 +52,10 @@ def why_empty(folder: str | Path) -> str | None:
     if not content or content["statistics"]["records"]:
         return None
     counts: Counter[str] = sum(map(Counter, content["build"]["drops"].values()), Counter())
-    told = "; ".join(f"{n:,} x {reason}" for reason, n in counts.most_common(_MAIN_REASONS))
+    reasons = "; ".join(f"{n:,} x {reason}" for reason, n in counts.most_common(_MAIN_REASONS))
     more = f"; {len(counts) - _MAIN_REASONS} more reasons" if len(counts) > _MAIN_REASONS else ""
     shown = f"{Path(folder) / CARD} has all counts, {Path(folder) / DROPPED} the replies"
-    return f"{folder} has no records, no question could be labelled ({told}{more}): {shown}"
+    return f"{folder} has no records, no question could be labelled ({reasons}{more}): {shown}"
 
 
 def kind_of(folder: str | Path) -> RowKind[Any]:
@@ -113,8 +113,8 @@ def troubles(folder: str | Path) -> Iterator[str]:
     expected = stored_statistics(folder).get("statistics", {"splits": counts})["splits"]
     for split in sorted({*counts, *expected}):
         if counts[split] != expected.get(split, 0):
-            told = f"split {split!r} has {counts[split]} rows, the file says {expected.get(split, 0)}"
-            yield f"{Path(folder) / STATISTICS}: {told}"
+            here = f"split {split!r} has {counts[split]} rows, the file says {expected.get(split, 0)}"
+            yield f"{Path(folder) / STATISTICS}: {here}"
 
 
 def _checked(file: Path, kind: RowKind[Any]) -> Iterator[tuple[str, Any]]:
@@ -173,8 +173,8 @@ def find_rows(
         found = [item for item in found if item[1].id == identity][:1] or found
     if not found:
         asked = {"id": identity, "number": number, "label": label, "split": split}
-        told = ", ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
-        raise ValueError(f"{folder} has no {kind.name} with {told or 'anything in it'}")
+        filters = ", ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
+        raise ValueError(f"{folder} has no {kind.name} with {filters or 'anything in it'}")
     return found
 
 

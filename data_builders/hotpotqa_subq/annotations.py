@@ -132,17 +132,15 @@ class TwoWikiTeacher(Teacher):
 class PartTeacher(Teacher):
     """Labels the questions of a part of the mix, ASQA or ARC-Easy, which RAS adds to HotpotQA-SUBQ (sections 4.1, C.4).
 
-    What the paper leaves open is decided so:
+    What the paper leaves open:
 
-    - **Answering records alone.** Table 4 counts the parts in the answering column, and appendix C.4 names them as a
-      reason why there are more answering records than `[SUFFICIENT]` and `[NO_RETRIEVAL]` labels together. So a
-      question gives one answering record and no planning record.
+    - **Answering records alone**, since table 4 counts the parts in the answering column, and appendix C.4 names them
+      as a reason why there are more answering records than `[SUFFICIENT]` and `[NO_RETRIEVAL]` labels together.
     - **History.** Without triples the record is one of direct answering: no step, `[NO_RETRIEVAL]`. With triples it has
       one step: q_0 is the question itself and the triples are those of all its passages, as in figure 25.
-    - **The question** is put to the model with the words of its task at evaluation (the roles of table 5): the files
-      `prompts/asqa.md` and `prompts/arc_easy.md`. The sub-query is the bare question, as in retrieval.
-    - **Which questions.** The first ones of the file, as many as asked for (`PARTS`). Fewer in the file are taken as
-      they are, and the card says how many are missing.
+    - **The question** is put to the model with the words of its task at evaluation (the roles of table 5). The
+      sub-query is the bare question, as in retrieval.
+    - **Which questions.** The first ones of the file, as many as asked for (`PARTS`).
 
     Args:
         triple_file: JSON lines `{"title", "text", "triples"}` of the questions' passages (ASQA's knowledge, or the

@@ -1,8 +1,7 @@
 """Checks on the replies of a teacher LLM: read them, and say in a sentence what is wrong; and on finished labels.
 
 `missing_facts` looks whether labels can be known from what stands before them. All other functions raise
-`UnusableReply` with an explanation for the teacher, which gets one chance to repair its reply.
-Its reason is a `DropReason`, or what `models.llm.replies` calls a text that can't be read at all.
+`UnusableReply`, whose reason is a `DropReason` or what `models.llm.replies` calls a text that can't be read at all.
 JSON is what our prompts ask for; the plain forms of the paper (RAS, figures 7, 8 and 19: "1, 3", the question alone,
 "(S> s| P> p| O> o)") are read too, so that its prompts can replace ours. Small models forget the JSON, use other keys
 or write a label in front: where a reply can be read in one way alone it is taken, and the card counts it by the names

@@ -3,17 +3,13 @@
 For a question with n kept documents it is asked
 
 1. once which of the documents are needed, in reasoning order (figure 7);
-2. n times for a sub-query, one document after another with the earlier sub-queries in view (figure 8);
+2. n times for a sub-query, with the earlier sub-queries in view (figure 8);
 3. n times for triples, one document each and nothing else (figure 19), so that a paragraph that occurs in many
    questions is one call in the ledger.
 
-Sub-queries and triples are asked for side by side. The first sub-query is asked for although the label puts the main
-question in its place by default (`first_subquery`): the next ones are written with it in view, as in the paper, and
-`--first-subquery generated` then costs nothing more. Only where a single document is kept is it left out, since
-nothing would use it. What is not used as a label is not checked as one either.
-
-Every reply is checked (`checks`); a bad one is sent back once with what is wrong, and then the
-question is left out with the reason.
+The first sub-query is asked for although the main question is the label by default (`first_subquery`): the next ones
+are written with it in view, as in the paper. Where a single document is kept it is left out: nothing would use it.
+A bad reply (`checks`) is sent back once; then the question is left out with the reason.
 """
 
 from __future__ import annotations
@@ -244,7 +240,7 @@ class BaseModelAnswers:
         self._prompt = (PROMPT_FOLDER / "direct_answer.md").read_text(encoding="utf-8").rstrip()
 
     async def answer(self, question: Question) -> str:
-        """The first line of what the model writes; a base model goes on with a question of its own."""
+        """The first line of what the model writes; after it a base model continues with another question."""
         text = self._prompt.replace("{question}", " ".join(question.question.split()))
         messages: list[Message] = [{"role": "user", "content": text}]
         completion = await self._client.chat(

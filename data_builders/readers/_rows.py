@@ -46,7 +46,7 @@ def whole_object(location: str) -> Row | None:
     """The one JSON object that a `.json` file holds; None for any other file."""
     path = Path(location)
     if path.suffix == ".json" and path.is_file():
-        # What can't be read is told with its place by `source_rows`.
+        # What can't be read, `source_rows` reports with its place.
         with path.open(encoding="utf-8-sig") as file, suppress(json.JSONDecodeError, UnicodeDecodeError):
             # A large array is not read for this.
             return dict(json.loads("{" + file.read())) if file.read(1) == "{" else None

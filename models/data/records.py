@@ -233,7 +233,7 @@ def read_jsonl(
     if not path.is_file():
         what = "a folder" if path.is_dir() else "a pipe or device"
         raise FileNotFoundError(f"{path} is {what}; give a file" if path.exists() else f"no such file: {path}")
-    # Read as bytes: a text file is decoded in blocks, and an error in one would be told of the wrong line.
+    # Read as bytes: a text file is decoded in blocks, and an error would name the wrong line.
     first, begin, count = stretch
     with path.open("rb") as lines:
         lines.seek(begin)
@@ -256,10 +256,9 @@ def read_jsonl(
 
 
 def json_value(line: bytes) -> Any:
-    """Read one JSON value, with or without byte-order mark; half characters become U+FFFD, the unknown character.
+    """Read one JSON value, with or without byte-order mark; unpaired surrogates become U+FFFD.
 
-    JSON can spell one half of a surrogate pair (`\\ud83d`), as text does that was cut inside an emoji; no file can hold
-    it and no tokenizer reads it.
+    JSON can spell one (`\\ud83d`), as text does that was cut inside an emoji; no tokenizer reads it.
 
     Raises:
         UnicodeDecodeError: the bytes are not UTF-8.
@@ -270,7 +269,7 @@ def json_value(line: bytes) -> Any:
 
 
 def whole_characters(value: Any) -> Any:
-    """A text, or JSON data, with U+FFFD for every half character (lone surrogate); see `json_value`."""
+    """A text, or JSON data, with U+FFFD for every unpaired surrogate; see `json_value`."""
     if not isinstance(value, str):
         return json.loads(whole_characters(json.dumps(value, ensure_ascii=False)))
     try:
