@@ -98,12 +98,12 @@ def test_tenth_reference_is_not_the_first_one():
     assert hop_question(question("A", hops=hops), 11) == "About answer 10 and answer 1?"
 
 
-@pytest.mark.parametrize("reference", ["#2", "#3", "#0"])
-def test_reference_that_is_not_to_an_earlier_hop(reference):
-    asked = question("A", hops=(HOPS[0], Hop(f"where is {reference}", "x", 0)))
-    with pytest.raises(UnlabelledQuestion) as caught:
-        hop_question(asked, 2)
-    assert caught.value.reason is DropReason.BROKEN_REFERENCE
+def test_reference_that_is_not_to_an_earlier_hop():
+    for reference in ("#2", "#3", "#0"):
+        asked = question("A", hops=(HOPS[0], Hop(f"where is {reference}", "x", 0)))
+        with pytest.raises(UnlabelledQuestion) as caught:
+            hop_question(asked, 2)
+        assert caught.value.reason is DropReason.BROKEN_REFERENCE
 
 
 def test_musique_documents_follow_the_hops_and_repeat_none(tmp_path):
@@ -203,44 +203,23 @@ def test_name_that_only_resembles_a_word_of_the_question_is_not_taken_from_it():
     assert spoken_name(asked, Triple("John", "date of birth", "1953"), 0, earlier) == "John Smith"
 
 
-@pytest.mark.parametrize(
-    ("evidences", "reason"),
-    [([], DropReason.NO_ANNOTATION), ([("Zed", "father", "Yod")], DropReason.UNPLACED_EVIDENCE)],
-)
-def test_evidence_without_a_place(evidences, reason):
-    with pytest.raises(UnlabelledQuestion) as caught:
-        place_evidences(question("Ann", evidences=evidences))
-    assert caught.value.reason is reason
+def test_evidence_without_a_place():
+    places = ([], DropReason.NO_ANNOTATION), ([("Zed", "father", "Yod")], DropReason.UNPLACED_EVIDENCE)
+    for evidences, expected in places:
+        with pytest.raises(UnlabelledQuestion) as caught:
+            place_evidences(question("Ann", evidences=evidences))
+        assert caught.value.reason is expected
 
 
-@pytest.mark.parametrize(
-    ("relation", "expected"),
-    [
+def test_questions_of_relations_and_typed_ones():
+    for relation, expected in (
         ("director", "Who directed {x}?"),
         ("place_of_birth", "Where was {x} born?"),
         ("Chief engineer", "What is the chief engineer of {x}?"),
         ("adapted from", "What is “adapted from” for {x}?"),
-    ],
-)
-def test_relation_question(relation, expected):
-    # The subject holds braces: it must be put in as it is.
-    assert relation_question("{x}", relation) == expected
-
-
-def test_joined_question_repeats_nothing():
-    assert joined_question(["When was A born?", "When did A die?", "When was A born?"]) == (
-        "When was A born and when did A die?"
-    )
-    assert joined_question(["Who?"]) == "Who?"
-
-
-@pytest.mark.parametrize(
-    ("typed", "tidy"),
-    [
-        ("how many stores are in  Ohio", "How many stores are in Ohio?"),
-        ("Who ruled #1 ?", "Who ruled #1?"),
-        ("what was Italy 's currency?", "What was Italy's currency?"),
-    ],
-)
-def test_tidy_question(typed, tidy):
-    assert tidy_question(typed) == tidy
+    ):
+        # The subject holds braces: it must be put in as it is.
+        assert relation_question("{x}", relation) == expected
+    joined = joined_question(["When was A born?", "When did A die?", "When was A born?"])
+    assert joined == "When was A born and when did A die?"
+    assert tidy_question("what was Italy 's  currency ?") == "What was Italy's currency?"

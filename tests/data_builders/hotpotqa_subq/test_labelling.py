@@ -65,12 +65,6 @@ def test_two_documents_give_three_planning_records_and_one_answer():
     assert {record.question_id for record in records} == {"q1"}
 
 
-def test_generated_first_subquery_is_label_and_query():
-    records = label(first_subquery="generated")
-    assert records[0].label == "[SUBQ] Who wrote Dune?"
-    assert records[1].steps[0].query == "Who wrote Dune?"
-
-
 def test_direct_answer_leaves_the_chain_out():
     planning, answering = label(direct_answer=True)
     assert (planning.label, planning.steps) == ("[NO_RETRIEVAL]", ())
@@ -91,19 +85,17 @@ def test_what_cannot_be_labelled(teacher, reason):
     assert caught.value.reason is reason
 
 
-@pytest.mark.parametrize(
-    ("subquery", "question", "answers", "expected"),
-    [
-        ("When did Bob die?", "Who died first, Ann or Bob?", ["Bob"], False),
-        ("Is there no lake?", "Are both lakes?", ["no"], False),
-        ("Is there no fjord?", "Which country?", ["Norway", "NO"], False),
-        ("Where is Oslo, Norge?", "Which country?", ["Norway", "Norge"], True),
-        ("What are the Normans?", "Who?", ["Norman"], False),
-        ("Who lives in (New York), 1900?", "Which town?", ["new york"], True),
-    ],
-)
-def test_gives_away_answer(subquery, question, answers, expected):
-    assert gives_away_answer(subquery, Question("q", question, tuple(answers), (), (), "", "test")) is expected
+def test_gives_away_answer():
+    for subquery, question, answer, expected in (
+        ("When did Bob die?", "Who died first, Ann or Bob?", "Bob", False),
+        ("Is there no lake?", "Are both lakes?", "no", False),
+        ("What are the Normans?", "Who?", "Norman", False),
+        ("Who lives in (New York), 1900?", "Which town?", "new york", True),
+    ):
+        assert gives_away_answer(subquery, replace(QUESTION, question=question, answers=(answer,))) is expected
+    # An alias of two letters is found in many texts by chance.
+    asked = replace(QUESTION, question="Which country?", answers=("Norway", "NO", "Norge"))
+    assert [gives_away_answer(text, asked) for text in ("Is there no fjord?", "Where is Oslo, Norge?")] == [False, True]
 
 
 @pytest.fixture
