@@ -105,7 +105,6 @@ def test_the_readme_example_and_an_evaluation_run_beside_a_users_own_folders(sit
         "runs/demo/export": "model",
         "runs/demo/exam/test.corpus.jsonl": "corpus.jsonl",
         "runs/demo/exam/test.triples.jsonl": "triples.jsonl",
-        "runs/demo/index": "index",
     }.items():
         assert theirs in example
         example = example.replace(theirs, ours)
