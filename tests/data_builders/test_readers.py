@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -49,11 +48,11 @@ MUSIQUE = {
 }
 
 
-def read(tmp_path: Path, reader: str, *rows: object, issues: Counter[str] | None = None) -> list[Question | Dropped]:
+def read(tmp_path, reader, *rows, issues=None):
     return list(get_reader(reader)(write_lines(tmp_path / "rows.jsonl", rows), issues))
 
 
-def only(tmp_path: Path, reader: str, row: object, issues: Counter[str] | None = None) -> Question:
+def only(tmp_path, reader, row, issues=None):
     (question,) = read(tmp_path, reader, row, issues=issues)
     assert isinstance(question, Question)
     return question

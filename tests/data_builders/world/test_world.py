@@ -15,7 +15,7 @@ from tripletune.data_builders.world import (
 )
 
 
-def build(articles: int):
+def build(articles):
     return EntityBuilder(random.Random(3), Namer(random.Random(3), "train", 0.03), articles).build()
 
 
@@ -82,7 +82,7 @@ def test_a_small_world_is_as_large_as_the_smallest():
 KINDS = ("person", "town", "country", "river", "film", "company", "band", "lake")
 
 
-def titles(split: str, seed: int, noise: float, each: int = 60) -> list[str]:
+def titles(split, seed, noise, each=60):
     namer = Namer(random.Random(seed), split, noise)
     return [namer.entity(kind).title for kind in KINDS for _ in range(each)]
 
