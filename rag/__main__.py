@@ -192,18 +192,23 @@ def _add_index(commands: Any) -> None:
     parser.set_defaults(run=lambda args: build_indexes(from_arguments(SearchOptions, args)), level=logging.INFO)
 
 
-def rag_parser() -> argparse.ArgumentParser:
-    """The command line."""
+_COMMANDS = {"ask": _add_ask, "extract": _add_extract, "export": _add_export, "index": _add_index}
+
+
+def rag_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The command line; of the commands only the one that is called has its options."""
     parser = CommandParser(prog="tripletune rag", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for add in (_add_ask, _add_extract, _add_export, _add_index):
-        add(commands)
+    for name, add in _COMMANDS.items():
+        if name in words[:1] or not _COMMANDS.keys() & words[:1]:
+            add(commands)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run the command."""
-    args = rag_parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = rag_parser(words).parse_args(words)
     stopped = "stopped; what was done is kept, run the same command again to continue"
     return run_program(lambda: args.run(args), level=args.level, stopped=stopped)
 
