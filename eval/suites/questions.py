@@ -365,7 +365,9 @@ class RunSpec:
     def _of(self, task: str, system: str) -> RunSpec:
         """One system on one task, with what of the options is for it."""
         options, teacher, name = self.options, self.teacher, Path(task).stem
-        mine = [word.removeprefix(f"{system}.") for word in options.set]
+        # What is for one system goes before what is for all.
+        ordered = sorted(options.set, key=lambda word: "." in word.split("=")[0])
+        mine = [word.removeprefix(f"{system}.") for word in ordered]
         own = replace(
             options,
             system=system,

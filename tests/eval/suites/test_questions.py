@@ -1,17 +1,22 @@
 import json
 import re
 import types
+from dataclasses import dataclass, replace
 
 import pytest
 
 from tests.cli import write_lines
 from tests.fakes import Client
 from tripletune.eval import load_task, task_names
-from tripletune.eval.__main__ import main
-from tripletune.eval.suites.questions import evaluate
+from tripletune.eval.__main__ import main, parser
+from tripletune.eval.suites.questions import QuestionSuite, RunSpec, evaluate
+from tripletune.eval.systems import read_options
 from tripletune.models.llm import Completion, Generator
+from tripletune.models.options import setting
 from tripletune.rag.extractor import TextExtractor
 from tripletune.rag.retrievers import open_retriever
+from tripletune.rag.systems import LoopOptions
+from tripletune.rag.systems.ras import SYSTEM
 
 FACTS = [f"Town{n} lies on the River{n}." for n in range(6)]
 HOTPOT = [
@@ -90,6 +95,27 @@ def test_run_builds_the_corpus_of_all_contexts_and_scores(files, oracle, capsys,
     shown = capsys.readouterr().out
     assert "ras on hotpotqa, 3 questions" in shown
     assert "a gold answer, case, articles and punctuation aside" in shown
+
+
+def test_a_new_option_of_a_loop_reaches_flag_set_yaml_and_settings(files, oracle, monkeypatch):
+    @dataclass(frozen=True, slots=True)
+    class More(LoopOptions):
+        depth: int = setting(1, "levels of a tree", at_least=1)
+
+    monkeypatch.setattr("tripletune.eval.systems.LoopOptions", More)
+    monkeypatch.setattr("tripletune.rag.systems.ras.SYSTEM", replace(SYSTEM, options=More))
+
+    def suites(*more):
+        words = [*command(files), *more]
+        return QuestionSuite.suites(parser(words).parse_args(words))
+
+    named = {name: str(files / file) for name, file in (("data", "hotpot.jsonl"), ("triples", "triples.jsonl"))}
+    named |= {"system": "ras", "task": "hotpotqa", "model": str(files / "model"), "output": str(files / "out")}
+    (yaml,) = RunSpec.make(*read_options(named | {"depth": 3})).suites()
+    for (suite,) in (suites("--depth", "3"), suites("--set", "depth=3"), [yaml]):
+        assert suite.settings()["options"]["depth"] == 3
+    several = suites("--system", "ras,standard", "--set", "ras.top_k=7", "--top-k", "5")
+    assert [suite.loop.top_k for suite in several] == [7, 5]
 
 
 def test_from_python_the_metrics_are_those_of_the_command(files, oracle):
