@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
-from tripletune.data_builders.adapt import AdaptOptions, adapt_rows
 from tripletune.data_builders.datasets import RowKind, listed
 from tripletune.data_builders.datasets.inspect import (
     count_rows,
@@ -32,7 +31,14 @@ from tripletune.data_builders.datasets.writer import (
     split_name_problems,
     split_of,
 )
-from tripletune.data_builders.published import HUB_ID, read_explagraphs, read_released, split_names
+from tripletune.data_builders.published import (
+    HUB_ID,
+    AdaptOptions,
+    adapt_rows,
+    read_explagraphs,
+    read_released,
+    split_names,
+)
 from tripletune.models.data.records import normalize_answer
 from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
 from tripletune.models.program import run_program

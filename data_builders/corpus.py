@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from tripletune.data_builders.datasets.lookup import SeenTable
+from tripletune.data_builders.datasets import SeenTable
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._rows import Row, source_rows
 from tripletune.models.data.questions import DropReason, Question

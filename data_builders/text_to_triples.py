@@ -22,9 +22,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
-from tripletune.data_builders.datasets import listed
+from tripletune.data_builders.datasets import SeenTable, listed
 from tripletune.data_builders.datasets.kinds import PAIRS, text_key
-from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, drawn, new_dataset, split_name_problems
 from tripletune.data_builders.hotpotqa_subq.options import Source, check_names
 from tripletune.data_builders.readers.triples import (

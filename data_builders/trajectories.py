@@ -29,9 +29,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tripletune.data_builders.datasets import RowKind, listed
+from tripletune.data_builders.datasets import RowKind, SeenTable, listed
 from tripletune.data_builders.datasets.kinds import RECORDS, TRAJECTORIES
-from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset, split_of
 from tripletune.data_builders.ledger_chats import Chat, RoleCalls, roles_of
 from tripletune.models.data.records import Action, Record, Step, passage_id, read_jsonl

@@ -24,7 +24,7 @@ from tripletune.models.llm import LLMClient, RoleClients
 from tripletune.models.llm.backends import LLMOptions, backend_names, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
-from tripletune.models.llm.prompts import load_prompts
+from tripletune.models.llm.question_client import load_prompts
 from tripletune.models.loading import resolve, usual_dtype
 from tripletune.models.options import (
     CommandParser,

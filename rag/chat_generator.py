@@ -10,8 +10,7 @@ from typing import Any
 from tripletune.models.data.records import ModelInput, Passage, Step, one_line
 from tripletune.models.data.rendering import render
 from tripletune.models.llm import Completion, Generator
-from tripletune.models.llm.prompts import load_prompts
-from tripletune.models.llm.question_client import QuestionClient
+from tripletune.models.llm.question_client import QuestionClient, load_prompts
 from tripletune.models.llm.replies import without_thoughts
 from tripletune.rag import Trace
 from tripletune.rag.retrievers import Retrieved

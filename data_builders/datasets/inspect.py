@@ -9,9 +9,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from tripletune.data_builders.datasets import RowKind, Statistics
+from tripletune.data_builders.datasets import RowKind, SeenTable, Statistics
 from tripletune.data_builders.datasets.kinds import KINDS, RECORDS
-from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import CARD, DROPPED, STATISTICS
 from tripletune.models.data.records import stored_rows
 from tripletune.models.files import read_json

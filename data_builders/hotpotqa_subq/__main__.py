@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from tripletune.data_builders.datasets import token_counter
-from tripletune.data_builders.datasets.lookup import SeenTable
+from tripletune.data_builders.datasets import SeenTable, token_counter
 from tripletune.data_builders.hotpotqa_subq.build import build
 from tripletune.data_builders.hotpotqa_subq.options import (
     BuildOptions,

@@ -13,8 +13,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from tripletune.data_builders.datasets import JsonlIndex
 from tripletune.data_builders.datasets.kinds import facts_name
-from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.hotpotqa_subq import BRACKETED, record_of, step_of
 from tripletune.data_builders.readers._rows import Row, find_passage, title_key
 from tripletune.models.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion

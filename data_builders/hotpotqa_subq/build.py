@@ -18,10 +18,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tripletune.data_builders.datasets import SmallestHashes
+from tripletune.data_builders.datasets import SeenTable, SmallestHashes, in_order
 from tripletune.data_builders.datasets.inspect import why_empty
 from tripletune.data_builders.datasets.kinds import RECORDS
-from tripletune.data_builders.datasets.lookup import SeenTable, in_order
 from tripletune.data_builders.datasets.writer import DROPPED, BuildFacts, DatasetWriter, new_dataset
 from tripletune.data_builders.hotpotqa_subq import AGAIN, FailedSearches, label_question
 from tripletune.data_builders.hotpotqa_subq.annotations import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Literal
 
-from tripletune.data_builders.datasets.lookup import SeenTable
+from tripletune.data_builders.datasets import SeenTable
 from tripletune.data_builders.datasets.writer import FolderOptions, split_name_problems, split_of
 from tripletune.data_builders.hotpotqa_subq import FirstSubquery, Shown
 from tripletune.data_builders.hotpotqa_subq.annotations import PARTS

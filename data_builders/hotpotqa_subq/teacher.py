@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tripletune.data_builders.datasets.lookup import JsonlIndex
+from tripletune.data_builders.datasets import JsonlIndex
 from tripletune.data_builders.hotpotqa_subq import FirstSubquery, Shown
 from tripletune.data_builders.hotpotqa_subq.annotations import PROMPT_FOLDER
 from tripletune.data_builders.hotpotqa_subq.checks import (
@@ -37,7 +37,7 @@ from tripletune.models.data.questions import Annotation, DropReason, Question, T
 from tripletune.models.data.records import Passage, text_fields
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import LLMClient, Message, RepliesPending, Sampling
-from tripletune.models.llm.prompts import PromptSet, load_prompts
+from tripletune.models.llm.question_client import PromptSet, load_prompts
 from tripletune.models.llm.replies import UnusableReply, ask
 
 PROMPT_NAMES = ("subq_filter", "subq_query", "subq_triples")

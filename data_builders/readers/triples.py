@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Any
 
 from tripletune.data_builders import readers
-from tripletune.data_builders.datasets.lookup import JsonlIndex
+from tripletune.data_builders.datasets import JsonlIndex
 from tripletune.data_builders.hotpotqa_subq.options import Source
 from tripletune.data_builders.readers._rows import Row, find_passage, source_rows
 from tripletune.models.data.questions import Dropped

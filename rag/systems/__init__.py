@@ -12,8 +12,7 @@ from typing import Any, Literal
 from tripletune.models.data.records import Passage
 from tripletune.models.data.rendering import Evidence
 from tripletune.models.llm import Generator, LLMClient, Sampling
-from tripletune.models.llm.prompts import PromptSet
-from tripletune.models.llm.question_client import NO_PROMPTS, QuestionClient
+from tripletune.models.llm.question_client import NO_PROMPTS, PromptSet, QuestionClient
 from tripletune.models.options import CheckedOptions, no_option, set_values, setting
 from tripletune.models.program import load_from, names_in
 from tripletune.rag import Trace

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tripletune.models.data.records import Passage, Step, normalize_answer
 from tripletune.models.llm import Message
-from tripletune.models.llm.prompts import load_prompts
+from tripletune.models.llm.question_client import load_prompts
 from tripletune.models.llm.replies import UnusableReply, without_thoughts
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import Trace

@@ -16,7 +16,7 @@ from typing import Literal
 
 from tripletune.models.data.records import Passage, Step, normalize_answer, one_line
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.prompts import load_prompts
+from tripletune.models.llm.question_client import load_prompts
 from tripletune.models.llm.replies import UnusableReply, find_triples, without_thoughts
 from tripletune.models.options import setting
 from tripletune.rag import Trace

@@ -19,8 +19,7 @@ import numpy as np
 from scipy.sparse import coo_array, csr_array
 
 from tripletune.models.data.records import Step, one_line
-from tripletune.models.llm.prompts import load_prompts
-from tripletune.models.llm.question_client import QuestionClient
+from tripletune.models.llm.question_client import QuestionClient, load_prompts
 from tripletune.models.llm.replies import UnusableReply, find_json
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import Trace

@@ -17,8 +17,7 @@ from typing import Literal, TypeVar
 
 from tripletune.models.data.records import Step, one_line
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.prompts import load_prompts
-from tripletune.models.llm.question_client import QuestionClient
+from tripletune.models.llm.question_client import QuestionClient, load_prompts
 from tripletune.models.llm.replies import UnusableReply, triple_rows
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import Trace

@@ -187,7 +187,7 @@ class GrpoTask(PromptTask):
 
     def files(self) -> dict[str, str]:
         """What the student was made for, and the system prompt that the loop asks it with."""
-        from tripletune.models.llm.prompts import load_prompts
+        from tripletune.models.llm.question_client import load_prompts
         from tripletune.rag.systems.cirag import PROMPT_NAMES
         from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, INTEGRATION_PROMPT
 

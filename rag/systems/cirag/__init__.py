@@ -21,8 +21,7 @@ from typing import Literal
 
 from tripletune.models.data.records import Step, normalize_answer
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.prompts import load_prompts
-from tripletune.models.llm.question_client import QuestionClient
+from tripletune.models.llm.question_client import QuestionClient, load_prompts
 from tripletune.models.llm.replies import UnusableReply, all_of, is_refusal
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import NOTING, Trace

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tripletune.models.data.records import Step, one_line
-from tripletune.models.llm.prompts import load_prompts
-from tripletune.models.llm.question_client import QuestionClient
+from tripletune.models.llm.question_client import QuestionClient, load_prompts
 from tripletune.models.llm.replies import UnusableReply, all_of, find_json
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import Trace

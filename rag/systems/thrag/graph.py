@@ -13,8 +13,7 @@ from weakref import WeakKeyDictionary
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import LLMClient
-from tripletune.models.llm.prompts import PromptSet
-from tripletune.models.llm.question_client import QuestionClient
+from tripletune.models.llm.question_client import PromptSet, QuestionClient
 from tripletune.models.llm.replies import UnusableReply, all_of, json_values, triple_of
 from tripletune.rag import Trace
 from tripletune.rag.extractor import ask_of_passage

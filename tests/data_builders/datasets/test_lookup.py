@@ -3,7 +3,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tripletune.data_builders.datasets.lookup import JsonlIndex, SeenTable
+from tripletune.data_builders.datasets import JsonlIndex, SeenTable
 
 
 @settings(deadline=None)

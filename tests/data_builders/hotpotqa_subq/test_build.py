@@ -6,7 +6,7 @@ import pytest
 from tests.cli import write_lines
 from tests.data_builders.rows import build_facts, hotpot_row, shards, shared
 from tests.data_builders.subq_replies import recorded_client
-from tripletune.data_builders.datasets.lookup import in_order
+from tripletune.data_builders.datasets import in_order
 from tripletune.data_builders.hotpotqa_subq.build import build
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.data_builders.world.build import WorldOptions, generate_world

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tripletune.models.llm.prompts import load_prompts
+from tripletune.models.llm.question_client import load_prompts
 from tripletune.rag.systems.cirag import PROMPT_NAMES
 
 ROOT = Path(__file__).parents[3]

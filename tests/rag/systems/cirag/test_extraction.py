@@ -11,8 +11,7 @@ from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import CallError, Sampling, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.models.llm.prompts import load_prompts
-from tripletune.models.llm.question_client import QuestionClient
+from tripletune.models.llm.question_client import QuestionClient, load_prompts
 from tripletune.models.llm.replies import UnusableReply
 from tripletune.rag import Trace
 from tripletune.rag.retrievers import provenance, source_sentence, split_sentences

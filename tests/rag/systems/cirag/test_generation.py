@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from tests.fakes import Client
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.prompts import load_prompts
-from tripletune.models.llm.question_client import QuestionClient
+from tripletune.models.llm.question_client import QuestionClient, load_prompts
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import read_answer
 from tripletune.rag.retrievers import Fact

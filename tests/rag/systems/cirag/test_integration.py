@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tests.fakes import Client
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Message
-from tripletune.models.llm.prompts import load_prompts
-from tripletune.models.llm.question_client import QuestionClient
+from tripletune.models.llm.question_client import QuestionClient, load_prompts
 from tripletune.rag import Trace
 from tripletune.rag.systems.cirag import PROMPT_NAMES, CiragOptions, integrate
 from tripletune.rag.systems.cirag.integration import (
