@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -122,6 +123,25 @@ class Rule(Endpoint):
             if isinstance(one, Exception):
                 raise one
         return [Completion(text, 10, 5, 0.5) for text in found]
+
+
+def on_forward(model: Any, monkeypatch: Any, see: Callable[[dict[str, Any]], Any]) -> None:
+    """Call `see` with the keyword arguments of each forward pass, before it; what it raises ends the pass."""
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def seen(*args: Any, **kwargs: Any) -> Any:
+        see(kwargs)
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model, "forward", seen)
+
+
+def shapes_read(model: Any, monkeypatch: Any) -> list[tuple[int, int]]:
+    """The shapes of the tokens of each forward pass, to be filled."""
+    shapes: list[tuple[int, int]] = []
+    on_forward(model, monkeypatch, lambda given: shapes.append(tuple(given["input_ids"].shape)))
+    return shapes
 
 
 class Words:

@@ -1,14 +1,14 @@
 """Replies of the Graph-LLM; what its decoding service does with many calls is in `llm/backends/test_hf.py`."""
 
 import asyncio
-import functools
-import sqlite3
 from dataclasses import replace
 
 import pytest
 import torch
 
-from tripletune.models.graph_llm import GraphLLM, LocalGenerator, add_adapter, load_generator
+from tests.cli import sql
+from tests.fakes import on_forward, shapes_read
+from tripletune.models.graph_llm import GraphLLM, LocalGenerator, add_adapter, is_graph_llm_folder, load_generator
 from tripletune.models.llm import Sampling
 
 
@@ -72,14 +72,7 @@ def test_rounds_of_a_question_are_read_on_from_each_other(
     # The same text with another graph is not gone on from.
     rounds += [[replace(one, graph_of=others) for one in rounds[-1]]]
     expected = [generator.generate_many(inputs, 6) for inputs in rounds]
-    original, read = model.forward, []
-
-    @functools.wraps(original)
-    def spy(*arguments, **options):
-        read.append(options["input_ids"].numel())
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(model, "forward", spy)
+    shapes = shapes_read(model, monkeypatch)
 
     async def loop():
         return [await asyncio.gather(*(generator.generate(one, 6) for one in inputs)) for inputs in rounds]
@@ -88,7 +81,7 @@ def test_rounds_of_a_question_are_read_on_from_each_other(
         assert [essence(reply) for reply in found] == [essence(reply) for reply in wanted]
     prompts = sum(reply.prompt_tokens for replies in expected for reply in replies)
     written = sum(reply.completion_tokens for replies in expected for reply in replies)
-    assert sum(read) - written < share * prompts or share == 1.0
+    assert sum(rows * width for rows, width in shapes) - written < share * prompts or share == 1.0
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -113,16 +106,19 @@ def test_truncation_is_reported(make_graph_llm, embeddings, records):
 
 
 def test_loading_a_plain_model(tiny_llama, records):
+    assert not is_graph_llm_folder(tiny_llama)
     generator = load_generator(tiny_llama, batch_size=2)
     assert len(generator.generate_many([record.input for record in records[:3]], 3)) == 3
     assert generator.generate_many([], 3) == []
-    with pytest.raises(ValueError, match="dtype 'int8' is not one of"):
-        load_generator(tiny_llama, dtype="int8")
 
 
-@pytest.mark.parametrize("options", [{}, {"lora": False}, {"targets": ("all-linear",)}])
-def test_a_loaded_adapter_replies_as_it_did_in_training(make_graph_llm, embeddings, records, tmp_path, options):
-    base, processor = make_graph_llm()
+@pytest.mark.parametrize(
+    ("use_graph", "options"), [(True, {}), (True, {"lora": False}), (True, {"targets": ("all-linear",)}), (False, {})]
+)
+def test_a_loaded_adapter_replies_as_it_did_in_training(
+    make_graph_llm, embeddings, records, tmp_path, use_graph, options
+):
+    base, processor = make_graph_llm(use_graph=use_graph)
     model = add_adapter(base, **options)
     torch.manual_seed(5)
     with torch.no_grad():
@@ -152,18 +148,16 @@ def test_an_adapter_is_left_beside_16_bit_weights(make_graph_llm, embeddings, re
 
 
 def test_a_batch_that_did_not_fit_stays_smaller(generator, records, monkeypatch):
-    inputs, forward = [record.input for record in records], generator.graph_llm.forward
+    inputs = [record.input for record in records]
     expected = generator.generate_many(inputs, 4)
     failures = []
 
-    @functools.wraps(forward)
-    def small(*arguments, **options):
-        if len(options["input_ids"]) > 1:
-            failures.append(len(options["input_ids"]))
+    def small(passed):
+        if len(passed["input_ids"]) > 1:
+            failures.append(len(passed["input_ids"]))
             raise torch.OutOfMemoryError("full")
-        return forward(*arguments, **options)
 
-    monkeypatch.setattr(generator.graph_llm, "forward", small)
+    on_forward(generator.graph_llm, monkeypatch, small)
     for times in (1, 1):
         assert [essence(reply) for reply in generator.generate_many(inputs, 4)] == [essence(one) for one in expected]
         assert (generator.batch_size, len(failures)) == (1, times)
@@ -198,6 +192,5 @@ def test_calls_are_kept_in_a_ledger(tiny_llama, records, tmp_path, monkeypatch):
     assert all(reply.cached for reply in second)
     assert [essence(reply) for reply in second] == [essence(reply) for reply in first]
     assert [essence(reply) for reply in replies(1)] == [essence(reply) for reply in drawn]
-    with sqlite3.connect(tmp_path / "ledger.sqlite") as ledger:
-        roles = {role for (role,) in ledger.execute("SELECT DISTINCT role FROM uses")}
-    assert roles == {f"ras.{sample.task}" for sample in inputs}
+    roles = sql(tmp_path / "ledger.sqlite", "SELECT DISTINCT role FROM uses")
+    assert {role for (role,) in roles} == {f"ras.{sample.task}" for sample in inputs}

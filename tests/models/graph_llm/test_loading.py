@@ -65,21 +65,10 @@ def test_an_adapter_changes_the_frozen_model_nowhere(make_graph_llm):
 
 
 @pytest.mark.parametrize(("use_graph", "trained"), [(True, ("graph_encoder", "projector")), (False, ("lora_",))])
-def test_without_lora_or_graph_the_other_alone_is_trained(
-    make_graph_llm, make_batch, records, tmp_path, use_graph, trained
-):
-    base, processor = make_graph_llm(use_graph=use_graph)
-    model = add_adapter(base, lora=not use_graph)
-    names = trained_names(model)
+def test_without_lora_or_graph_the_other_alone_is_trained(make_graph_llm, use_graph, trained):
+    names = trained_names(add_adapter(make_graph_llm(use_graph=use_graph)[0], lora=not use_graph))
     assert names
     assert all(any(part in name for part in trained) for name in names)
-    scramble(model)
-    batch = make_batch(processor, records[:3])
-    expected = model.eval()(**batch).logits
-    save(model, processor, tmp_path)
-    again, its_processor = load_graph_llm(tmp_path, torch.float32)
-    assert torch.allclose(again(**batch).logits, expected, atol=1e-6)
-    assert its_processor.settings.use_graph is use_graph
 
 
 def test_all_linear_means_all_but_the_output_layer(make_graph_llm):
@@ -101,13 +90,6 @@ def test_graph_modules_stay_float32(make_graph_llm, make_batch, records):
     assert next(model.projector.parameters()).dtype is torch.float32
     assert next(model.graph_encoder.parameters()).dtype is torch.float32
     assert torch.isfinite(model(**make_batch(processor, records[:2])).loss)
-
-
-def test_a_plain_language_model_serves_without_graph(tiny_llama):
-    assert not is_graph_llm_folder(tiny_llama)
-    model, processor = load_graph_llm(tiny_llama, torch.float32)
-    assert not model.config.use_graph
-    assert not processor.settings.use_graph
 
 
 def test_folders_that_are_no_model(tmp_path):
@@ -135,12 +117,9 @@ def test_cut_off_weights_are_one_clear_error(make_graph_llm, tmp_path, merged):
         load_graph_llm(tmp_path, torch.float32)
 
 
-def test_an_adapter_names_its_base_and_needs_its_weights(make_graph_llm, tiny_llama, tmp_path):
+def test_an_adapter_names_its_base(make_graph_llm, tiny_llama, tmp_path):
     base, processor = make_graph_llm()
     save(add_adapter(base), processor, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["model_type"], config["base_model"]) == ("graph_llm", str(tiny_llama))
     assert is_graph_llm_folder(tmp_path)
-    (tmp_path / "adapter_model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"adapter_model\.safetensors"):
-        load_graph_llm(tmp_path, torch.float32)

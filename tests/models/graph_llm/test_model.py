@@ -9,7 +9,7 @@ from torch import nn
 
 from tripletune.models.attention import lies_end_to_end, set_attention
 from tripletune.models.graph_llm import add_adapter
-from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
+from tripletune.models.graph_llm.model import GraphLLM
 
 FAMILIES = ("llama", "smollm2", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "granite", "cohere")
 GREEDY: dict[str, Any] = {"do_sample": False, "eos_token_id": 2, "pad_token_id": 3}
@@ -206,23 +206,6 @@ def test_a_normalised_graph_token_holds_what_differs(family, make_graph_llm, mak
     assert torch.allclose(again.projector(again.graph_encoder(graphs)), tokens, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", ["llama", "smollm2", "gemma3"])
-def test_saving_and_loading_the_whole_model(family, make_graph_llm, make_batch, records, tmp_path):
-    model, processor = make_graph_llm(family)
-    batch = make_batch(processor, records[:3])
-    expected = model(**batch)
-    model.save_pretrained(tmp_path)
-    again = GraphLLM.from_pretrained(tmp_path)
-    assert torch.allclose(again(**batch).logits, expected.logits, atol=1e-6)
-    embeddings, output = again.get_input_embeddings().weight, again.get_output_embeddings().weight
-    assert (embeddings is output) == bool(model.config.text_config.tie_word_embeddings)
-    assert isinstance(again.config, GraphLLMConfig)
-    assert again.config.encoder == model.config.encoder
-    assert again.config.graph_token_id == processor.graph_token_id
-    kept = replies(again, {k: v for k, v in batch.items() if k != "labels"}, 4)
-    assert kept == replies(model, {k: v for k, v in batch.items() if k != "labels"}, 4)
-
-
 def test_a_model_without_graph(make_graph_llm, make_batch, records, tiny_llama):
     from transformers import AutoModelForCausalLM
 
@@ -236,12 +219,6 @@ def test_a_model_without_graph(make_graph_llm, make_batch, records, tiny_llama):
     assert model(**batch).loss.item() == pytest.approx(expected.item(), abs=1e-5)
     del batch["labels"]
     assert replies(model, batch, 3)
-
-
-def test_the_language_model_keeps_its_attention(make_graph_llm):
-    assert make_graph_llm("llama")[0].language_model.config._attn_implementation == "sdpa"
-    # A family without scaled_dot_product_attention falls back instead of failing.
-    assert make_graph_llm("gemma2")[0].language_model.config._attn_implementation == "eager"
 
 
 def test_label_weights_multiply_the_losses_of_single_tokens(make_graph_llm):

@@ -1,5 +1,3 @@
-import sys
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -8,7 +6,7 @@ from tripletune.models.data.pairs import read_reply
 from tripletune.models.data.triples import Triple, format_triples
 from tripletune.models.llm import CallError, Message
 from tripletune.models.local import GenerateBatch, Request, decode
-from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar, join_system
+from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar
 from tripletune.models.local.continuous_batch import ContinuousBatch
 
 CHAT: list[Message] = [{"role": "system", "content": "Plan."}, {"role": "user", "content": "Who?"}]
@@ -51,17 +49,6 @@ def test_a_template_that_writes_the_day_always_writes_the_same(tokenizer):
     assert tokenizer.decode(ChatEncoder(tokenizer, "m").encode(CHAT)) == "Today: 26 Jul 2024. Plan.Who?"
     other = ChatEncoder(tokenizer, "m", {"date_string": "1 Jan"})
     assert tokenizer.decode(other.encode(CHAT)) == "Today: 1 Jan. Plan.Who?"
-
-
-def test_joining_the_system_text():
-    system, user, reply = (
-        {"role": "system", "content": "S"},
-        {"role": "user", "content": "U"},
-        {"role": "assistant", "content": "A"},
-    )
-    assert join_system([system, user, reply]) == [{"role": "user", "content": "S\n\nU"}, reply]
-    assert join_system([system, reply]) == [{"role": "user", "content": "S"}, reply]
-    assert join_system([user]) == [user]
 
 
 def test_what_chats_with_one_system_turn_begin_with(tokenizer):
@@ -137,12 +124,6 @@ def test_an_untrained_model_writes_triples_or_is_cut_off(grammar, llama, tokeniz
     assert any(texts)
     for request, text in zip(requests, texts):
         assert read_reply(text).malformed <= (not request.ended)
-
-
-def test_a_missing_package_is_named_with_its_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "xgrammar", None)
-    with pytest.raises(ValueError, match=r"pip install 'tripletune\[grammar\]'"):
-        TripleGrammar(None, 9, {2})
 
 
 class Words:

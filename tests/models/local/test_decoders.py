@@ -1,10 +1,10 @@
-import functools
 import random
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, GPTNeoConfig, GPTNeoForCausalLM
 
+from tests.fakes import on_forward, shapes_read
 from tripletune.models.local import Draw, GenerateBatch, Request, decode
 from tripletune.models.local.continuous_batch import ContinuousBatch, fits
 
@@ -92,39 +92,33 @@ def test_no_number_of_rows_changes_a_reply(llama, twenty, kind, rows, cells):
 
 
 def test_a_row_that_ended_is_no_longer_paid_for(llama, monkeypatch):
-    given, forward, rows = [[5 + number] * 20 for number in range(8)], llama.forward, []
-
-    def counted(*args, **kwargs):
-        rows.append(kwargs["input_ids"].shape[0])
-        return forward(*args, **kwargs)
-
+    given = [[5 + number] * 20 for number in range(8)]
     batch = ContinuousBatch(llama, {END}, PAD, rows=8)
     for number, prompt in enumerate(given):
         batch.add(Request(prompt, 40 if number == 7 else 4))
-    monkeypatch.setattr(llama, "forward", counted)
+    shapes = shapes_read(llama, monkeypatch)
     decode(batch, [])
+    rows = [shape[0] for shape in shapes]
     assert rows[:4] == [8, 8, 8, 8]
     assert set(rows[4:]) == {1}
 
 
 @both
 def test_after_out_of_memory_no_reply_is_written_twice_and_batches_stay_small(llama, kind, monkeypatch):
-    given, forward, again = prompts(8, seed=6), llama.forward, Request.again
+    given, again = prompts(8, seed=6), Request.again
     ends = several_ends(llama, given, 40)
     wanted = one_at_a_time(llama, given, 40, ends)
     rows, failures, restarted = [], [], []
 
-    @functools.wraps(forward)
-    def small(*args, **kwargs):
-        rows.append(kwargs["input_ids"].shape[0])
-        mask = kwargs.get("attention_mask")
+    def small(passed):
+        rows.append(passed["input_ids"].shape[0])
+        mask = passed.get("attention_mask")
         # Keys and values fill the memory in the middle of the replies.
         if mask is not None and mask.numel() > 200:
             failures.append(mask.numel())
             raise torch.OutOfMemoryError("too much")
-        return forward(*args, **kwargs)
 
-    monkeypatch.setattr(llama, "forward", small)
+    on_forward(llama, monkeypatch, small)
     monkeypatch.setattr(Request, "again", lambda self: restarted.append(self.done) or again(self))
     batch = kind(llama, ends, PAD, rows=8)
     requests = [Request(list(prompt), 40) for prompt in given]
@@ -139,7 +133,7 @@ def test_after_out_of_memory_no_reply_is_written_twice_and_batches_stay_small(ll
 
 
 def test_a_sample_that_ran_out_of_memory_is_drawn_again_from_its_start(llama, monkeypatch):
-    given, forward = prompts(4, seed=6), llama.forward
+    given = prompts(4, seed=6)
 
     def drawn():
         requests = [Request(list(prompt), 20, draw=Draw(1.0, seed=number)) for number, prompt in enumerate(given)]
@@ -148,13 +142,11 @@ def test_a_sample_that_ran_out_of_memory_is_drawn_again_from_its_start(llama, mo
 
     wanted = drawn()
 
-    @functools.wraps(forward)
-    def small(*args, **kwargs):
-        if kwargs["attention_mask"].numel() > 120:
+    def small(passed):
+        if passed["attention_mask"].numel() > 120:
             raise torch.OutOfMemoryError("too much")
-        return forward(*args, **kwargs)
 
-    monkeypatch.setattr(llama, "forward", small)
+    on_forward(llama, monkeypatch, small)
     assert drawn() == wanted
 
 
@@ -181,14 +173,7 @@ def test_several_prefixes_are_read_once_each(llama, monkeypatch):
     given = [*prompts(3, seed=7, shared=one), *prompts(3, seed=8, shared=other), *prompts(2, seed=9)]
     shared = [len(one)] * 3 + [len(other)] * 3 + [0] * 2
     wanted = one_at_a_time(llama, given, 12, {END})
-    shapes, forward = [], llama.forward
-
-    @functools.wraps(forward)
-    def counted(*args, **kwargs):
-        shapes.append(tuple(kwargs["input_ids"].shape))
-        return forward(*args, **kwargs)
-
-    monkeypatch.setattr(llama, "forward", counted)
+    shapes = shapes_read(llama, monkeypatch)
     batch = ContinuousBatch(llama, {END}, PAD, rows=8)
     for turn in range(2):
         requests = [Request(list(prompt), 12, size) for prompt, size in zip(given, shared)]
@@ -204,14 +189,7 @@ def test_several_prefixes_are_read_once_each(llama, monkeypatch):
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
 def test_a_prompt_that_goes_on_from_an_earlier_round_is_read_on_from_there(tiny_model, family, monkeypatch):
     model = load(tiny_model(family))
-    forward, read = model.forward, []
-
-    @functools.wraps(forward)
-    def counted(*args, **kwargs):
-        read.append(kwargs["input_ids"].shape)
-        return forward(*args, **kwargs)
-
-    monkeypatch.setattr(model, "forward", counted)
+    read = shapes_read(model, monkeypatch)
     given, found = prompts(8, seed=11, shared=[5, 6, 7] * 10), [[40, 41, 42], [43], [44] * 9]
     batch = ContinuousBatch(model, {END}, PAD, rows=4)
     for turn, limit in zip(range(4), (6, 9, 1, 6)):

@@ -1,5 +1,4 @@
 import asyncio
-import functools
 import os
 import shutil
 from dataclasses import replace
@@ -7,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.fakes import on_forward, shapes_read
 from tripletune.models.llm import CallError, Sampling
 from tripletune.models.llm.backends.hf import HFBackend
 from tripletune.models.local import Draw, Request
@@ -58,23 +58,16 @@ def test_a_reply_does_not_depend_on_its_batch(tiny_model, family):
 
 
 def test_a_chat_that_goes_on_is_read_on_from_where_it_was(backend, tiny_llama, monkeypatch):
-    forward, widths = backend._lm.forward, []
-
-    @functools.wraps(forward)
-    def counted(*args, **kwargs):
-        widths.append(kwargs["input_ids"].shape[1])
-        return forward(*args, **kwargs)
-
-    monkeypatch.setattr(backend._lm, "forward", counted)
+    shapes = shapes_read(backend._lm, monkeypatch)
     turns = chat("long " * 20)
     for number in range(4):
-        widths.clear()
+        shapes.clear()
         reply = together(backend, [(turns, GREEDY)])
         fresh = HFBackend(str(tiny_llama), dtype="float32")
         assert essence(reply) == essence(together(fresh, [(turns, GREEDY)]))
         asyncio.run(fresh.close())
         # From the first reply on a chat is known to be one that grows.
-        assert (max(widths) < reply[0].prompt_tokens / 2) == (number > 1)
+        assert (max(width for _, width in shapes) < reply[0].prompt_tokens / 2) == (number > 1)
         turns = [*turns, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": f"And {number}?"}]
 
 
@@ -124,31 +117,17 @@ def test_a_reply_ends_with_the_context(backend):
 
 
 def test_a_call_that_does_not_fit_the_memory(backend, monkeypatch):
-    def full(*arguments, **options):
+    def full(passed):
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(backend._lm, "forward", full)
+    on_forward(backend._lm, monkeypatch, full)
     found = together(backend, [(item, GREEDY) for item in CHATS[:3]])
     assert all(isinstance(error, CallError) and "don't fit the memory" in str(error) for error in found)
 
 
-def rows_of(backend, monkeypatch):
-    """The shapes of what the model reads, step by step."""
-    shapes: list[tuple[int, ...]] = []
-    original = backend._lm.forward
-
-    @functools.wraps(original)
-    def counted(*arguments, **options):
-        shapes.append(tuple(options["input_ids"].shape))
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(backend._lm, "forward", counted)
-    return shapes
-
-
 def test_greedy_calls_share_a_batch_that_new_ones_join(backend, monkeypatch):
     expected = essence(alone(backend, [(item, GREEDY) for item in CHATS]))
-    shapes = rows_of(backend, monkeypatch)
+    shapes = shapes_read(backend._lm, monkeypatch)
 
     async def go():
         first = [asyncio.create_task(backend.complete(item, GREEDY)) for item in CHATS[:2]]
@@ -162,7 +141,7 @@ def test_greedy_calls_share_a_batch_that_new_ones_join(backend, monkeypatch):
 
 
 def test_calls_that_nobody_waits_for_are_given_up(backend, monkeypatch):
-    shapes = rows_of(backend, monkeypatch)
+    shapes = shapes_read(backend._lm, monkeypatch)
 
     async def go():
         task = asyncio.create_task(backend.complete(CHATS[0], Sampling(max_tokens=900)))
@@ -191,16 +170,14 @@ def test_an_event_loop_that_ended_leaves_the_next_one_in_peace(backend):
 def test_one_failing_call_does_not_fail_its_neighbours(backend, monkeypatch, caplog):
     calls = [(item, GREEDY) for item in CHATS[:4]]
     expected = essence(alone(backend, calls))
-    ids, original = backend._chat.encode(CHATS[2]), backend._lm.forward
+    ids = backend._chat.encode(CHATS[2])
     bad = ids[backend._chat.shared(CHATS[2], ids) :]
 
-    @functools.wraps(original)
-    def picky(*arguments, **options):
-        if bad in options["input_ids"][:, -len(bad) :].tolist():
+    def picky(passed):
+        if bad in passed["input_ids"][:, -len(bad) :].tolist():
             raise RuntimeError("odd one")
-        return original(*arguments, **options)
 
-    monkeypatch.setattr(backend._lm, "forward", picky)
+    on_forward(backend._lm, monkeypatch, picky)
     found = together(backend, calls)
     assert isinstance(found.pop(2), RuntimeError)
     assert essence(found) == [expected[0], expected[1], expected[3]]
@@ -210,7 +187,7 @@ def test_one_failing_call_does_not_fail_its_neighbours(backend, monkeypatch, cap
 
 
 def test_closing_ends_calls_too(backend, monkeypatch):
-    shapes = rows_of(backend, monkeypatch)
+    shapes = shapes_read(backend._lm, monkeypatch)
 
     async def go():
         calls = [asyncio.create_task(backend.complete(item, Sampling(max_tokens=900))) for item in CHATS[:2]]
@@ -228,8 +205,6 @@ def test_a_base_model_and_options_of_the_template(tiny_llama, tmp_path):
     folder = shutil.copytree(tiny_llama, tmp_path / "base")
     template = folder / "chat_template.jinja"
     template.unlink()
-    with pytest.raises(ValueError, match=r"no chat template.*set plain=True"):
-        HFBackend(str(folder), dtype="float32")
     backend = HFBackend(str(folder), dtype="float32", plain=True)
     assert together(backend, [(chat("Who?"), GREEDY)])[0].completion_tokens
     asyncio.run(backend.close())
@@ -241,10 +216,3 @@ def test_a_base_model_and_options_of_the_template(tiny_llama, tmp_path):
     os.utime(folder / "model.safetensors")
     again = HFBackend(str(folder), dtype="float32", template_options={"loud": True})
     assert again.model.partition("@")[2] not in ("", weights), "weights trained again are another model"
-
-
-def test_options_that_make_no_sense(tiny_llama):
-    with pytest.raises(ValueError, match="dtype 'int8'"):
-        HFBackend(str(tiny_llama), dtype="int8")
-    with pytest.raises(FileNotFoundError):
-        HFBackend("./no/such/model")
