@@ -1,12 +1,13 @@
-"""The `tripletune` command in this process, `run("build world", "--output", folder)`, and its files of JSON lines."""
+"""The `tripletune` command in this process, `run("build world", "--output", folder)`, and its JSON lines and SQLite."""
 
 from __future__ import annotations
 
 import importlib
 import io
 import json
+import sqlite3
 from collections.abc import Iterable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import closing, redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,3 +57,9 @@ def read_lines(path: str | Path, *without: str) -> list[dict[str, Any]]:
     """The rows of a JSON-lines file, without some of their keys."""
     rows = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())
     return [{key: value for key, value in row.items() if key not in without} for row in rows]
+
+
+def sql(path: str | Path, query: str) -> list[tuple[Any, ...]]:
+    """The rows that a query of an SQLite file gives."""
+    with closing(sqlite3.connect(path)) as database, database:
+        return database.execute(query).fetchall()

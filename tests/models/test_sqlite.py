@@ -1,9 +1,9 @@
-import sqlite3
 from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
+from tests.cli import sql
 from tripletune.models.sqlite import Kind, UnusableFile, application_of, open_database
 
 NOTES = Kind("notebook", 0x4E4F5445, 1, "CREATE TABLE notes (text TEXT)")
@@ -38,7 +38,6 @@ def test_a_file_is_made_once_and_known_by_its_head(tmp_path):
         open_database(path, NOTES, create=False)
     make(path)
     make(path)
-    with closing(sqlite3.connect(path)) as database:
-        assert database.execute("SELECT count(*) FROM notes").fetchone() == (2,)
+    assert sql(path, "SELECT count(*) FROM notes") == [(2,)]
     assert application_of(path) == NOTES.application
     assert application_of(tmp_path) is application_of(tmp_path / "none") is None

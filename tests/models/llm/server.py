@@ -99,14 +99,7 @@ class Event(NamedTuple):
 
 
 class MockServer:
-    """The server, as a context manager that runs it in a thread.
-
-    Attributes:
-        events: What happened, in order.
-        bodies: The body of each request, in order.
-        most_at_once: Most requests that were under way at one time.
-        authorizations: The keys that clients sent.
-    """
+    """The server, as a context manager that runs it in a thread; `authorizations` are the keys that clients sent."""
 
     def __init__(
         self, reply: Callable[[Body], str | Reply] = echo, delay: float = 0.0, faults: Faults | None = None

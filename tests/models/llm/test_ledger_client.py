@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 import subprocess
 import sys
 import time
@@ -12,18 +11,18 @@ from typing import TypeVar
 
 import pytest
 
+from tests.cli import sql
 from tripletune.models.llm import (
     Backend,
     CallError,
     Completion,
     Message,
-    RepliesPending,
     Sampling,
     SetupError,
     TransientError,
 )
 from tripletune.models.llm.ledger import Ledger
-from tripletune.models.llm.ledger_client import LedgerClient, Limits, RetriesExhausted, Retry, estimate_tokens
+from tripletune.models.llm.ledger_client import LedgerClient, Limits, RetriesExhausted, Retry
 from tripletune.models.sqlite import UnusableFile
 
 T = TypeVar("T")
@@ -100,14 +99,6 @@ def run(main, backend, path=None, **options):
     return asyncio.run(whole())
 
 
-def rows(path, query):
-    connection = sqlite3.connect(path)
-    try:
-        return connection.execute(query).fetchall()
-    finally:
-        connection.close()
-
-
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "ledger.sqlite"
@@ -125,7 +116,7 @@ def test_a_call_is_made_once_and_then_comes_from_the_ledger(path):
     assert (second.text, second.prompt_tokens, second.completion_tokens) == ("re: hi", 10, 2)
     assert backend.asked == ["hi"]
     assert backend.closed
-    assert rows(path, "SELECT role, question_id FROM uses") == [("one", "q1"), ("two", "q2")]
+    assert sql(path, "SELECT role, question_id FROM uses") == [("one", "q1"), ("two", "q2")]
     later = Fake()
     assert run(lambda client: client.chat(chat(), role="one"), later, path).cached
     assert later.asked == []
@@ -143,7 +134,7 @@ def test_equal_calls_under_way_are_sent_once(path, stored):
     assert [reply.cached for reply in replies] == [False, True, True, True, True]
     assert {reply.text for reply in replies} == {"re: hi"}
     if stored:
-        assert len(rows(path, "SELECT question_id FROM uses")) == 5
+        assert len(sql(path, "SELECT question_id FROM uses")) == 5
 
 
 def test_one_waiter_that_is_cancelled_does_not_end_the_call(path):
@@ -189,7 +180,7 @@ def test_ctrl_c_keeps_what_was_received(path):
         run(main, backend, path)
     assert backend.cancelled == 2
     assert backend.closed
-    assert rows(path, "SELECT text FROM calls") == [("re: a",)]
+    assert sql(path, "SELECT text FROM calls") == [("re: a",)]
 
 
 @pytest.mark.parametrize("error", [SetupError("no credit"), TransientError("day quota", retry_after=1e5)])
@@ -211,7 +202,7 @@ def test_a_call_that_ends_the_run_waits_for_the_replies_under_way(path, error):
     with pytest.raises(ExceptionGroup):
         run(main, backend, path, limits=Limits(concurrency=3))
     assert (backend.asked, backend.cancelled) == (["a", "b"], 0)
-    assert rows(path, "SELECT text FROM calls WHERE status = 'ok' ORDER BY text") == [("re: a",), ("re: b",)]
+    assert sql(path, "SELECT text FROM calls WHERE status = 'ok' ORDER BY text") == [("re: a",), ("re: b",)]
 
 
 def test_the_end_of_a_run_waits_for_no_retry(path):
@@ -250,7 +241,7 @@ def test_passing_failures_are_tried_again(path):
     backend = Fake(TransientError("429"), TransientError("500"), "yes")
     found = run(lambda client: client.chat(chat(), role="r"), backend, path)
     assert (found.text, found.retries) == ("yes", 2)
-    assert rows(path, "SELECT text, retries, status FROM calls") == [("yes", 2, "ok")]
+    assert sql(path, "SELECT text, retries, status FROM calls") == [("yes", 2, "ok")]
 
 
 def test_a_call_that_keeps_failing_says_that_a_new_run_goes_on(path):
@@ -261,9 +252,9 @@ def test_a_call_that_keeps_failing_says_that_a_new_run_goes_on(path):
     assert "fake:echo, filter: no reply after 3 attempts: server is busy" in text
     assert f"kept in {path}: run the same command again" in text
     assert len(backend.asked) == 3
-    assert rows(path, "SELECT status, retries FROM calls") == [("failed", 2)]
+    assert sql(path, "SELECT status, retries FROM calls") == [("failed", 2)]
     assert run(lambda client: client.chat(chat(), role="filter"), Fake(), path).text == "re: hi"
-    assert rows(path, "SELECT status, text FROM calls") == [("ok", "re: hi")]
+    assert sql(path, "SELECT status, text FROM calls") == [("ok", "re: hi")]
 
 
 def test_a_refused_call_is_not_tried_again(path):
@@ -274,7 +265,7 @@ def test_a_refused_call_is_not_tried_again(path):
     with pytest.raises(Refused, match=r"^no such model$"):
         run(lambda client: client.chat(chat(), role="r"), backend, path)
     assert len(backend.asked) == 1
-    assert rows(path, "SELECT status, detail FROM calls") == [("failed", "no such model")]
+    assert sql(path, "SELECT status, detail FROM calls") == [("failed", "no such model")]
     with pytest.raises(KeyError):
         run(lambda client: client.chat(chat(), role="r"), Fake(KeyError("bug")), path)
 
@@ -345,7 +336,7 @@ def test_an_empty_reply_is_asked_for_again_until_it_is_believed(path):
     backend, retry = Fake(TransientError("500"), *[""] * 9), Retry(8, 0, 0, empty_attempts=3)
     assert run(lambda client: client.chat(chat("silent"), role="r"), backend, path, retry=retry).text == ""
     assert len(backend.asked) == 4
-    assert rows(path, "SELECT text, status FROM calls") == [("yes", "ok"), ("", "ok")]
+    assert sql(path, "SELECT text, status FROM calls") == [("yes", "ok"), ("", "ok")]
 
 
 def test_an_empty_reply_that_would_come_again_is_paid_for_once():
@@ -358,14 +349,6 @@ def test_unpaired_surrogates_are_replaced_in_replies_and_refused_in_messages(pat
     assert run(lambda client: client.chat(chat(), role="r"), Fake("a\ud83db"), path).text == "a\ufffdb"
     with pytest.raises(CallError, match="r: this call can't be sent: the messages contain an unpaired surrogate"):
         run(lambda client: client.chat(chat("\ud83d"), role="r"), Fake(), path)
-
-
-def test_a_pending_call_is_not_a_failure(path):
-    backend = Fake(RepliesPending("later"))
-    with pytest.raises(RepliesPending):
-        run(lambda client: client.chat(chat(), role="r"), backend, path)
-    assert len(backend.asked) == 1
-    assert rows(path, "SELECT role FROM uses") == []
 
 
 # Keys.
@@ -428,7 +411,7 @@ def test_tokens_a_minute_are_kept(rate, calls):
     assert times[-1] == pytest.approx(60 * calls * ESTIMATE / rate, rel=0.1)
 
 
-@pytest.mark.parametrize("used", [ESTIMATE // 4, ESTIMATE * 3])
+@pytest.mark.parametrize("used", [0, ESTIMATE // 4, ESTIMATE * 3])
 def test_the_rate_is_that_of_the_real_tokens(used):
     # A slow trickle at first, so that the estimate is corrected before most calls go.
     async def main():
@@ -436,14 +419,7 @@ def test_the_rate_is_that_of_the_real_tokens(used):
         return await send(limits, 400, used=used, seconds=0.01)
 
     times = run_virtually(main())
-    assert times[-1] == pytest.approx(60 * 400 * used / 20_000, rel=0.1)
-
-
-def test_a_call_that_was_turned_away_costs_no_tokens():
-    async def main():
-        return await send(Limits(concurrency=1, tokens_per_minute=6000), 300, used=0)
-
-    assert max(run_virtually(main())) < 1
+    assert times[-1] == pytest.approx(60 * 400 * used / 20_000, rel=0.1, abs=2)
 
 
 def test_a_cancelled_call_gives_its_place_back():
@@ -461,11 +437,6 @@ def test_a_cancelled_call_gives_its_place_back():
     entered: list[bool] = []
     run_virtually(asyncio.wait_for(main(), 10_000))
     assert entered == [True]
-
-
-def test_the_estimate_counts_bytes_and_the_longest_reply():
-    assert estimate_tokens(CHAT, SAMPLING) == ESTIMATE
-    assert estimate_tokens([{"role": "user", "content": "日本日本"}], Sampling(max_tokens=1)) == 3 + 4 + 1
 
 
 # Processes.

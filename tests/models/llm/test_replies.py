@@ -68,10 +68,8 @@ def test_an_empty_reply_leaves_no_empty_turn():
     [
         ('{"a": 1}', (dict,), {"a": 1}),
         ('Sure! Here it is:\n```json\n{"a": [1, 2]}\n```\nAnything else?', (dict,), {"a": [1, 2]}),
-        ("```\n[1]\n``` and later [2]", (list,), [1]),
         ('First {"a": 1}, no: {"a": 2}', (dict,), {"a": 2}),
         ('As [1] says: {"a": 1}', (dict,), {"a": 1}),
-        ('{"a": {"b": 2}}', (dict,), {"a": {"b": 2}}),
         ('<think>maybe {"a": 1}</think>{"a": 2}', (dict,), {"a": 2}),
         ('{"a": 2}<think>never ended {"a": 3}', (dict,), {"a": 2}),
         # The chat template wrote the opening tag.
@@ -94,12 +92,10 @@ def test_json_is_found(text, kinds, value):
     ("text", "kinds", "reason"),
     [
         ("no JSON here", (dict,), "no_json"),
-        ("", (), "no_json"),
         ("[1]", (dict,), "no_json"),
         ('{"a": [1, 2', (dict,), "bad_json"),
         ('{"a": NaN}', (dict,), "bad_json"),
         ("{'a': {1, 2}}", (dict,), "bad_json"),
-        ("{'a': [1, 2}", (dict,), "bad_json"),
         ("[" * 5000, (list,), "bad_json"),
         ("[" + "1" * 6000, (list,), "bad_json"),
     ],

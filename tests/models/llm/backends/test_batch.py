@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import signal
 import subprocess
@@ -12,12 +13,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.cli import run, sql
 from tripletune.models.llm import CallError, Completion, Message, RepliesPending, Sampling
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.llm.backends.batch import BatchBackend, batch_reply, waiting
 from tripletune.models.llm.ledger import Ledger, make_call
 from tripletune.models.llm.ledger_client import LedgerClient
-from tripletune.models.llm.programs import main
 
 ROOT = Path(__file__).resolve().parents[4]
 SYSTEM: Message = {"role": "system", "content": "Be brief."}
@@ -82,9 +83,8 @@ def anthropic_reply(request):
 REPLIES = {"openai": openai_reply, "anthropic": anthropic_reply}
 
 
-def imported(build, path, capsys):
-    assert main(["batch", "import", "--ledger", str(build.ledger), "--replies", str(path)]) == 0
-    return capsys.readouterr().out
+def imported(build, path):
+    return run("batch", "import", "--ledger", build.ledger, "--replies", path).out
 
 
 def failed_for_now(request):
@@ -103,67 +103,42 @@ def errored(error):
 
 
 @pytest.mark.parametrize("layout", ["openai", "anthropic"])
-def test_a_build_stops_and_goes_on(tmp_path, capsys, layout):
+def test_a_build_stops_and_goes_on(tmp_path, layout):
     build = Build(tmp_path, layout)
     first = build.run("a", "b")
     assert all(isinstance(one, RepliesPending) for one in first)
     assert "2 calls wait for replies" in build.message
     assert str(build.files[0]) in build.message
     assert f"import --ledger {build.ledger} --replies FILE" in build.message
-    assert "2 replies stored, 0 were known" in imported(build, build.answer(REPLIES[layout]), capsys)
+    assert "2 replies stored, 0 were known" in imported(build, build.answer(REPLIES[layout]))
     second = build.run("a", "b", "c")
     assert [one.text for one in second[:2]] == ["re: a", "re: b"]
     assert (second[0].prompt_tokens, second[0].completion_tokens, second[0].finish_reason) == (10, 2, "length")
     assert second[0].cached
     assert isinstance(second[2], RepliesPending)
     assert len(build.files) == 2
-    imported(build, build.answer(REPLIES[layout], "more.jsonl"), capsys)
+    imported(build, build.answer(REPLIES[layout], "more.jsonl"))
     assert [one.text for one in build.run("a", "b", "c")] == ["re: a", "re: b", "re: c"]
     assert build.message is None
     assert len(build.files) == 2
-    with Ledger(build.ledger) as ledger, ledger.transaction() as connection:
-        uses = connection.execute("SELECT role, question_id FROM uses ORDER BY id").fetchall()
-    assert uses == [("r", "a"), ("r", "b"), ("r", "c")]
+    assert sql(build.ledger, "SELECT role, question_id FROM uses ORDER BY id") == [("r", "a"), ("r", "b"), ("r", "c")]
 
 
-ENVELOPES = {
-    "openai": {"method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "max_completion_tokens": 64}},
-    "anthropic": {"params": {"model": "m", "max_tokens": 64}},
-}
-
-
-@pytest.mark.parametrize("layout", ENVELOPES)
-def test_layouts(tmp_path, layout):
-    build, sampling = Build(tmp_path, layout, extra='{"effort": "é"}'), Sampling(max_tokens=64)
+@pytest.mark.parametrize("layout", ["openai", "anthropic"])
+def test_bodies_and_names_are_those_of_the_live_backends(tmp_path, layout):
+    # One name in the ledger for both ways of calling: they must ask for the same.
+    pytest.importorskip(layout)
+    options = {"extra": '{"effort": "é"}', "token_field": "max_completion_tokens"}
+    backend = importlib.import_module(f"tripletune.models.llm.backends.{layout}")
+    kind = backend.OpenAIBackend if layout == "openai" else backend.AnthropicBackend
+    live, sampling = kind(LLMOptions(layout, "m", "http://h:1", **options)), Sampling(max_tokens=64)
+    build = Build(tmp_path, layout, **options)
     build.run("a é", sampling=sampling)
     (request,) = build.requests()
-    key = request.pop("custom_id")
-    assert key == make_call(f'{layout}:m {{"effort":"é"}}', sampling, chat("a é")).key
-    assert len(key) <= 64
-    wanted = ENVELOPES[layout]
-    (name,) = {"body", "params"} & set(wanted)
-    # What else stands in it is compared with the live backends below.
-    assert request == {**wanted, name: {**request[name], **wanted[name], "effort": "é"}}
-
-
-def test_bodies_are_those_of_the_live_backends(tmp_path):
-    # One name in the ledger for both ways of calling: they must ask for the same.
-    pytest.importorskip("openai")
-    pytest.importorskip("anthropic")
-    from tripletune.models.llm.backends.anthropic import AnthropicBackend
-    from tripletune.models.llm.backends.openai import OpenAIBackend
-
-    sampling = Sampling(max_tokens=64)
-
-    with Ledger(tmp_path / "calls.sqlite") as ledger:
-        live_openai = OpenAIBackend(LLMOptions("openai", "m", "http://h:1", token_field="max_completion_tokens"))
-        batch_openai = BatchBackend(LLMOptions("batch", "m"), ledger)
-        assert batch_openai.model == live_openai.model
-        assert batch_openai._body(chat("a"), sampling) == live_openai.body(chat("a"), sampling)
-        live_anthropic = AnthropicBackend(LLMOptions("anthropic", "m", "http://h:1"))
-        batch_anthropic = BatchBackend(LLMOptions("batch", "m", batch_layout="anthropic"), ledger)
-        assert batch_anthropic.model == live_anthropic.model
-        assert batch_anthropic._body(chat("a"), sampling) == live_anthropic.body(chat("a"), sampling)
+    assert live.model == f'{layout}:m {{"effort":"é"}}'
+    key, body = make_call(live.model, sampling, chat("a é")).key, live.body(chat("a é"), sampling)
+    post = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+    assert request == {"custom_id": key, **(post if layout == "openai" else {"params": body})}
 
 
 @pytest.mark.parametrize(("room", "sizes"), [((2, 10**9), [2, 2, 1]), ((100, 700), [2, 2, 1]), ((100, 10), [1] * 5)])
@@ -229,24 +204,24 @@ def test_kill_9_neither_loses_nor_repeats_a_call(tmp_path, when):
 # Replies.
 
 
-def test_an_import_of_the_same_file_changes_nothing(tmp_path, capsys):
+def test_an_import_of_the_same_file_changes_nothing(tmp_path):
     build = Build(tmp_path)
     build.run("a", "b")
     path = build.answer(failed_for_now)
-    assert "2 calls failed for now" in imported(build, path, capsys)
+    assert "2 calls failed for now" in imported(build, path)
     build.run("a", "b")
     assert len(build.files) == 2
-    assert "was imported before" in imported(build, path, capsys)
+    assert "was imported before" in imported(build, path)
     build.run("a", "b")
     assert len(build.files) == 2
     with Ledger(build.ledger) as ledger:
         assert [row.calls for row in waiting(ledger)] == [2]
 
 
-def test_refused_calls_fail_until_they_are_reset(tmp_path, capsys):
+def test_refused_calls_fail_until_they_are_reset(tmp_path):
     build = Build(tmp_path)
     build.run("a")
-    assert "1 calls were refused" in imported(build, build.answer(refused), capsys)
+    assert "1 calls were refused" in imported(build, build.answer(refused))
     for _ in range(2):
         (found,) = build.run("a")
         assert isinstance(found, CallError)
@@ -254,39 +229,37 @@ def test_refused_calls_fail_until_they_are_reset(tmp_path, capsys):
         assert "sk-1234567890" not in str(found)
         assert str(found).count(f"reset --ledger {build.ledger} --refused") == 1
     assert build.message is None
-    assert main(["batch", "reset", "--ledger", str(build.ledger), "--refused"]) == 0
-    assert "1 calls will be in the request file" in capsys.readouterr().out
+    ran = run("batch", "reset", "--ledger", build.ledger, "--refused")
+    assert "1 calls will be in the request file" in ran.out
     assert isinstance(build.run("a")[0], RepliesPending)
     assert len(build.files) == 2
 
 
-def test_a_lost_file_is_written_again(tmp_path, capsys):
+def test_a_lost_file_is_written_again(tmp_path):
     build = Build(tmp_path)
     build.run("a", "b")
-    assert main(["batch", "reset", "--ledger", str(build.ledger), "--file", str(build.files[0])]) == 0
+    assert run("batch", "reset", "--ledger", build.ledger, "--file", build.files[0]).code == 0
     build.run("a")
     assert len(build.requests(build.files[1])) == 2
-    assert main(["batch", "reset", "--ledger", str(build.ledger), "--file", "other"]) == 2
-    assert "error: no call waits in other" in capsys.readouterr().err
+    ran = run("batch", "reset", "--ledger", build.ledger, "--file", "other")
+    assert (ran.code, ran.error[:29]) == (2, "error: no call waits in other")
 
 
-def test_status_shows_what_waits(tmp_path, capsys):
+def test_status_shows_what_waits(tmp_path):
     build = Build(tmp_path)
     build.run("a", "b")
-    assert main(["batch", "status", "--ledger", str(build.ledger)]) == 0
-    assert capsys.readouterr().out == f"{build.files[0]}: 2 calls of openai:m wait\n"
-    imported(build, build.answer(failed_for_now), capsys)
-    main(["batch", "status", "--ledger", str(build.ledger)])
-    assert capsys.readouterr().out == "(no file yet): 2 calls of openai:m wait\n"
+    assert run("batch", "status", "--ledger", build.ledger).out == f"{build.files[0]}: 2 calls of openai:m wait\n"
+    imported(build, build.answer(failed_for_now))
+    assert run("batch", "status", "--ledger", build.ledger).out == "(no file yet): 2 calls of openai:m wait\n"
 
 
-def test_live_replies_stand_against_late_ones(tmp_path, capsys):
+def test_live_replies_stand_against_late_ones(tmp_path):
     build = Build(tmp_path)
     build.run("a", "b")
 
     with Ledger(build.ledger) as ledger:
         asyncio.run(ledger.store(make_call("openai:m", Sampling(), chat("a")), Completion("live"), "r"))
-    assert "1 replies stored, 1 were known" in imported(build, build.answer(openai_reply), capsys)
+    assert "1 replies stored, 1 were known" in imported(build, build.answer(openai_reply))
     assert [one.text for one in build.run("a", "b")] == ["live", "re: b"]
 
 
@@ -298,14 +271,14 @@ def test_live_replies_stand_against_late_ones(tmp_path, capsys):
         ("", "none of its 0 replies belongs to a call"),
     ],
 )
-def test_a_bad_file_changes_nothing(tmp_path, capsys, text, words):
+def test_a_bad_file_changes_nothing(tmp_path, text, words):
     build = Build(tmp_path)
     build.run("a")
     path = build.answer(openai_reply)
     path.write_text(path.read_text() + text if text else "\n")
-    assert main(["batch", "import", "--ledger", str(build.ledger), "--replies", str(path)]) == 2
-    error = capsys.readouterr().err
-    assert words in error
+    ran = run("batch", "import", "--ledger", build.ledger, "--replies", path)
+    assert ran.code == 2
+    assert words in ran.error
     assert isinstance(build.run("a")[0], RepliesPending)
 
 
