@@ -157,16 +157,6 @@ def test_a_file_that_is_no_configuration_is_one_clear_error(tmp_path, text, said
         load_config(Outer, tmp_path / "run.yaml")
 
 
-def test_flags_of_a_flat_dataclass():
-    parser = argparse.ArgumentParser()
-    add_arguments(parser, Inner, "teacher")
-    found = from_arguments(Inner, parser.parse_args(["--teacher-kind", "linear", "--teacher-names", "a,b"]), "teacher")
-    assert found == Inner(kind="linear", names=["a", "b"])
-    with pytest.raises(ConfigError, match=r"options --teacher-.*rate: 0.0 must be greater than 0"):
-        from_arguments(Inner, parser.parse_args(["--teacher-rate", "0"]), "teacher")
-    assert "(default: 1e-05)" in parser.format_help()
-
-
 def test_a_flag_of_a_list_may_be_repeated():
     parser = argparse.ArgumentParser()
     add_arguments(parser, Inner)

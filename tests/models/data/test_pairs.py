@@ -3,13 +3,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cli import write_lines
+from tests.models.data.test_triples import TRIPLE
 from tripletune.models.data.pairs import (
     ExtractionPair,
     ExtractionReply,
     entity_triple,
-    extraction_chat,
     is_only_a_name,
-    load_instruction,
     predicate_words,
     read_pairs,
     read_reply,
@@ -17,15 +16,6 @@ from tripletune.models.data.pairs import (
 )
 from tripletune.models.data.triples import Triple, format_triples, plain_markers
 
-PIECES = st.sampled_from(
-    ["(S>", "(<S>", "| P>", "| <P>", "|O>", "\\", "(", ")", "|", ">", ", ", '"', "[", "<think>", "NONE", "é", "日本"]
-)
-FIELD = (
-    st.lists(st.one_of(PIECES, st.text(max_size=5)), min_size=1, max_size=5)
-    .map("".join)
-    .filter(lambda text: text.split())
-)
-TRIPLE = st.builds(Triple, FIELD, FIELD, FIELD)
 PAIR = ExtractionPair("a:1", "Oslo is in Norway.", "Oslo", (Triple("Oslo", "located in", "Norway"),), "a")
 
 
@@ -61,13 +51,6 @@ def test_the_title_stands_before_the_text():
     assert ExtractionPair("n", "Hello there!").target == ""
 
 
-def test_chat_and_instruction(tmp_path):
-    chat = extraction_chat(PAIR.source_text, load_instruction())
-    assert [turn["role"] for turn in chat] == ["system", "user"]
-    assert "(S> subject| P> predicate| O> object)" in chat[0]["content"]
-    assert chat[1]["content"] == PAIR.source_text
-
-
 @pytest.mark.parametrize(
     ("title", "text", "expected"),
     [
@@ -87,21 +70,16 @@ def test_a_passage_that_is_only_a_name(title, text, expected):
 @pytest.mark.parametrize(
     ("reply", "triples", "malformed", "unreadable"),
     [
-        ("(S> a| P> b| O> c)", [("a", "b", "c")], 0, False),
         ("(<S> a| <P> b| <O> c), (<S> d| <P> e| <O> f (g))", [("a", "b", "c"), ("d", "e", "f (g)")], 0, False),
-        ("(S> a| P> b| O> c), (S> d| P> e| O> never closed", [("a", "b", "c")], 1, False),
         ("(S> a| P> b| O> c), (S> lost| P> b), (S> d| P> e| O> f)", [("a", "b", "c"), ("d", "e", "f")], 1, False),
         ("<think>(S> x| P> y| O> z)</think>\n(S> a| P> b| O> c)", [("a", "b", "c")], 0, False),
         ('{"triples": [["a", "b", "c"], ["d", "e", 1958]]}', [("a", "b", "c"), ("d", "e", "1958")], 0, False),
         ('```json\n[["a", "b \\"c\\"", "d"], ["e", "f', [("a", 'b "c"', "d")], 1, False),
         ('[["a", "b"], ["c", "d", "e"], ["f", "g", "h", "i"]]', [("c", "d", "e")], 2, False),
-        ('[["a", "", "b"]]', [], 1, False),
-        ("a| P> b| O> c)", [], 1, False),
         ("I am sorry, I can't do that.", [], 0, True),
         ("", [], 0, False),
         (" NONE. ", [], 0, False),
         ("No facts found", [], 0, False),
-        ("[]", [], 0, False),
         ('{"triples": []}', [], 0, False),
     ],
 )  # fmt: skip
@@ -142,11 +120,8 @@ def test_pairs_come_back_from_files(tmp_path, ending):
     ("row", "message"),
     [
         ({"text": "t", "triples": []}, "lacks id"),
-        ({"id": "a", "text": 3, "triples": []}, "text must be text"),
         ({"id": "a", "text": " ", "triples": []}, "the text is empty"),
-        ({"id": "a", "text": "t", "triples": "x"}, "triples must be a list"),
         ({"id": "a", "text": "t", "triples": [["a", "b"]]}, "three strings"),
-        ({"id": "", "text": "t", "triples": []}, "needs an id"),
     ],
 )
 def test_bad_rows_are_named(tmp_path, row, message):

@@ -21,10 +21,6 @@ def test_json_round_trip(records):
         assert Record.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
-def test_every_row_has_the_same_keys(records):
-    assert len({tuple(record.to_json()) for record in records}) == 1
-
-
 def test_labels():
     step = Step("q", (Triple("a", "b", "c"),))
     assert Record("1", "1", "planning", "Q", Action.SUBQ, (step,), "next?").label == "[SUBQ] next?"
@@ -45,16 +41,12 @@ def test_the_input_holds_no_label():
         ({"action": "[SUFFICIENT]", "subquery": "left over"}, "no other label has one"),
         ({"task": "answering", "answers": []}, "needs a gold answer"),
         ({"task": "answering", "answers": "Paris"}, "answers must be a list"),
-        ({"task": "answering", "answers": 3}, "answers must be a list"),
         ({"task": "guessing"}, "not one of planning, answering"),
         ({"action": "[STOP]"}, "not one of \\[SUBQ\\], "),
         ({"question": "  "}, "question is empty"),
-        ({"question": 5}, "question must be text"),
         ({"steps": [{"triples": []}]}, "the step lacks query"),
         ({"steps": [{"query": "q", "triples": [["a", "b"]]}]}, "a triple must be"),
         ({"steps": 5}, "steps must be a list of objects .* found 5"),
-        ({"steps": ["x"]}, "steps must be a list of objects"),
-        ({"steps": [{"query": "q", "triples": {"T": None}}]}, "triples must be a list"),
         ({"question": None}, "question must be text, found null"),
     ],
 )
@@ -66,11 +58,6 @@ def test_a_bad_record_is_one_error_with_its_place(change, message):
     assert str(error.value).count("file:3") == 1
 
 
-def test_missing_keys_are_named():
-    with pytest.raises(ValueError, match="lacks question_id, action; it has id, task, question"):
-        Record.from_json({"id": "1", "task": "planning", "question": "Q"})
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -78,7 +65,6 @@ def test_missing_keys_are_named():
         (b'{"a": 1}\n[1]\n', r"rows.jsonl:2: expected a JSON object, found list"),
         (b"\x1f\x8b\x08\x00\xff\n", r"rows.jsonl:1: not UTF-8 text .*; a gzip file: unpack it first"),
         (b'{"a": 1}\n{"a": ' + b"[" * 200_000 + b"\n", r"rows.jsonl:2: nested too deeply"),
-        (b'{"a": 1}\n' * 40 + b'{"a": "\xff"}\n' + b'{"a": 1}\n', r"rows.jsonl:41: not UTF-8"),
     ],
 )
 def test_malformed_lines_are_told_with_their_number(tmp_path, content, message):
@@ -146,12 +132,9 @@ def test_reading_is_lazy(tmp_path):
     [
         ("The  Beatles!", "beatles"),
         ("an U.S. state", "us state"),
-        ("Theodore", "theodore"),
         ("A", "a"),
         ("The The", "the the"),
         ("É́cole «X»", "é́cole «x»"),
-        ("", ""),
-        ("  ", ""),
     ],
 )
 def test_normalised_answers(text, normal):

@@ -6,7 +6,7 @@ from tripletune.models.data.triples import Triple, format_triples, parse_triples
 
 # Text that is likely to break a reader, mixed with arbitrary characters of every script.
 PIECES = st.sampled_from(
-    ["(S>", "| P>", "|P>", "| O>", "|  O>", "\\", "\\\\", "(", ")", "|", ">", ",", "), (", "'", '"', "["]
+    [*"()|>,'[\"\\", "(S>", "| P>", "|P>", "| O>", "|  O>", "), (", "(<S>", "| <P>", "<think>", "NONE", "é", "日本"]
 )
 FIELD = (
     st.lists(st.one_of(PIECES, st.text(max_size=6)), min_size=1, max_size=6)
@@ -62,7 +62,6 @@ def test_an_empty_field_is_an_error(fields):
         ("(S>a|P>b|O>c)(S> d |P> e |O> f)", [("a", "b", "c"), ("d", "e", "f")], 0),
         ("(S> a| P> b| O> c", [], 1),
         ("(S> a| O> c| P> b)", [], 1),
-        ("(S> | P> b| O> c)", [], 1),
         ("(S> a| P> b| O> c), (S> d| P> e", [("a", "b", "c")], 1),
         ("(S> A (B)| P> b (of)| O> C (D) E)", [("A (B)", "b (of)", "C (D) E")], 0),
         # a neighbour without its opening marker is lost alone
@@ -70,7 +69,6 @@ def test_an_empty_field_is_an_error(fields):
         ("(S> a| P> b| O> c (d)), (d| P> f| O> g), (S> h| P> i| O> j)", [("a", "b", "c (d)"), ("h", "i", "j")], 1),
         ("(S> a| P> b| O> c| P> d| O> e)", [("a", "b", "c| P> d| O> e")], 0),
         ("no triple here", [], 0),
-        ("", [], 0),
     ],
 )
 def test_model_output(text, expected, malformed):
