@@ -1,18 +1,13 @@
-import asyncio
 import json
 from collections import Counter
 
 import pytest
 
 from tests.cli import read_lines
-from tripletune.data_builders.hotpotqa_subq import label_question
-from tripletune.data_builders.hotpotqa_subq.annotations import RecordedTeacher
-from tripletune.data_builders.readers.hotpotqa import OUT_OF_RANGE, read_questions
 from tripletune.data_builders.world import SPLITS
-from tripletune.data_builders.world.build import WorldOptions, generate_world, main, write_world
+from tripletune.data_builders.world.build import WorldOptions, generate_world, write_world
 from tripletune.data_builders.world.questions import KINDS
-from tripletune.models.data.questions import Question
-from tripletune.models.data.records import Action, read_corpus
+from tripletune.models.data.records import read_corpus
 from tripletune.models.files import file_digest
 
 OPTIONS = WorldOptions(seed=3, train=120, validation=40, test=40, noise=0.1)
@@ -82,21 +77,6 @@ def test_store_and_corpus_cover_every_paragraph_with_the_text_a_reader_sees(fold
         assert all(corpus[title] == " ".join(s.strip() for s in sentences) for title, sentences in row["context"])
 
 
-def test_the_reader_and_the_builder_take_every_question(folder):
-    teacher = RecordedTeacher(folder / "train.teacher.jsonl")
-    issues: Counter[str] = Counter()
-    records = []
-    for question in read_questions(str(folder / "train.jsonl"), issues):
-        assert isinstance(question, Question)
-        records += asyncio.run(label_question(question, teacher, teacher.answers_directly(question)))
-    assert issues[OUT_OF_RANGE] == 0
-    assert len({record.question_id for record in records}) == 120
-    actions = Counter(record.action for record in records if record.task == "planning")
-    assert actions[Action.NO_RETRIEVAL] == OPTIONS.counts("train")["common"] > 0
-    assert actions[Action.SUFFICIENT] == 120 - actions[Action.NO_RETRIEVAL]
-    assert actions[Action.SUBQ] > actions[Action.SUFFICIENT]
-
-
 def test_the_manifest_counts_what_was_written(folder):
     manifest = json.loads((folder / "world.json").read_text())
     assert {path.name for path in folder.iterdir()} == FILES | {"world.json"}
@@ -130,22 +110,8 @@ def test_counts_add_up_and_follow_the_shares():
 def test_all_bad_options_are_named_at_once():
     with pytest.raises(ValueError, match=r"train: -1.*one_hop: -1.*noise: 2"):
         WorldOptions(train=-1, noise=2, one_hop=-1)
-    with pytest.raises(ValueError, match=r"validation, test are all 0.*intersection are all 0"):
-        WorldOptions(
-            train=0, validation=0, test=0,
-            one_hop=0, two_hop=0, three_hop=0, four_hop=0, comparison=0, intersection=0,
-        )  # fmt: skip
     with pytest.raises(ValueError, match=r"about: 'Directr' is not one of .*did you mean Director"):
         WorldOptions(about="Directr,Author")
-
-
-def test_the_command_line_writes_a_world(tmp_path):
-    place = tmp_path / "world"
-    arguments = ["--output", str(place), "--seed", "5", "--train", "10", "--validation", "0", "--test", "10"]
-    assert main([*arguments, "--common-knowledge", "0.5", "--context-paragraphs", "6"]) == 0
-    assert not (place / "validation.jsonl").exists()
-    assert sum(row.get("direct", False) for row in read_lines(place / "train.teacher.jsonl")) == 5
-    assert len(read_lines(place / "test.jsonl")[0]["context"]) == 6
 
 
 @pytest.fixture(scope="module")
@@ -162,26 +128,3 @@ def test_each_fact_is_one_triple_and_stands_in_its_sentence(world):
         assert {triple.subject for triple in article.triples} == {title}
         for predicate, object_ in facts.items():
             assert object_.lower() in article.sentences[article.sentence_of[predicate]].lower()
-
-
-def test_triples_follow_the_text_and_no_sentence_is_idle(world):
-    for article in world.articles.values():
-        order = [article.sentence_of[triple.predicate] for triple in article.triples]
-        assert order == sorted(order)
-        assert set(order) == set(range(len(article.sentences)))
-        assert 1 <= len(article.sentences) <= 6
-
-
-def test_sentences_are_clean_and_later_ones_vary_their_subject(world):
-    named = pronouns = later = 0
-    for title, article in world.articles.items():
-        assert article.text == " ".join(sentence.strip() for sentence in article.sentences)
-        for sentence in article.sentences:
-            assert sentence.endswith(".")
-            assert not any(mark in sentence for mark in ("..", "{", "@", "  "))
-            assert not sentence[0].islower()
-        later += len(article.sentences) - 1
-        named += sum(title in sentence for sentence in article.sentences[1:])
-        pronouns += sum(sentence.startswith(("It ", "He ", "She ")) for sentence in article.sentences[1:])
-    assert 0.3 < named / later < 0.9
-    assert pronouns / later > 0.1
