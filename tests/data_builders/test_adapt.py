@@ -2,9 +2,8 @@ import json
 
 import pytest
 
-from tests.cli import read_lines, write_lines
+from tests.cli import read_lines, run, write_lines
 from tests.data_builders.rows import shared
-from tripletune.data_builders.__main__ import main
 from tripletune.data_builders.published import AdaptOptions, adapt_rows
 from tripletune.data_builders.readers import get_reader
 from tripletune.models.data.records import Passage, read_corpus
@@ -46,14 +45,14 @@ def test_corpora_of_other_projects_become_passages(tmp_path, content, expected):
     assert [(passage.title, passage.text) for passage in read_corpus(tmp_path / "out.jsonl")] == expected
 
 
-def test_two_wiki_questions_get_the_aliases_of_their_answer(tmp_path, capsys):
+def test_two_wiki_questions_get_the_aliases_of_their_answer(tmp_path):
     write_lines(tmp_path / "aliases.json", [{"Q_id": "Q30", "aliases": ["USA"], "demonyms": ["American"]}])
     rows = [json.loads(line) for line in shared("2wikimultihopqa_dev.jsonl").read_text().splitlines()[:2]]
     rows[0]["answer_id"] = "Q30"
     write_lines(tmp_path / "dev.jsonl", rows)
-    words = ["adapt", "--input", str(tmp_path / "dev.jsonl"), "--output", str(tmp_path / "out.jsonl")]
-    assert main([*words, "--aliases", str(tmp_path / "aliases.json")]) == 0
-    assert "questions with aliases 1" in capsys.readouterr().out
+    words = ["--input", tmp_path / "dev.jsonl", "--output", tmp_path / "out.jsonl"]
+    ran = run("data", "adapt", *words, "--aliases", tmp_path / "aliases.json")
+    assert "questions with aliases 1" in ran.out
     first, second = get_reader("two_wiki")(str(tmp_path / "out.jsonl"))
     assert first.answers == (rows[0]["answer"], "USA", "American")
     assert len(second.answers) == 1

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.cli import write_lines
-from tripletune.data_builders.__main__ import main
+from tests.cli import run, write_lines
 from tripletune.data_builders.datasets.inspect import troubles
 from tripletune.data_builders.published import (
     MALFORMED_TRIPLES,
@@ -97,10 +96,8 @@ STEP = "[SUBQ] Who?\nRetrieved Graph Information: {}\n"
     [
         ("Question: Why?", "Why?", []),
         ("[NO_RETRIEVAL]\nQuestion: Why?", "Why?", []),
-        ("[NO_RETRIEVAL] Question: Why?", "Why?", []),
         ("Why?", "Why?", []),
         ("Question: Read this.\n\n## Input:\n\nI love pizza.", "Read this.\n\n## Input:\n\nI love pizza.", []),
-        ("Read this.\n\nI love pizza.", "Read this.\n\nI love pizza.", []),
         (STEP.format("[]") + "Question: Is it\nQuestion: so?", "Is it\nQuestion: so?", ["Who?"]),
         (STEP.format("[]") * 2 + "\nQuestion: Why?", "Why?", ["Who?", "Who?"]),
         ("[SUBQ] Who\nor what?\nRetrieved Graph Information: []\nQuestion: Why?", "Why?", ["Who or what?"]),
@@ -129,12 +126,10 @@ def test_rows_without_an_instruction_are_told_by_their_label():
     [
         ("""['(S> a| P> b| O> c)', "(S> a's| P> b| O> c (d), e)"]""", ["a c", "a's c (d), e"], 0),
         (r"""['(S> AC\\DC| P> b| O> c\nd)']""", ["AC\\DC c d"], 0),
-        ("(S> a| P> b| O> c), (S> d| P> e| O> f)", ["a c", "d f"], 0),
         # Cut off in the middle, as in figure 10: the whole ones still count.
         ("['(S> a| P> b| O> c)', '(S> d| P> e| O> f)', '(S> g| P> h", ["a c", "d f"], 1),
         ("['(S> a| P> b| O> c', '(S> d| P> e f)', '(S> g| P> h| O> i)']", ["a c", "g i"], 1),
         ("['(S> a| P> b| O> c (x', 'y)']", ["a c (x"], 1),
-        ("[]", [], 0),
         ("", [], 0),
         ("[1, 2]", [], 1),
     ],
@@ -173,7 +168,7 @@ def test_bad_rows_are_counted_by_reason_and_line(tmp_path):
     assert drops == Counter(reason for _, reason in BAD)
 
 
-def test_command_writes_a_data_set(tmp_path, capsys):
+def test_command_writes_a_data_set(tmp_path):
     step = Step("Who?", (Triple("a", "b", "c"),))
     rows = []
     for number in range(40):
@@ -183,8 +178,7 @@ def test_command_writes_a_data_set(tmp_path, capsys):
         rows.append(released(Record("r", "q", "answering", question, Action.SUFFICIENT, (step,), answers=("c",))))
     rows.append({"input": PLANNER + "\nQuestion: Why?", "label": "nothing", "graphs": []})
     path, output = write_lines(tmp_path / "train_data.jsonl", rows), tmp_path / "out"
-    assert main(["released", "--input", path, "--output", str(output), "--validation-fraction", "0.3"]) == 0
-    out = capsys.readouterr().out
+    out = run("data", "released", "--input", path, "--output", output, "--validation-fraction", 0.3).out
     assert "rows left out: the label of a planning row is no action 1" in out
     assert list(troubles(output)) == []
     assert {len(list(read_records(output, split))) > 0 for split in ("train", "validation")} == {True}

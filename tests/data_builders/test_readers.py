@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.cli import write_lines
 from tests.data_builders.rows import shared
 from tripletune.data_builders.published import parse_graph, read_explagraphs
-from tripletune.data_builders.readers import _rows, get_reader, names_with
+from tripletune.data_builders.readers import _rows, get_reader
 from tripletune.data_builders.readers.claims import NOT_BINARY
 from tripletune.data_builders.readers.hotpotqa import OUT_OF_RANGE
 from tripletune.models.data.questions import Dropped, DropReason, Question
@@ -130,11 +130,9 @@ def test_musique_unanswerable_and_foreign_paragraph_are_dropped(tmp_path):
     ("reader", "change", "message"),
     [
         ("hotpotqa", {"answer": None}, "no gold answer; test files"),
-        ("hotpotqa", {"question": " "}, "'question' must be a non-empty string"),
         ("hotpotqa", {"context": [["Dune", "one string"]]}, "the sentences of 'Dune'"),
         ("two_wiki", {"evidences": [["Dune", "author"]]}, "a triple must be"),
         ("musique", {"paragraphs": [{"title": "Dune"}]}, "paragraph 0 has no 'paragraph_text'"),
-        ("hotpotqa", {"answer": 42}, "'answer' must be text; it is 42"),
     ],
 )
 def test_bad_row_is_named_by_file_and_line(tmp_path, reader, change, message):
@@ -162,7 +160,6 @@ def test_json_array_is_streamed_whatever_the_window(tmp_path_factory, rows, inde
     ("text", "line", "message"),
     [
         ('[{"a": 1},\n {"a": ]', 2, "not valid JSON"),
-        ('[{"a": 1}\n {"a": 2}]', 2, "expected ',' or ']'"),
         ('[{"a": 1},\n', 2, "ends inside its JSON array"),
         ('[{"a": 1}]\nmore', 2, "text after the array"),
     ],
@@ -182,20 +179,13 @@ def test_what_is_no_file_of_rows_is_said(tmp_path):
     script.mkdir()
     (script / "scripts.py").write_text("raise SystemExit")
     for name, error, message in (
+        ("gone", FileNotFoundError, "no such file: .*gone"),
         ("pipe", FileNotFoundError, "is a pipe or device; write it into a file"),
         ("a.parquet", ValueError, "a.parquet: not a readable Parquet file"),
         ("scripts", ValueError, "scripts: not a data set of files"),
     ):
         with pytest.raises(error, match=message):
             list(_rows.source_rows(str(tmp_path / name)))
-
-
-def test_missing_file_and_unknown_reader(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no such file: .*gone\.json"):
-        list(get_reader("hotpotqa")(str(tmp_path / "gone.json")))
-    with pytest.raises(ValueError, match=r"reader 'explagraphs' is not one of .*hotpotqa"):
-        get_reader("explagraphs")
-    assert {"hotpotqa", "musique", "two_wiki"} <= set(names_with("read_questions"))
 
 
 def test_graph_names_may_hold_brackets_and_bad_triples_cost_no_neighbour():
@@ -269,8 +259,6 @@ def test_choices_become_letters(tmp_path):
     assert first.answers == second.answers == ("B",)
     with pytest.raises(ValueError, match="answerKey 'C' is not one of the labels A, B"):
         read(tmp_path, "multiple_choice", {"id": "x", "question": "Hot?", "choices": lettered, "answerKey": "C"})
-    with pytest.raises(ValueError, match="of one length"):
-        read(tmp_path, "multiple_choice", {"id": "x", "question": "Hot?", "choices": ["a"], "answerKey": "A"})
 
 
 def test_news_questions_bring_the_facts_of_their_evidence(tmp_path):
@@ -285,8 +273,6 @@ def test_news_questions_bring_the_facts_of_their_evidence(tmp_path):
     )
     assert (null.passages, null.answers) == ((), ("Insufficient information.",))
     assert null.id != question.id
-    with pytest.raises(ValueError, match="needs title and fact"):
-        read(tmp_path, "multihop_rag", {**row, "evidence_list": [{"title": "A"}]})
 
 
 def test_only_true_and_false_claims(tmp_path):

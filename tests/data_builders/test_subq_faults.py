@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("openai")
 pytest.importorskip("aiohttp")
 
+from tests.cli import sql
 from tests.data_builders.rows import build_facts, shards
 from tests.data_builders.subq_replies import WorldTeacher
 from tests.models.llm.server import Faults, MockServer, body_key
@@ -38,16 +39,11 @@ def command(url, output):
 
 def stored_calls(ledger):
     """The messages of every call that the ledger has a reply to."""
-    if not ledger.exists():
-        return set()
-    connection = sqlite3.connect(ledger)
     try:
-        rows = connection.execute("SELECT messages FROM calls WHERE status = 'ok'").fetchall()
+        rows = sql(ledger, "SELECT messages FROM calls WHERE status = 'ok'") if ledger.exists() else []
     except sqlite3.OperationalError:
         # Killed before the table was made.
         return set()
-    finally:
-        connection.close()
     return {canonical(json.loads(text)) for (text,) in rows}
 
 

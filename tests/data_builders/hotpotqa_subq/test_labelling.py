@@ -15,7 +15,6 @@ from tripletune.data_builders.hotpotqa_subq.checks import missing_facts
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._rows import NO_ANSWER
-from tripletune.eval import load_task
 from tripletune.models.data.questions import Annotation, DropReason, Hop, Question, UnlabelledQuestion
 from tripletune.models.data.records import Action, Passage, Step, read_records
 from tripletune.models.data.triples import Triple
@@ -182,14 +181,6 @@ def test_self_rag_rows_are_told_apart_and_stripped_of_reflection(read):
     assert (asqa.question, asqa.answers) == ("Who sang it?", ("Ann [sic] sang it. Ben too. End.",))
     assert [(p.title, p.text) for p in asqa.passages] == [("Song", "Ann sang it.\nTwice.")]
     assert issues[NO_ANSWER] == 1
-
-
-def test_a_part_gives_one_answering_record_in_the_words_of_its_task(read):
-    ((question,), _) = read("arc_easy", ARC)
-    (record,) = asyncio.run(PartTeacher("arc_easy", None, Counter()).records(question))
-    assert (record.task, record.action, record.steps) == ("answering", Action.NO_RETRIEVAL, ())
-    assert record.question == load_task("arc").template.replace("{question}", question.question)
-    assert (record.label, record.id, record.question_id) == ("B", "arc_easy:x1:answer", "x1")
 
 
 def test_triples_of_the_passages_make_one_step(tmp_path, read):
