@@ -7,12 +7,7 @@ from hypothesis import strategies as st
 
 from tests.cli import run, write_lines
 from tripletune.data_builders.datasets.inspect import troubles
-from tripletune.data_builders.published import (
-    MALFORMED_TRIPLES,
-    MalformedRow,
-    read_released,
-    released_record,
-)
+from tripletune.data_builders.published import MALFORMED_TRIPLES, MalformedRow, read_released, released_record
 from tripletune.models.data.records import Action, Record, Step, read_records
 from tripletune.models.data.triples import Triple
 

@@ -217,14 +217,6 @@ def test_a_last_decision_that_stays_unreadable_is_no_trajectory(tmp_path, capsys
     assert not (tmp_path / "out").exists()
 
 
-def test_of_several_runs_in_a_ledger_the_one_of_the_results_is_taken(tmp_path):
-    loop(tmp_path, FIRST, LAST)
-    loop(tmp_path, says("", TRIPLES[1]), max_integration_tokens=99)
-    # The first call of the first run has other sampling, so it is another call with the same messages.
-    found, _ = build(tmp_path, tmp_path / "out")
-    assert [sum(one.learned) for one in found] == [1]
-
-
 def test_a_shorter_run_has_its_trajectory_beside_a_longer_one(tmp_path):
     short = tmp_path / "short"
     loop(short, FIRST, max_rounds=1)

@@ -12,7 +12,6 @@ from tripletune.data_builders.hotpotqa_subq.checks import (
     OTHER_KEYS,
     TEXT_VALUES,
     check_answer_kept,
-    check_subquery,
     read_documents,
     read_subquery,
     read_triples,
@@ -124,17 +123,6 @@ def test_where_no_document_names_the_answer_any_supporting_one_will_do():
     check_answer_kept(asked, (0, 1, 2), [0])
     with pytest.raises(UnusableReply, match="without document 1 or 3"):
         check_answer_kept(asked, (0, 1, 2), [1])
-
-
-def test_a_subquery_must_be_new_and_without_the_answer():
-    for subquery, earlier, reason in (
-        ("Where was author of DUNE born?", [], DropReason.COPIED_QUESTION),
-        ("Who wrote Dune?", ["Who wrote the Dune ?"], DropReason.COPIED_QUESTION),
-        ("Is Tacoma his town?", [], DropReason.ANSWER_IN_SUBQUERY),
-    ):
-        with pytest.raises(UnusableReply) as caught:
-            check_subquery(subquery, QUESTION, earlier)
-        assert caught.value.reason == reason.value
 
 
 VALUES = st.recursive(

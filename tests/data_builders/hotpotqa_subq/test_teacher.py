@@ -20,16 +20,9 @@ from tripletune.models.data.questions import DropReason, Question, UnlabelledQue
 from tripletune.models.data.records import Passage
 from tripletune.models.llm import CallError, RepliesPending, Sampling
 
-QUESTION = Question(
-    id="q1",
-    question="Where was the author of Dune born?",
-    answers=("Tacoma",),
-    passages=(Passage("Frank Herbert", "Of Tacoma."), Passage("Other", "x"), Passage("Dune", "By Frank\nHerbert.")),
-    # In the order of the reasoning, as in the benchmark; the filter is shown the order of the row.
-    supporting=(2, 0),
-    type="bridge",
-    source="hotpotqa",
-)
+PASSAGES = (Passage("Frank Herbert", "Of Tacoma."), Passage("Other", "x"), Passage("Dune", "By Frank\nHerbert."))
+# What supports it stands in the order of the reasoning, as in the benchmark; the filter is shown the order of the row.
+QUESTION = Question("q1", "Where was the author of Dune born?", ("Tacoma",), PASSAGES, (2, 0), "bridge", "hotpotqa")
 KEEP_BOTH = '{"documents": [2, 1], "answerable": true}'
 
 
