@@ -5,12 +5,7 @@ import pytest
 import torch
 
 from tripletune.models.graph_llm import embeddings as text_embeddings
-from tripletune.models.graph_llm.embeddings import (
-    EmbeddingTable,
-    LiveEmbeddings,
-    TextEncoder,
-    encoder_dimension,
-)
+from tripletune.models.graph_llm.embeddings import EmbeddingTable, LiveEmbeddings, TextEncoder, encoder_dimension
 
 STRINGS = ["London", "born in", "inverse_born in", "紫式部", "London", "born in", " London", "x" * 400]
 

@@ -95,8 +95,6 @@ def test_graph_modules_stay_float32(make_graph_llm, make_batch, records):
 def test_folders_that_are_no_model(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         load_graph_llm(tmp_path)
-    with pytest.raises(FileNotFoundError, match="no such folder"):
-        load_graph_llm(tmp_path / "nowhere")
     (tmp_path / "config.json").write_text("[]")
     assert not is_graph_llm_folder(tmp_path)
     (tmp_path / "config.json").write_text("{cut")

@@ -15,12 +15,7 @@ from hypothesis import strategies as st
 
 from tests.cli import run, sql
 from tripletune.models.llm import Completion, Sampling
-from tripletune.models.llm.ledger import (
-    LEDGER,
-    Ledger,
-    make_call,
-    sampling_of,
-)
+from tripletune.models.llm.ledger import LEDGER, Ledger, make_call, sampling_of
 from tripletune.models.llm.programs import ledger_troubles
 from tripletune.models.sqlite import UnusableFile
 

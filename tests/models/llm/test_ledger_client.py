@@ -12,15 +12,7 @@ from typing import TypeVar
 import pytest
 
 from tests.cli import sql
-from tripletune.models.llm import (
-    Backend,
-    CallError,
-    Completion,
-    Message,
-    Sampling,
-    SetupError,
-    TransientError,
-)
+from tripletune.models.llm import Backend, CallError, Completion, Message, Sampling, SetupError, TransientError
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Limits, RetriesExhausted, Retry
 from tripletune.models.sqlite import UnusableFile
