@@ -169,33 +169,36 @@ def _say(text: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
-        prog="tripletune data", description=__doc__, example="tripletune data peek data/subq --label subq"
-    )
+    parser = CommandParser(prog="tripletune data", description=__doc__, example="tripletune data stats runs/subq")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(function: Callable[[argparse.Namespace], int | None]) -> argparse.ArgumentParser:
-        added = commands.add_parser(function.__name__, help=function.__doc__, description=function.__doc__)
+    def command(function: Callable[[argparse.Namespace], int | None], example: str) -> argparse.ArgumentParser:
+        name, about = function.__name__, function.__doc__
+        added = commands.add_parser(name, help=about, description=about, example=f"tripletune data {name} {example}")
         added.set_defaults(run=function)
         if function in (stats, validate, peek):
             added.add_argument("folder", help="folder of the data set")
         return added
 
-    add = command(stats).add_argument
+    add = command(stats, "runs/subq").add_argument
     add("--tokenizer", help="count tokens with this model's tokenizer instead of words")
-    command(validate)
-    add = command(peek).add_argument
+    command(validate, "runs/subq")
+    add = command(peek, "runs/subq --label sufficient --number 3").add_argument
     add("--id", help="the row of this id, or all rows of the question of this id")
     add("--number", type=int, help="index of the row to show, from 1, after the other filters")
     add("--label", help="only rows of this label: subq, sufficient, no_retrieval, answer or direct_answer of records; "
         "facts, no_facts or name of pairs")  # fmt: skip
     add("--split", help="only rows of this split")
     add("--mermaid", action="store_true", help="print the row's graph as Mermaid text instead")
-    for function, kind in ((released, ReleasedOptions), (explagraphs, ExplagraphsOptions)):
-        added = command(function)
+    for function, kind, example in (
+        (released, ReleasedOptions, "--input train_data.jsonl --output runs/ras_released"),
+        (explagraphs, ExplagraphsOptions, "--input explagraphs.tsv --output runs/explagraphs"),
+    ):
+        added = command(function, example)
         add_arguments(added, kind)
         add_arguments(added.add_argument_group("where and how it is written"), FolderOptions)
-    add_arguments(command(adapt), AdaptOptions)
+    example = "--input musique_corpus.json --output musique.corpus.jsonl"
+    add_arguments(command(adapt, example), AdaptOptions)
     return parser
 
 

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import difflib
 import math
+import sys
 import textwrap
 import types
 import typing
@@ -323,13 +324,24 @@ class CommandParser(argparse.ArgumentParser):
         example: A command that works, shown at the end of the help.
         how: How settings without a flag are given.
         others: What else `--set NAME=VALUE` takes; such texts are left in the namespace's `set`.
+        hands_on: Unknown words are left to the caller of `parse_known_args`.
     """
 
-    def __init__(self, *, example: str = "", how: str = "--set NAME=VALUE", others: str = "", **options: Any) -> None:
+    words: Sequence[str] = ()
+
+    def __init__(
+        self,
+        *,
+        example: str = "",
+        how: str = "--set NAME=VALUE",
+        others: str = "",
+        hands_on: bool = False,
+        **options: Any,
+    ) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         options.setdefault("allow_abbrev", False)
         super().__init__(epilog=f"example:\n  {example}" if example else None, **options)
-        self.how, self.others = how, others
+        self.how, self.others, self.hands_on = how, others, hands_on
         self.settable: dict[str, _Settable] = {}
         self.set_defaults(settable=self.settable)
 
@@ -352,18 +364,26 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """See `ArgumentParser`; an unknown word is an error of the command that it was given to."""
         self.add_set()
+        self.words = sys.argv[1:] if args is None else list(args)
         found, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            word = unknown[0].split("=")[0].lstrip("-")
-            hint = nearest(word, [flag.lstrip("-") for flag in self._option_string_actions])
-            for name, one in self.settable.items():
-                if one.dest == word.replace("-", "_"):
-                    hint = f" (it is set by --set {name}=VALUE)"
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        if unknown and not self.hands_on:
+            self.error(self._unrecognized(unknown))
         return found, unknown
 
+    def _unrecognized(self, unknown: Sequence[str]) -> str:
+        word = unknown[0].split("=")[0].lstrip("-")
+        hint = nearest(word, [flag.lstrip("-") for flag in self._option_string_actions]).replace("mean ", "mean --")
+        for name, one in self.settable.items():
+            if one.dest == word.replace("-", "_"):
+                hint = f" (it is set by --set {name}=VALUE)"
+        return f"unrecognized arguments: {' '.join(unknown)}{hint}"
+
     def error(self, message: str) -> typing.NoReturn:
-        """End the program with one line."""
+        """End the program with one line; a misspelt flag is named before the flag that it leaves missing."""
+        flags = [word for word in self.words if word.startswith("--") and word != "--"]
+        unknown = [flag for flag in flags if flag.split("=")[0] not in self._option_string_actions]
+        if unknown and not self.hands_on and message.startswith("the following arguments are required"):
+            message = self._unrecognized(unknown)
         self.exit(2, f"error: {self.prog}: {message}; --help shows the options\n")
 
 
@@ -381,14 +401,17 @@ class _Set(argparse.Action):
             parser.error(f"--set {text}: write it as NAME=VALUE; " + not_one_of("its name", name, [*parser.settable]))
 
 
-def parse_command_line(kind: type[T], description: str, argv: Sequence[str] | None = None) -> tuple[T, bool]:
-    """`--config FILE`, `--dry-run`, and one `--section.field VALUE` per field.
+def parse_command_line(
+    kind: type[T], description: str, argv: Sequence[str] | None = None, **more: Any
+) -> tuple[T, bool]:
+    """`--config FILE`, `--dry-run`, and one `--section.field VALUE` per field; `more` goes to the parser.
 
     Returns:
         The configuration and whether only a dry run was asked for.
     """
     usage = "%(prog)s [--config FILE] [--dry-run] [--SECTION.FIELD VALUE ...]"
-    parser = CommandParser(description=description, usage=usage, how="--SECTION.FIELD VALUE, or in the YAML file")
+    how = "--SECTION.FIELD VALUE, or in the YAML file"
+    parser = CommandParser(description=description, usage=usage, how=how, **more)
     parser.add_argument("--config", metavar="FILE", help="YAML file with the settings; options below override it")
     parser.add_argument("--dry-run", action="store_true", help="show settings, counts, memory and a sample, then stop")
     groups: dict[str, Any] = {}

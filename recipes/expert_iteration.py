@@ -138,7 +138,7 @@ def main(config: ExpertConfig, dry_run: bool = False) -> int:
 
 def run(argv: list[str] | None = None) -> int:
     """The command line. Returns the exit code of a step that failed, 2 for bad input, else 0."""
-    return run_program(lambda: main(*parse_command_line(ExpertConfig, __doc__ or "", argv)))
+    return run_program(lambda: main(*parse_command_line(ExpertConfig, __doc__ or "", argv, prog="tripletune iterate")))
 
 
 if __name__ == "__main__":

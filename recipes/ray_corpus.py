@@ -11,7 +11,6 @@ RAY_ADDRESS a cluster is used, else one is started here. docs/data.md says more.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import math
@@ -237,7 +236,10 @@ def share_extract(argv: list[str], shared: RayOptions) -> int:
 
 def share_index(argv: list[str], shared: RayOptions) -> int:
     """Let workers embed what the index of `tripletune rag index` lacks."""
-    parser = CommandParser(prog="tripletune ray index")
+    parser = CommandParser(
+        prog="tripletune ray index",
+        example="tripletune ray index --corpus corpus.jsonl --retriever dense --encoder SPEC --index runs/index",
+    )
     add_arguments(parser, SearchOptions)
     options = from_arguments(SearchOptions, parser.parse_args(argv))
     if options.retriever == "bm25" or not options.encoder:
@@ -257,11 +259,14 @@ def share_index(argv: list[str], shared: RayOptions) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line: how to share out, and the options of the one-machine command."""
     # The command reads what this parser does not know.
-    parser = argparse.ArgumentParser(
-        prog="tripletune ray", description=(__doc__ or "").split("\n")[0], allow_abbrev=False
+    parser = CommandParser(
+        prog="tripletune ray",
+        description=(__doc__ or "").split("\n")[0],
+        example="tripletune ray extract --workers 2 --corpus corpus.jsonl --model EXTRACTOR --output triples.sqlite",
+        hands_on=True,
     )
     commands = {"subq": share_subq, "extract": share_extract, "index": share_index}
-    parser.add_argument("command", choices=commands)
+    parser.add_argument("command", choices=commands, help="with the options of build subq, rag extract, rag index")
     add_arguments(parser, RayOptions)
     parsed, rest = parser.parse_known_args(argv)
     return run_program(lambda: commands[parsed.command](rest, from_arguments(RayOptions, parsed)))

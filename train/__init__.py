@@ -51,7 +51,9 @@ def main(
 
     def program() -> None:
         module = load_from(TASKS, name.replace("-", "_"), "training task")
-        config, dry_run = parse_command_line(module.TASK.Config, description or module.__doc__ or "", argv)
+        example = "" if description else f"tripletune train {name.replace('_', '-')} {module.TASK.usage} --dry-run"
+        about = description or module.__doc__ or ""
+        config, dry_run = parse_command_line(module.TASK.Config, about, argv, example=example)
         train(module.TASK(config), dry_run, run)
 
     return run_program(

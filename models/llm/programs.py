@@ -234,7 +234,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def add(commands: Any, name: str, function: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
         command: argparse.ArgumentParser = commands.add_parser(
-            name, help=function.__doc__, description=function.__doc__
+            name, help=function.__doc__, description=function.__doc__, example=f"tripletune {_EXAMPLES[function]}"
         )
         command.set_defaults(run=function)
         return command
@@ -262,6 +262,15 @@ def _parser() -> argparse.ArgumentParser:
 
 _LEDGER = {"stats": _stats, "export": _export, "verify": _verify, "import": _import}
 _BATCH = {"status": _batch_status, "import": _batch_import, "reset": _batch_reset}
+_EXAMPLES = {
+    _stats: "ledger stats runs/subq.ledger.sqlite",
+    _export: "ledger export runs/subq.ledger.sqlite --role subq.filter --output calls.jsonl",
+    _verify: "ledger verify runs/subq.ledger.sqlite",
+    _import: "ledger import all.sqlite calls.jsonl shard-0.sqlite",
+    _batch_status: "batch status --ledger runs/subq.ledger.sqlite",
+    _batch_import: "batch import --ledger runs/subq.ledger.sqlite --replies replies.jsonl",
+    _batch_reset: "batch reset --ledger runs/subq.ledger.sqlite --refused",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

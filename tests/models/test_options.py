@@ -94,7 +94,7 @@ def test_an_unknown_flag_is_one_line_with_the_nearest(capsys):
     with pytest.raises(SystemExit):
         parse_command_line(Outer, "", ["--inner.rat", "1"])
     said = capsys.readouterr().err
-    assert "unrecognized arguments: --inner.rat 1 (did you mean inner.rate?)" in said
+    assert "unrecognized arguments: --inner.rat 1 (did you mean --inner.rate?)" in said
     assert said.count("\n") == 1
 
 

@@ -238,12 +238,14 @@ class TrainingTask:
 
     Attributes:
         Config: Settings of a run.
+        usage: Options of a run, for the help of its program.
         unit: What a row is called in logs and results.
         published: Rows of an optimiser step in the paper, shown beside the run's own.
         train: Training rows, a `datasets.Dataset` with a column `length` in tokens, once they are made.
     """
 
     Config: ClassVar[type[RunConfig]] = RunConfig
+    usage: ClassVar[str] = ""
     unit: str = "rows"
     published: ClassVar[str] = ""
     model: Any

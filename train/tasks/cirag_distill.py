@@ -122,6 +122,7 @@ class StudentTask(TextTask):
     """Trains a student on its teachers' decisions."""
 
     Config: ClassVar[type[RunConfig]] = StudentConfig
+    usage = "--config recipes/configs/smollm2_135m_cirag_cpu.yaml"
     published: ClassVar[str] = "the paper: a batch of 2 on 4 GPUs, per device or in all it does not say"
     method: ClassVar[str] = "sft"
 

@@ -110,6 +110,7 @@ class GrpoTask(PromptTask):
     """Trains a student on its own runs of the loop."""
 
     Config: ClassVar[type[RunConfig]] = GrpoConfig
+    usage = "--config recipes/configs/smollm2_135m_grpo_cpu.yaml"
     unit: str = "questions"
     teacher: Any = None
 

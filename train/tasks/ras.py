@@ -161,6 +161,7 @@ class GraphTask(TrainingTask):
     """Trains a Graph-LLM on records."""
 
     Config: ClassVar[type[RunConfig]] = GraphConfig
+    usage = "--config recipes/configs/smollm2_135m_ras_cpu.yaml"
     unit: str = "records"
     published: ClassVar[str] = "the paper: 16 (2 x 2 on 4 GPUs); the authors' code: 4"
 

@@ -86,6 +86,7 @@ class PairTask(TextTask):
     """Trains an extractor on text-to-triples pairs."""
 
     Config: ClassVar[type[RunConfig]] = PairConfig
+    usage = "--config recipes/configs/smollm2_135m_t2t_cpu.yaml"
     published: ClassVar[str] = "the paper: 1,024 (32 x 4 on 8 GPUs), or 256 (8 x 4) by its table 8"
 
     @cached_property
