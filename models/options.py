@@ -402,16 +402,16 @@ class _Set(argparse.Action):
 
 
 def parse_command_line(
-    kind: type[T], description: str, argv: Sequence[str] | None = None, **more: Any
+    kind: type[T], description: str, argv: Sequence[str] | None = None, **options: Any
 ) -> tuple[T, bool]:
-    """`--config FILE`, `--dry-run`, and one `--section.field VALUE` per field; `more` goes to the parser.
+    """`--config FILE`, `--dry-run`, and one `--section.field VALUE` per field; `options` are the parser's.
 
     Returns:
         The configuration and whether only a dry run was asked for.
     """
     usage = "%(prog)s [--config FILE] [--dry-run] [--SECTION.FIELD VALUE ...]"
     how = "--SECTION.FIELD VALUE, or in the YAML file"
-    parser = CommandParser(description=description, usage=usage, how=how, **more)
+    parser = CommandParser(description=description, usage=usage, how=how, **options)
     parser.add_argument("--config", metavar="FILE", help="YAML file with the settings; options below override it")
     parser.add_argument("--dry-run", action="store_true", help="show settings, counts, memory and a sample, then stop")
     groups: dict[str, Any] = {}

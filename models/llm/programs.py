@@ -262,7 +262,7 @@ def _parser() -> argparse.ArgumentParser:
 
 _LEDGER = {"stats": _stats, "export": _export, "verify": _verify, "import": _import}
 _BATCH = {"status": _batch_status, "import": _batch_import, "reset": _batch_reset}
-_EXAMPLES = {
+_EXAMPLES: dict[Callable[[argparse.Namespace], int], str] = {
     _stats: "ledger stats runs/subq.ledger.sqlite",
     _export: "ledger export runs/subq.ledger.sqlite --role subq.filter --output calls.jsonl",
     _verify: "ledger verify runs/subq.ledger.sqlite",
