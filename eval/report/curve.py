@@ -26,10 +26,16 @@ _LOOK: Any = {
     "axes.grid": True,
     "grid.color": "#DDDDDD",
 }
-# What is drawn together, by name of the panel: the score's name in the file and on the picture.
+# What is drawn together, by name of the panel: the score's name in the file and on the picture. Of a plan's scores those
+# with history: without one, all plans of the paper's q_0 are alike.
 PANELS: dict[str, dict[str, str]] = {
     "ROUGE": {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"},
     "triple F1": {"exact/micro/f1": "exact", "normalised/micro/f1": "normalised", "soft/micro/f1": "soft"},
+    "planning": {
+        "planning/action_accuracy_with_history": "action accuracy",
+        "planning/subquery_f1_with_history": "sub-query F1",
+    },
+    "answering": {"answering/exact_match": "exact match", "answering/f1": "F1"},
 }
 MALFORMED_OUTPUT = "malformed_output"
 # The training loss jumps from step to step; it is drawn as means of this many stretches.

@@ -51,6 +51,12 @@ def test_a_run_under_way_or_of_another_kind(run, capsys):
     assert "must end in .png" in capsys.readouterr().err
     write_lines(run / "evaluations.jsonl", [{"step": 5, "loss": 1.0, "core_f1": 0.5, "stop_accuracy": 0.9}])
     assert list(panels_of(read_curve(run)[1])) == ["scores"]
+    scores = {
+        "planning/action_accuracy_by_history/3": 0.5,
+        "planning/subquery_f1_with_history": 0.4,
+        "answering/f1": 0.9,
+    }
+    assert list(panels_of([{"step": 5, **scores}])) == ["planning", "answering"], "a Graph-LLM: its main scores alone"
     (run / "losses.jsonl").unlink()
     assert draw_curve(*read_curve(run)).startswith(b"\x89PNG")
 
