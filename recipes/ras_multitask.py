@@ -1,6 +1,6 @@
 r"""Train the RAS Graph-LLM on planning and answering records (RAS, sections 3.4 and D.2).
 
-    # two CPU cores, 20 minutes for 200 questions, on records of `tripletune build subq …`
+    # two CPU cores, 6 to 13 minutes for 200 questions, on records of `tripletune build subq …`
     accelerate launch --quiet --config_file recipes/accelerate/cpu.yaml recipes/ras_multitask.py \
         --config recipes/configs/smollm2_135m_ras_cpu.yaml --data.train runs/subq
 

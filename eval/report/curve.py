@@ -26,8 +26,8 @@ _LOOK: Any = {
     "axes.grid": True,
     "grid.color": "#DDDDDD",
 }
-# What is drawn together, by name of the panel: the score's name in the file and on the picture. Of a plan's scores those
-# with history: without one, all plans of the paper's q_0 are alike.
+# What is drawn together, by name of the panel: the score's name in the file and on the picture. Of a plan's scores
+# those with history: without one, all plans of the paper's q_0 are alike.
 PANELS: dict[str, dict[str, str]] = {
     "ROUGE": {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"},
     "triple F1": {"exact/micro/f1": "exact", "normalised/micro/f1": "normalised", "soft/micro/f1": "soft"},
