@@ -18,8 +18,8 @@ from tripletune.models.options import nearest
 from tripletune.models.tables import printable
 
 # Third parties that log each HTTP request and index build.
-NOISY = ("anthropic", "bm25s", "faiss", "httpcore", "httpcore2", "httpx", "httpx2", "openai", "sentence_transformers",
-         "urllib3")  # fmt: skip
+NOISY = ("absl", "anthropic", "bm25s", "faiss", "httpcore", "httpcore2", "httpx", "httpx2", "openai",
+         "sentence_transformers", "urllib3")  # fmt: skip
 
 
 def run_program(
