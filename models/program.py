@@ -20,6 +20,8 @@ from tripletune.models.tables import printable
 # Third parties that log each HTTP request and index build.
 NOISY = ("absl", "anthropic", "bm25s", "faiss", "httpcore", "httpcore2", "httpx", "httpx2", "openai",
          "sentence_transformers", "urllib3")  # fmt: skip
+# Packages that not everybody has, and the extra that brings them.
+EXTRAS = {"openai": "teachers", "ray": "ray"}
 
 
 def run_program(
@@ -69,6 +71,8 @@ def run_program(
             raise
         if verbose:
             logging.getLogger(__name__).exception("traceback")
+        if isinstance(error, ImportError) and error.name in EXTRAS:
+            return _say(f"error: {error}: pip install 'tripletune[{EXTRAS[error.name]}]'", found)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return _say(f"error: no space left on the disk ({error}); free some and run the command again", 1)
         if isinstance(error, OSError) and error.filename and error.strerror:

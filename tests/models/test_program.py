@@ -19,6 +19,7 @@ class Pending(RuntimeError):
         (OSError(errno.EROFS, "Read-only file system", "/here"), 2, "error: /here: Read-only file system\n"),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "no space left on the disk"),
         (Pending("replies are waited for"), 3, "replies are waited for"),
+        (ImportError("No module named 'ray'", name="ray"), 2, "'ray': pip install 'tripletune[ray]'"),
         (KeyboardInterrupt(), 130, "run the same command again"),
     ],
 )
