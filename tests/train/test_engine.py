@@ -17,11 +17,7 @@ from transformers import TrainerCallback, TrainingArguments
 from tests.cli import read_lines
 from tripletune.models.files import lock_folder
 from tripletune.train import engine_of
-from tripletune.train.engine import (
-    Engine,
-    compile_layers,
-    shared_arguments,
-)
+from tripletune.train.engine import Engine, compile_layers, shared_arguments
 from tripletune.train.resume import LossLog
 from tripletune.train.tasks import EngineConfig, TrainingTask, TrainSection
 from tripletune.train.tasks.ras import GraphTask

@@ -12,11 +12,7 @@ from safetensors.torch import save_file
 
 from tripletune.models.files import lock_folder
 from tripletune.models.options import load_config
-from tripletune.train.resume import (
-    check_same_run,
-    newest_checkpoint,
-    save_run_settings,
-)
+from tripletune.train.resume import check_same_run, newest_checkpoint, save_run_settings
 from tripletune.train.tasks.ras import GraphConfig
 
 

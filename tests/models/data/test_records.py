@@ -118,15 +118,6 @@ def test_a_damaged_parquet_file_is_named(tmp_path):
         list(read_records(path))
 
 
-def test_reading_is_lazy(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"a": 1}\nbroken\n')
-    rows = read_jsonl(path)
-    assert next(rows)[1] == {"a": 1}
-    with pytest.raises(ValueError, match=r"rows\.jsonl:2"):
-        next(rows)
-
-
 @pytest.mark.parametrize(
     ("text", "normal"),
     [

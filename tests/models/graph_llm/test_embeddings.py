@@ -27,16 +27,14 @@ def encoded(monkeypatch):
 
 
 @pytest.mark.parametrize("chunk", [4096, 2])
-def test_a_table_embeds_each_string_once(tmp_path, tiny_encoder, encoded, chunk, monkeypatch):
+def test_a_table_embeds_each_string_once_and_gives_what_the_encoder_gives(
+    tmp_path, tiny_encoder, encoded, chunk, monkeypatch
+):
     monkeypatch.setattr(text_embeddings, "CHUNK", chunk)
     table = EmbeddingTable.build(STRINGS, str(tiny_encoder), tmp_path / "t")
     assert encoded == list(dict.fromkeys(STRINGS))
     assert len(table) == 6
     assert sorted(path.name for path in (tmp_path / "t").iterdir()) == ["keys.npy", "table.json", "vectors.npy"]
-
-
-def test_a_table_gives_what_the_encoder_gives(tmp_path, tiny_encoder, encoded):
-    table = EmbeddingTable.build(STRINGS, str(tiny_encoder), tmp_path / "t")
     direct = torch.cat([torch.from_numpy(TextEncoder(str(tiny_encoder)).encode([text])) for text in STRINGS]).float()
     assert torch.allclose(table.vectors(STRINGS), direct, atol=2e-3)
     assert torch.allclose(LiveEmbeddings(str(tiny_encoder), 16).vectors(STRINGS), direct, atol=2e-3)

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -45,10 +43,8 @@ def test_an_adapter_holds_what_is_trained_and_nothing_else(family, make_graph_ll
     assert its_processor.encode_input(records[1].input) == processor.encode_input(records[1].input)
 
 
-def test_an_adapter_changes_the_frozen_model_nowhere(make_graph_llm):
-    base, _ = make_graph_llm()
-    before = {name: p.clone() for name, p in base.language_model.named_parameters()}
-    model = add_adapter(base)
+def test_queries_and_values_have_lora_and_graph_modules_are_trained_in_full(make_graph_llm):
+    model = add_adapter(make_graph_llm()[0])
     assert model.get_base_model().labels_only
     names = trained_names(model)
     assert any("q_proj.lora_A" in name for name in names)
@@ -58,10 +54,7 @@ def test_an_adapter_changes_the_frozen_model_nowhere(make_graph_llm):
     assert any("projector.modules_to_save" in name for name in names)
     # Convolutions have linear layers, too: they are trained in full, not adapted.
     assert not any("lora" in name and ("graph_encoder" in name or "projector" in name) for name in names)
-    after = {name.replace(".base_layer", ""): p for name, p in model.get_base_model().language_model.named_parameters()}
-    for name, parameter in before.items():
-        assert torch.equal(after[name], parameter)
-        assert not after[name].requires_grad
+    assert all("lora_" in name or "modules_to_save" in name for name in names)
 
 
 @pytest.mark.parametrize(("use_graph", "trained"), [(True, ("graph_encoder", "projector")), (False, ("lora_",))])
@@ -113,11 +106,3 @@ def test_cut_off_weights_are_one_clear_error(make_graph_llm, tmp_path, merged):
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(ValueError, match="cut off or damaged"):
         load_graph_llm(tmp_path, torch.float32)
-
-
-def test_an_adapter_names_its_base(make_graph_llm, tiny_llama, tmp_path):
-    base, processor = make_graph_llm()
-    save(add_adapter(base), processor, tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert (config["model_type"], config["base_model"]) == ("graph_llm", str(tiny_llama))
-    assert is_graph_llm_folder(tmp_path)

@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tripletune.models.data.pairs import (
-    NO_FACTS,
-    ExtractionPair,
-    extraction_chat,
-    load_instruction,
-    read_reply,
-)
+from tripletune.models.data.pairs import NO_FACTS, ExtractionPair, extraction_chat, load_instruction, read_reply
 from tripletune.models.data.triples import Triple, format_triples
 from tripletune.models.local.chat import ChatEncoder
 from tripletune.train.tasks.text_to_triples import PairEncoder

@@ -236,26 +236,49 @@ def test_keys_and_addresses_from_the_environment(kind, monkeypatch):
         assert "secret" not in str(error.value)
 
 
+def test_the_providers_key_does_not_go_to_another_server():
+    async def main(url):
+        async with open_client(LLMOptions(model="m", url=url), {"OPENAI_API_KEY": KEY}) as client:
+            await client.chat(CHAT, role="r")
+
+    with MockServer() as server:
+        asyncio.run(main(server.url))
+        assert server.authorizations == {"Bearer none"}
+
+
 @pytest.mark.parametrize(
     ("kind", "reply"),
     [
+        (OpenAIBackend, Reply("yes")),
         (AnthropicBackend, Reply(status=401, message=f"Incorrect API key provided: {KEY}. Header: Bearer {KEY}")),
         (OpenAIBackend, Reply(status=500, message=f"you sent {KEY}")),
         (OpenAIBackend, Reply(raw=f"<p>{KEY}</p>")),
         (OpenAIBackend, Reply(raw=f'{{"error": "{KEY}"}}')),
     ],
 )
-def test_a_key_is_shown_nowhere(kind, reply, caplog):
+def test_a_key_reaches_no_file_no_log_line_and_no_error(kind, reply, tmp_path, caplog, capfd):
     caplog.set_level(logging.DEBUG)
+    shown = []
+
+    async def main(url):
+        options = LLMOptions(kind.kind, "m", url, "MY_KEY", str(tmp_path / "l.sqlite"), attempts=1)
+        client = open_client(options, {"MY_KEY": KEY})
+        shown.extend([client.model, repr(options), repr(client), repr(client.backend), repr(vars(client.backend))])
+        try:
+            await client.chat(CHAT, role="r")
+        except CallError as error:
+            shown.extend(traceback.format_exception(error))
+        # Read while the WAL is there: closing moves it into the file.
+        shown.extend(file.read_bytes().decode("latin-1") for file in tmp_path.iterdir())
+        await client.close()
+
     with answering(reply) as server:
-        with pytest.raises((CallError, TransientError)) as caught:
-            ask(kind, server)
+        asyncio.run(main(url_of(kind, server)))
         assert server.authorizations == {f"Bearer {KEY}"}
-    shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value) + caplog.text
-    assert "0123456789" not in shown
-    assert "***" in shown
-    backend = make(kind)
-    assert "0123456789" not in repr(backend) + backend.model
+    shown.extend(file.read_bytes().decode("latin-1") for file in tmp_path.iterdir())
+    shown.extend([caplog.text, *capfd.readouterr()])
+    assert not [text for text in shown if "0123456789" in text]
+    assert any((reply.text or "***") in text for text in shown)
 
 
 @given(st.text(), st.text(alphabet=st.characters(categories=["L", "N"]), min_size=5))
