@@ -55,37 +55,6 @@ class Result:
     notes: list[str] = field(default_factory=list)
 
 
-class PeakMemory:
-    """Peak resident memory of a `with` block, in bytes; None where the system is not Linux.
-
-    Attributes:
-        peak: Peak resident bytes.
-        above_rest: What the block needed for itself.
-    """
-
-    peak: int | None = None
-    above_rest: int | None = None
-
-    def __enter__(self) -> PeakMemory:
-        if _STATUS.exists():
-            # What an earlier block freed stays in the allocator's hands, and would count as this one's.
-            ctypes.CDLL("libc.so.6").malloc_trim(0)
-            _CLEAR_REFS.write_text("5")
-        self._resting = _resident("VmRSS")
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.peak = _resident("VmHWM")
-        self.above_rest = self.peak and self._resting and self.peak - self._resting
-
-
-def _resident(name: str) -> int | None:
-    if not _STATUS.exists():
-        return None
-    lines = _STATUS.read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
-
-
 @dataclass
 class Way:
     """One side of a comparison.
@@ -95,23 +64,26 @@ class Way:
         work: One pass; it may return the seconds that count, where not all of the pass does.
         warm_up: What is done once before, without counting.
         seconds: Of each pass.
-        memory: Of the pass with the highest peak.
+        peak: Peak resident bytes, of the pass with the highest; None where the system is not Linux.
+        above_rest: What that pass needed for itself.
     """
 
     name: str
     work: Callable[[], float | None]
     warm_up: Callable[[], object] | None = None
     seconds: list[float] = field(default_factory=list)
-    memory: PeakMemory = field(default_factory=PeakMemory)
+    peak: int | None = None
+    above_rest: int | None = None
 
     def measure(self) -> None:
         """Make one pass."""
-        with PeakMemory() as memory:
-            start = time.perf_counter()
-            own = self.work()
-            self.seconds.append(time.perf_counter() - start if own is None else own)
-        if (memory.peak or 0) >= (self.memory.peak or 0):
-            self.memory = memory
+        resting = _reset_peak()
+        start = time.perf_counter()
+        own = self.work()
+        self.seconds.append(time.perf_counter() - start if own is None else own)
+        peak = _resident("VmHWM")
+        if (peak or 0) >= (self.peak or 0):
+            self.peak, self.above_rest = peak, peak and resting and peak - resting
 
     def row(self, *counted: str, **more: Any) -> dict[str, Any]:
         """The figures for table and JSON.
@@ -127,9 +99,25 @@ class Way:
             **{f"{name}_per_second": more[name] / seconds for name in counted},
             "seconds": seconds,
             "passes_seconds": self.seconds,
-            "peak_bytes": self.memory.peak,
-            "peak_above_rest_bytes": self.memory.above_rest,
+            "peak_bytes": self.peak,
+            "peak_above_rest_bytes": self.above_rest,
         }
+
+
+def _reset_peak() -> int | None:
+    """Forget the peak so far, and give the resident bytes."""
+    if _STATUS.exists():
+        # What an earlier pass freed stays in the allocator's hands, and would count as this one's.
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        _CLEAR_REFS.write_text("5")
+    return _resident("VmRSS")
+
+
+def _resident(name: str) -> int | None:
+    if not _STATUS.exists():
+        return None
+    lines = _STATUS.read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 def take_turns(ways: Sequence[Way], repeats: int) -> None:
