@@ -108,11 +108,8 @@ def run(command: str, done: bool = False) -> int:
         print("  done before", flush=True)
         return 0
     # Those of this environment, also where it is not activated.
-    launch = ["-m", "accelerate.commands.accelerate_cli"]
-    modules = {"tripletune": ["-m", "tripletune"], "accelerate": launch, "python": []}
-    if words[0] in modules:
-        words = [sys.executable, *modules[words[0]], *words[1:]]
-    return subprocess.run(words, check=False).returncode
+    module = {"tripletune": "tripletune", "accelerate": "accelerate.commands.accelerate_cli"}[words[0]]
+    return subprocess.run([sys.executable, "-m", module, *words[1:]], check=False).returncode
 
 
 def clock(began: float) -> str:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from tripletune.data_builders.hotpotqa_subq.options import read_command, subq_pa
 from tripletune.models.data.records import read_corpus
 from tripletune.models.files import check_new
 from tripletune.models.llm import Backend, CallError, Completion, Message, Sampling
-from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
+from tripletune.models.llm.backends import LLMOptions, Servers, load_backend, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
@@ -131,39 +132,21 @@ def embed_work(options: SearchOptions) -> Work:
     return lambda texts: [vector.tobytes() for vector in encode(texts).astype(np.float16)]
 
 
-class RayBackend(Backend):
-    """A server whose calls are made by Ray's workers, each call by the one that has the fewest under way.
-
-    Args:
-        llm: How each worker calls it, with limits and retries of its own.
-    """
+class RayWorker(Backend):
+    """A server whose calls a worker of Ray makes, with limits and retries of its own."""
 
     def __init__(self, llm: LLMOptions, shared: RayOptions) -> None:
-        self._llm, self._shared = replace(llm, ledger=None), shared
-        self._here = open_client(self._llm)
-        self.model, self.send_temperature = self._here.model, self._here.send_temperature
-        # Calls under way by worker. They are started by the first call that the ledger lacks.
-        self._workers: dict[Any, int] = {}
+        here = open_client(llm)
+        self._llm, self._shared = llm, shared
+        self.model, self.send_temperature = here.model, here.send_temperature
 
-    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """See `Backend`."""
-        from ray.exceptions import RayTaskError
-
-        if not self._workers:
-            self._start()
-        worker = min(self._workers, key=lambda one: self._workers[one])
-        self._workers[worker] += 1
-        try:
-            return await worker.complete.remote(messages, sampling)
-        except RayTaskError as error:
-            raise error.cause from None
-        finally:
-            self._workers[worker] -= 1
-
-    def _start(self) -> None:
+    @cached_property
+    def _worker(self) -> Any:
+        """The worker, which the first call that the ledger lacks starts."""
         import ray
 
-        start_ray(self._shared)
+        if not ray.is_initialized():
+            start_ray(self._shared)
         # A worker that is killed is started again, and its calls are made again.
         worker = ray.remote(_Caller).options(
             num_cpus=self._shared.worker_cpus,
@@ -172,15 +155,22 @@ class RayBackend(Backend):
             max_restarts=-1,
             max_task_retries=-1,
         )
-        self._workers = {worker.remote(self._llm): 0 for _ in range(self._shared.workers)}
+        return worker.remote(self._llm)
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """See `Backend`."""
+        from ray.exceptions import RayTaskError
+
+        try:
+            return await self._worker.complete.remote(messages, sampling)
+        except RayTaskError as error:
+            raise error.cause from None
 
     async def close(self) -> None:
-        """See `Endpoint.close`."""
-        await self._here.close()
-        if self._workers:
-            import ray
+        """End all workers."""
+        import ray
 
-            ray.shutdown()
+        ray.shutdown()
 
 
 class _Caller:
@@ -204,8 +194,9 @@ def share_subq(argv: list[str], shared: RayOptions) -> int:
     check_new(options.output, [str(llm.ledger)])
 
     def client() -> LedgerClient:
+        workers = Servers([RayWorker(replace(llm, ledger=None), shared) for _ in range(shared.workers)])
         # The workers try again; here a call is made once.
-        return LedgerClient(RayBackend(llm, shared), Ledger(str(llm.ledger)), retry=Retry(1, empty_attempts=1))
+        return LedgerClient(workers, Ledger(str(llm.ledger)), retry=Retry(1, empty_attempts=1))
 
     build(sources, options, client, llm.sampling(1))
     return 0
