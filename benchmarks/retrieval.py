@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks import ENCODER, Options, Result, Way, quiet, take_turns
 from tripletune.eval import load_task, task_questions, write_context_corpus
-from tripletune.eval.metrics.ranking import CUTS, recall
+from tripletune.eval.metrics import CUTS, recall
 from tripletune.eval.rescore import final_ranking
 from tripletune.eval.statistics import bootstrap_mean
 from tripletune.models.data.questions import Question

@@ -43,10 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     verify_.add_argument("folder", metavar="DIR", help="folder written by export or merge")
     verify_.add_argument("--run", metavar="RUN", help="compare with this run or checkpoint too")
     verify_.add_argument(
-        "--tolerance",
-        type=float,
-        default=TOLERANCE,
-        help="largest log normaliser difference (default: %(default)s)",
+        "--tolerance", type=float, default=TOLERANCE, help="largest log normaliser difference (default: %(default)s)"
     )
     merge = commands.add_parser(
         "merge",

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tripletune.data_builders.readers import get_reader
-from tripletune.eval.metrics.ranking import CUTS
+from tripletune.eval.metrics import CUTS
 from tripletune.models.data.questions import Question
 from tripletune.models.data.records import read_corpus
 from tripletune.models.files import new_file
@@ -158,10 +158,7 @@ def find_metrics() -> dict[str, Metric]:
 
 
 def score_answer(
-    prediction: str,
-    answers: Sequence[str],
-    metrics: Mapping[str, Metric],
-    short_answers: Sequence[Sequence[str]] = (),
+    prediction: str, answers: Sequence[str], metrics: Mapping[str, Metric], short_answers: Sequence[Sequence[str]] = ()
 ) -> dict[str, float]:
     """Score one prediction with several metrics.
 

@@ -41,7 +41,7 @@ def unused_roles(named: Iterable[str], met: Iterable[str]) -> list[str]:
     return [role for role in named if role and not any(in_role({role: True}, one) for one in met)]
 
 
-def spent(trace: Mapping[str, Any], prices: Prices, index: bool = False) -> dict[str, dict[str, float]]:
+def spent(trace: Mapping[str, Any], prices: Prices, index: bool = False) -> dict[str, dict[str, Any]]:
     """Calls, tokens and, where there is a price, dollars of each role, the cached part of each beside it.
 
     Args:
@@ -69,26 +69,26 @@ class Costs:
     def __init__(self, prices: Prices) -> None:
         self._prices, self._graph = prices, False
         names = (*COSTS, "dollars") if prices else COSTS
-        self.questions: dict[str, Any] = dict.fromkeys((*names, *(f"cached_{name}" for name in names)), 0)
-        self.indexing = dict(self.questions)
+        self.questions = Counter(dict.fromkeys((*names, *(f"cached_{name}" for name in names)), 0))
+        self.indexing = self.questions.copy()
         self.roles: dict[str, None] = {}
 
     def add(self, trace: Mapping[str, Any]) -> dict[str, Any]:
         """Add a question's trace, in the form of `Trace.to_json`; gives what its own calls cost."""
-        own = dict.fromkeys(self.questions, 0) | {name: trace[name] for name in COSTS}
+        own = Counter({**dict.fromkeys(self.questions, 0), **{name: trace[name] for name in COSTS}})
         for role, costs in spent(trace, self._prices).items():
             self.roles[role] = None
-            beside = {name: value for name, value in costs.items() if name not in COSTS}
             if set(role.split(".")[1:2]) & _INDEXING:
-                _add(self.indexing, costs)
-                beside = {name: -costs[name] for name in COSTS}
-            _add(own, beside)
-        _add(self.questions, own)
+                self.indexing.update(costs)
+                own.subtract({name: costs[name] for name in COSTS})
+            else:
+                own.update({name: value for name, value in costs.items() if name not in COSTS})
+        self.questions.update(own)
         if not self._graph:
             # Every question notes what the one graph of the corpus cost; the first knows what of it was sent.
             for role, costs in spent(trace, self._prices, index=True).items():
                 self._graph, self.roles[role] = True, None
-                _add(self.indexing, costs)
+                self.indexing.update(costs)
         return own
 
 
@@ -124,7 +124,7 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) 
         seconds.update({name: trace.get(name, 0.0) for name in _SECONDS})
         costs.add(trace)
     total = len(scores[names[0]])
-    cost = costs.questions | {name: sums[name] for name in _TRUNCATED}
+    cost = dict(costs.questions) | {name: sums[name] for name in _TRUNCATED}
     listed = {"stop_reasons": stops, "actions": actions, "tallies": tallies}
     return {
         "primary": names[0],
@@ -140,8 +140,3 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) 
         "indexing": costs.indexing,
         "roles": list(costs.roles),
     }
-
-
-def _add(sums: dict[str, Any], costs: Mapping[str, float]) -> None:
-    for name, value in costs.items():
-        sums[name] += value

@@ -55,7 +55,7 @@ def bootstrap_means(values: Mapping[str, Sequence[float]], bounds: Bounds | None
     Args:
         values: By name, one value per question.
     """
-    columns = {name: _finite(column) for name, column in values.items()}
+    columns = {name: np.asarray(column, np.float64) for name, column in values.items()}
     found: dict[str, Interval] = {name: {"mean": None, "low": None, "high": None, "n": 0} for name in columns}
     for size in {len(column) for column in columns.values()} - {0}:
         names = [name for name, column in columns.items() if len(column) == size]
@@ -73,7 +73,7 @@ def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]]) -> Interval:
     """
     places: dict[Hashable, int] = {}
     index = np.array([places.setdefault(question, len(places)) for question, _ in pairs], dtype=np.int64)
-    sums, counts = np.bincount(index, weights=_finite([score for _, score in pairs])), np.bincount(index)
+    sums, counts = np.bincount(index, weights=[score for _, score in pairs]), np.bincount(index)
     return _interval(sums, counts.astype(np.float64), len(pairs))
 
 
@@ -86,7 +86,7 @@ def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float]) 
     Args:
         denominators: One value per text, none negative; all 0 gives an interval without values.
     """
-    return _interval(_finite(numerators), _finite(denominators), len(numerators))
+    return _interval(np.asarray(numerators), np.asarray(denominators), len(numerators))
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interval:
@@ -150,21 +150,9 @@ def flatten_means(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {name: one["mean"] for name, one in flat.items() if isinstance(one, Mapping) and one["mean"] is not None}
 
 
-def _finite(values: Sequence[float]) -> np.ndarray:
-    numbers = np.asarray(values, dtype=np.float64)
-    if not np.isfinite(numbers).all():
-        raise ValueError("a score is NaN or infinite, so nothing can be said of their mean: run what made it again")
-    return numbers
-
-
 def _columns(parts: Sequence[Sequence[float]]) -> np.ndarray:
     """Values of the same questions side by side, shape (questions, parts)."""
-    if len({len(part) for part in parts}) != 1 or not len(parts[0]):
-        raise ValueError(
-            f"a paired difference of {' and '.join(str(len(part)) for part in parts[:2])} scores: all systems must "
-            "have answered the same questions, at least one"
-        )
-    return np.column_stack([_finite(part) for part in parts])
+    return np.column_stack([np.asarray(part, np.float64) for part in parts])
 
 
 def _interval(above: np.ndarray, below: np.ndarray, n: int) -> Interval:

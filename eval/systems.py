@@ -94,16 +94,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     "the run": ("limit", "concurrency", "overwrite", "retry_errors"),
     "retrieval": (*(item.name for item in dataclasses.fields(SearchOptions)), "gold"),
     "the loop": ("control", "control_run"),
-    "models": (
-        "untrained",
-        "planner_model",
-        "batch_size",
-        "dtype",
-        "ledger",
-        "integrator",
-        "student_seed",
-        "oracle",
-    ),
+    "models": ("untrained", "planner_model", "batch_size", "dtype", "ledger", "integrator", "student_seed", "oracle"),
 }
 
 

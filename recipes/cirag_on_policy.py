@@ -7,21 +7,9 @@ The settings are those of `cirag_distill.py` and some more under `train`; the te
 """
 
 import sys
-from pathlib import Path
 
 from tripletune.train import main
-from tripletune.train.tasks.cirag_on_policy import OnPolicyTask
 
-
-def run(task: OnPolicyTask, checkpoint: Path | None) -> None:
-    """Prompts -> student and teacher -> TRL's trainer with the engine's order, logs and resume -> save."""
-    from tripletune.train.on_policy import OnPolicyTrainer
-
-    task.begin()
-    engine = OnPolicyTrainer(task)
-    engine.run(checkpoint)
-    engine.save_result()
-
-
+# The steps are those of `train.fit`, with the task's own trainer.
 if __name__ == "__main__":
-    sys.exit(main("cirag_on_policy", __doc__ or "", run=run))
+    sys.exit(main("cirag_on_policy", __doc__ or ""))

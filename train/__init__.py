@@ -31,12 +31,7 @@ TASKS = "tripletune.train.tasks"
 Steps = Callable[[Any, Path | None], None]
 
 
-def main(
-    name: str,
-    description: str = "",
-    argv: Sequence[str] | None = None,
-    run: Steps | None = None,
-) -> int:
+def main(name: str, description: str = "", argv: Sequence[str] | None = None, run: Steps | None = None) -> int:
     """Train what a task's name says, as a command line says.
 
     Args:

@@ -3,7 +3,8 @@
 A new one is one file: `def NAME(prediction: str, answers: Sequence[str]) -> float`, whose docstring begins with the
 sentence that tables print about it. Then a task's YAML can name it. The gold answers have all aliases, and none is
 blank. One whose second argument is `short_answers` gets those of ASQA in its place, the aliases of one reading each;
-one whose second argument is `supporting`, a ranking of passages and those that it should hold (`ranking.py`).
+one whose second argument is `supporting`, the final ranking of passages (`eval/rescore.py:final_ranking`) and the ids
+that it should hold. One with a `k` is named for each of `CUTS`: `recall@5`.
 
 Here are the papers' metrics; each gives 0 to 1. Names keep rules apart that papers mix up: `f1` is plain token F1 (RAS,
 eq. 10-12), `f1_hotpotqa` the official rule of HotpotQA and 2WikiMultiHopQA, `f1_triviaqa` that of TriviaQA;
@@ -14,13 +15,18 @@ refusals stay in the denominator.
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+from typing import Any
 
 from tripletune.models.data.records import normalize_answer
 
+# Places of a ranking that are scored.
+CUTS = (2, 5, 10, 15)
 _CLOSED_ANSWERS = {"yes", "no", "noanswer"}
 # TriviaQA's script takes these for spaces, where SQuAD's leaves punctuation out.
 _TRIVIAQA_SPACES = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`", " "))
@@ -107,6 +113,48 @@ def match_raw(prediction: str, answers: Sequence[str]) -> float:
     return float(any(answer in prediction for answer in answers))
 
 
+def str_em(prediction: str, short_answers: Sequence[Sequence[str]]) -> float:
+    """Share of the readings of the question with a short answer that occurs in the answer (ASQA's STR-EM)."""
+    normal = normalize_answer(prediction)
+    found = [any(normalize_answer(alias) in normal for alias in reading) for reading in short_answers]
+    return sum(found) / len(found)
+
+
+def rouge_lsum(prediction: str, answers: Sequence[str]) -> float:
+    """ROUGE-Lsum, F-measure with stemming, against the closest gold answer (ASQA's ROUGE-L).
+
+    Sentences are those of sentencex; the official script takes NLTK's, whose model can't be bundled.
+    """
+    return _best("rougeLsum", _lines(prediction), [_lines(answer) for answer in answers])
+
+
+def rouge_l(prediction: str, answers: Sequence[str]) -> float:
+    """ROUGE-L of the whole answer, F-measure with stemming, against the closest gold answer."""
+    return _best("rougeL", prediction, answers)
+
+
+def recall(ranking: Sequence[str], supporting: Collection[str], k: int | None = None) -> float:
+    """Share of the supporting passages that stand in the first k places of the final ranking."""
+    return len(set(supporting).intersection(ranking[:k])) / len(set(supporting))
+
+
+def precision(ranking: Sequence[str], supporting: Collection[str], k: int) -> float:
+    """Share of the first k places of the final ranking that hold a supporting passage; a place may be empty."""
+    return len(set(supporting).intersection(ranking[:k])) / k
+
+
+def ndcg(ranking: Sequence[str], supporting: Collection[str], k: int) -> float:
+    """Gain (1 / log2(place + 1)) in the first k places of the final ranking, as a share of the best possible."""
+    gains = [1 / math.log2(place + 1) for place in range(1, k + 1)]
+    found = sum(gain for gain, passage in zip(gains, ranking) if passage in supporting)
+    return found / sum(gains[: len(set(supporting))])
+
+
+def mrr(ranking: Sequence[str], supporting: Collection[str]) -> float:
+    """One over the place of the first supporting passage in the final ranking; 0 where there is none."""
+    return next((1 / place for place, passage in enumerate(ranking, 1) if passage in supporting), 0.0)
+
+
 def _spaced(text: str) -> str:
     spaced = text.translate(_TRIVIAQA_SPACES)
     return spaced if spaced.strip() else text
@@ -139,3 +187,20 @@ def _token_f1(prediction: list[str], gold: list[str]) -> float:
         return 0.0
     precision, recall = common / len(prediction), common / len(gold)
     return 2 * precision * recall / (precision + recall)
+
+
+def _best(kind: str, prediction: str, answers: Sequence[str]) -> float:
+    return max(float(_scorer(kind).score(answer, prediction)[kind].fmeasure) for answer in answers)
+
+
+@lru_cache(maxsize=2)
+def _scorer(kind: str) -> Any:
+    from rouge_score.rouge_scorer import RougeScorer  # imports nltk, which takes a while
+
+    return RougeScorer([kind], use_stemmer=True)
+
+
+def _lines(text: str) -> str:
+    from tripletune.rag.retrievers import split_sentences
+
+    return "\n".join(split_sentences(text))

@@ -24,14 +24,7 @@ from tripletune.eval.report.page import write_page
 from tripletune.eval.report.runs import Run, figures_of, named_folder, read_folder
 from tripletune.eval.report.tables import Section, latex_of, markdown_of, sections_of
 from tripletune.eval.results import METRICS, SCORES, SETTINGS, read_results, read_scored, run_folders
-from tripletune.eval.statistics import (
-    P_NOTE,
-    bootstrap_ratio,
-    correct_table,
-    p_cell,
-    paired_ratio_difference,
-    verdict,
-)
+from tripletune.eval.statistics import P_NOTE, bootstrap_ratio, correct_table, p_cell, paired_ratio_difference, verdict
 from tripletune.eval.suites import interval_cells, show_table
 from tripletune.eval.suites.extraction import KIND
 from tripletune.eval.triples import row_parts

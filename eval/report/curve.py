@@ -20,12 +20,7 @@ Rows = Sequence[Mapping[str, Any]]
 # Okabe and Ito's colours, and a second sign beside the colour, for prints in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 MARKERS = ("o", "s", "^", "D", "v", "P")
-_LOOK: Any = {
-    "font.family": ["DejaVu Sans"],
-    "font.size": 9,
-    "axes.grid": True,
-    "grid.color": "#DDDDDD",
-}
+_LOOK: Any = {"font.family": ["DejaVu Sans"], "font.size": 9, "axes.grid": True, "grid.color": "#DDDDDD"}
 # What is drawn together, by name of the panel: the score's name in the file and on the picture. Of a plan's scores
 # those with history: without one, all plans of the paper's q_0 are alike.
 PANELS: dict[str, dict[str, str]] = {
@@ -59,21 +54,17 @@ def read_curve(folder: str | Path) -> tuple[list[dict[str, Any]], list[dict[str,
     if found is None:
         raise FileNotFoundError(f"{folder} holds no {LOSSES} and no {EVALUATIONS}: give the output folder of a run")
     losses, evaluations, rewards = (
-        [_logged(*line) for line in read_jsonl(file, partial=True)] if file.is_file() else []
+        [_numbers(row) for _, row in read_jsonl(file, partial=True)] if file.is_file() else []
         for file in (*found, found[0].with_name(REWARDS))
     )
     if not losses and not evaluations:
         raise ValueError(f"{found[0].parent}: the run has done no step yet")
-    if any("loss" not in row for row in losses):
-        raise ValueError(f"{found[0]}: a line has no loss; is it the log of a run?")
     of_step = {row["step"]: row for row in rewards}
     losses = [{"step": row["step"], "loss": row["loss"]} | of_step.get(row["step"], {}) for row in losses]
     return losses, sorted(evaluations, key=lambda row: row["step"])
 
 
-def _logged(where: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(row.get("step"), int):
-        raise ValueError(f"{where}: not a line of a run's log: its step is no whole number")
+def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if isinstance(value, (int, float))}
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from tripletune.eval.costs import Costs, Prices
-from tripletune.eval.metrics.ranking import recall
+from tripletune.eval.metrics import recall
 from tripletune.eval.results import ABOUT, METRICS, RESULTS, SETTINGS, read_results, read_scored
 from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
 from tripletune.models.files import read_json
@@ -147,16 +147,13 @@ def figures_of(run: Run) -> dict[str, Any]:
 def _rows(path: Path, settings: Mapping[str, Any], costs: Costs) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """The table of a folder's results, and the scores that were added."""
     found, added, metrics = [], dict[str, None](), settings["task"]["metrics"]
-    for number, row in enumerate(read_scored(path, partial=True), 1):
-        try:
-            found.append({**row["scores"], **_row(row, metrics, costs)})
-            added |= dict.fromkeys(name for name in row["scores"] if name not in metrics)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path / RESULTS}:{number}: not a result of `tripletune eval run`: {error!r}") from None
+    for row in read_scored(path, partial=True):
+        found.append({**row["scores"], **_row(row, costs)})
+        added |= dict.fromkeys(name for name in row["scores"] if name not in metrics)
     return pd.DataFrame(found), tuple(added)
 
 
-def _row(row: Mapping[str, Any], metrics: Sequence[str], costs: Costs) -> dict[str, Any]:
+def _row(row: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
     trace = row["trace"]
     details, steps = trace.get("details", {}), trace["steps"]
     wanted = set(row.get("supporting") or ())
@@ -169,7 +166,6 @@ def _row(row: Mapping[str, Any], metrics: Sequence[str], costs: Costs) -> dict[s
         "id": row["id"],
         "type": row["type"] or "",
         "hops": len(wanted) or None,
-        **{name: row["scores"][name] for name in metrics},
         **{name: row[name] for name in ("question", "answers", "prediction")},
         "failed": bool(row["error"]),
         "rounds": len(steps),

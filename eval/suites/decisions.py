@@ -30,13 +30,7 @@ from tripletune.models.llm import Completion, Message, Sampling
 from tripletune.models.loading import resolve
 from tripletune.models.options import setting
 from tripletune.rag.systems.cirag import CiragOptions
-from tripletune.rag.systems.cirag.integration import (
-    INTEGRATE_ROLE,
-    Decision,
-    read_decision,
-    shorten,
-    shown_candidates,
-)
+from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, Decision, read_decision, shorten, shown_candidates
 
 SCORES = {
     "core_f1": "overlap of the core triples with the teacher's; both without any counts as equal",

@@ -7,7 +7,7 @@ import logging
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
@@ -15,17 +15,10 @@ from typing import Any
 
 from rich.console import Console
 
-from tripletune.eval import (
-    context_links,
-    find_metrics,
-    load_task,
-    score_answer,
-    task_questions,
-    write_context_corpus,
-)
+from tripletune.eval import context_links, find_metrics, load_task, score_answer, task_questions, write_context_corpus
 from tripletune.eval.controls import LoopControl, OtherFacts, run_histories
 from tripletune.eval.costs import read_prices, summarise_questions, unused_roles
-from tripletune.eval.metrics.ranking import recall
+from tripletune.eval.metrics import recall
 from tripletune.eval.results import METRICS, RESULTS, ResultLog
 from tripletune.eval.suites import Failure, Suite, interval_cells, run_suites, show_table
 from tripletune.eval.systems import (
@@ -45,13 +38,7 @@ from tripletune.models.data.records import Passage, read_corpus
 from tripletune.models.files import file_digest, read_json
 from tripletune.models.llm import Sampling, in_role
 from tripletune.models.llm.backends import LLMOptions
-from tripletune.models.options import (
-    CommandParser,
-    convert,
-    from_arguments,
-    not_one_of,
-    require,
-)
+from tripletune.models.options import CommandParser, convert, from_arguments, not_one_of, require
 from tripletune.rag import Trace
 from tripletune.rag.answering import OpenSystem, clients_of, open_tools
 from tripletune.rag.extract import CorpusExtraction
@@ -121,7 +108,7 @@ class QuestionSuite(Suite):
     def suites(cls, args: argparse.Namespace) -> Sequence[QuestionSuite]:
         """The suites of a command line."""
         teacher = from_arguments(LLMOptions, args, "teacher", model=args.teacher_model or UNNAMED)
-        return RunSpec.make(from_arguments(QuestionOptions, args), teacher).suites()
+        return suites_of(from_arguments(QuestionOptions, args), teacher)
 
     def items(self) -> Iterator[Question]:
         """Stream the questions."""
@@ -264,7 +251,7 @@ class QuestionSuite(Suite):
             f"errors {counts['errors']} (they score 0), refusals {counts['refusals']}, malformed plans "
             f"{counts['malformed_plans']}, unexpected plans {counts['unexpected_plans']}, passages without triples "
             f"{counts['passages_without_triples']} of {counts['passages']}, ended by "
-            f"{_listed(counts['stop_reasons'])}, actions {_listed(counts['actions'])}",
+            f"{_listed(counts['stop_reasons'])}, actions {_listed(counts['actions'])}"
         )
         if counts["tallies"]:
             console.print(f"counted by the system: {_listed(counts['tallies'])}")
@@ -310,83 +297,76 @@ class QuestionSuite(Suite):
 SUITE = QuestionSuite
 
 
-@dataclass(frozen=True, slots=True)
-class RunSpec:
-    """What `tripletune eval run` runs: one system on one task, or several of each.
+def suites_of(options: QuestionOptions, teacher: LLMOptions | None = None) -> list[QuestionSuite]:
+    """Every system on every task, in OUTPUT/TASK/SYSTEM where there are several.
 
-    Attributes:
-        options: The options; `system` and `task` may name several, separated by commas.
+    The chat model is the one that `options.llm` names without a role, else `teacher`, else the oracle.
+
+    Args:
+        options: `system` and `task` may name several, separated by commas.
+        teacher: The chat model, and how all others are called; its model is `UNNAMED` where it is none itself.
     """
+    teacher = _chosen_teacher(options, teacher or LLMOptions(model=UNNAMED))
+    systems, tasks = (convert(text, list[str]) for text in (options.system, options.task))
+    if len(systems) * len(tasks) == 1:
+        return [QuestionSuite(options, teacher)]
+    chosen = [f"--systems {one}" for one in systems] + [f"--tasks {Path(one).stem}" for one in tasks]
+    if twice := [one for one, count in Counter(chosen).items() if count > 1]:
+        raise ValueError(f"{', '.join(twice)}: named twice, and each has one folder: name it once")
+    names = system_names()
+    owners = [word.split(".")[0] for word in options.set if "." in word.split("=")[0]]
+    found, problems = [], [not_one_of("--set", name, names) for name in owners if name not in names]
+    opened = Opened()
+    for task, system in product(tasks, systems):
+        try:
+            own = _options_of(options, teacher, task, system)
+            found.append(QuestionSuite(*own, opened, Path(options.output) / Path(task).stem))
+        except (ValueError, OSError) as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("; ".join(dict.fromkeys(problems)))
+    return found
 
-    options: QuestionOptions
-    teacher: LLMOptions | None = None
 
-    @classmethod
-    def make(cls, options: QuestionOptions, teacher: LLMOptions | None = None) -> RunSpec:
-        """The chat model is the one that `options.llm` names without a role, else `teacher`, else the oracle.
+def _chosen_teacher(options: QuestionOptions, teacher: LLMOptions) -> LLMOptions | None:
+    chosen = chat_models(options.llm, teacher).get("", teacher)
+    if options.oracle and chosen.model != UNNAMED:
+        raise ValueError(f"--system {options.system} needs one teacher: --teacher-model or --oracle, not both")
+    if options.oracle:
+        chosen = replace(chosen, model=f"oracle {options.oracle}")
+    elif chosen.model == UNNAMED:
+        return None
+    ledger = chosen.ledger or options.ledger or str(Path(options.output) / "ledger.sqlite")
+    return replace(chosen, ledger=ledger)
 
-        Args:
-            teacher: The chat model, and how all others are called; its model is `UNNAMED` where it is none itself.
-        """
-        teacher = teacher or LLMOptions(model=UNNAMED)
-        chosen = chat_models(options.llm, teacher).get("", teacher)
-        if options.oracle and chosen.model != UNNAMED:
-            raise ValueError(f"--system {options.system} needs one teacher: --teacher-model or --oracle, not both")
-        if options.oracle:
-            chosen = replace(chosen, model=f"oracle {options.oracle}")
-        elif chosen.model == UNNAMED:
-            return cls(options)
-        ledger = chosen.ledger or options.ledger or str(Path(options.output) / "ledger.sqlite")
-        return cls(options, replace(chosen, ledger=ledger))
 
-    def suites(self) -> list[QuestionSuite]:
-        """Every system on every task, in OUTPUT/TASK/SYSTEM where there are several."""
-        options = self.options
-        systems, tasks = (convert(text, list[str]) for text in (options.system, options.task))
-        if len(systems) * len(tasks) == 1:
-            return [QuestionSuite(options, self.teacher)]
-        chosen = [f"--systems {one}" for one in systems] + [f"--tasks {Path(one).stem}" for one in tasks]
-        if twice := [one for one, count in Counter(chosen).items() if count > 1]:
-            raise ValueError(f"{', '.join(twice)}: named twice, and each has one folder: name it once")
-        names = system_names()
-        owners = [word.split(".")[0] for word in options.set if "." in word.split("=")[0]]
-        found, problems = [], [not_one_of("--set", name, names) for name in owners if name not in names]
-        opened = Opened()
-        for task, system in product(tasks, systems):
-            try:
-                one = self._of(task, system)
-                found.append(QuestionSuite(one.options, one.teacher, opened, Path(options.output) / Path(task).stem))
-            except (ValueError, OSError) as error:
-                problems.append(str(error))
-        if problems:
-            raise ValueError("; ".join(dict.fromkeys(problems)))
-        return found
-
-    def _of(self, task: str, system: str) -> RunSpec:
-        """One system on one task, with what of the options is for it."""
-        options, teacher, name = self.options, self.teacher, Path(task).stem
-        # What is for one system goes before what is for all.
-        ordered = sorted(options.set, key=lambda word: "." in word.split("=")[0])
-        mine = [word.removeprefix(f"{system}.") for word in ordered]
-        own = replace(
-            options,
-            system=system,
-            task=task,
-            output=str(Path(options.output) / name / system),
-            set=[word for word in mine if "." not in word.split("=")[0]],
-            **{key: value.replace("{task}", name) for key in _OF_TASK if (value := getattr(options, key))},
-        )
-        if system != "cirag":
-            own.integrator = None
-        if find_system(system).model == "llm":  # a Graph-LLM is for the systems that take one
-            own.model, own.planner_model, own.untrained = None, None, False
-            if options.model or options.planner_model:
-                own.control, own.control_run = None, None
-        elif options.model:
-            teacher, own.oracle, own.llm = None, None, []
-        if (options.integrator or options.model) and not (own.integrator or own.model):
-            own.student_seed = None
-        return RunSpec(own, teacher)
+def _options_of(
+    options: QuestionOptions, teacher: LLMOptions | None, task: str, system: str
+) -> tuple[QuestionOptions, LLMOptions | None]:
+    """What of the options of several systems and tasks is for one of each."""
+    name = Path(task).stem
+    # What is for one system goes before what is for all.
+    ordered = sorted(options.set, key=lambda word: "." in word.split("=")[0])
+    mine = [word.removeprefix(f"{system}.") for word in ordered]
+    own = replace(
+        options,
+        system=system,
+        task=task,
+        output=str(Path(options.output) / name / system),
+        set=[word for word in mine if "." not in word.split("=")[0]],
+        **{key: value.replace("{task}", name) for key in _OF_TASK if (value := getattr(options, key))},
+    )
+    if system != "cirag":
+        own.integrator = None
+    if find_system(system).model == "llm":  # a Graph-LLM is for the systems that take one
+        own.model, own.planner_model, own.untrained = None, None, False
+        if options.model or options.planner_model:
+            own.control, own.control_run = None, None
+    elif options.model:
+        teacher, own.oracle, own.llm = None, None, []
+    if (options.integrator or options.model) and not (own.integrator or own.model):
+        own.student_seed = None
+    return own, teacher
 
 
 def evaluate(
@@ -405,7 +385,7 @@ def evaluate(
     with tempfile.TemporaryDirectory() as scratch:
         chosen = QuestionOptions.of(system=system, task=task, data=data, output=output or scratch, **options)
         require(chosen)
-        (suite,) = RunSpec.make(chosen, teacher).suites()
+        (suite,) = suites_of(chosen, teacher)
         run_suites([suite])
         return read_json(Path(chosen.output) / METRICS)
 

@@ -15,8 +15,10 @@ from tripletune.eval.metrics import (
     golden_match,
     label_accuracy,
     match_raw,
+    rouge_l,
+    rouge_lsum,
+    str_em,
 )
-from tripletune.eval.metrics.long_answers import rouge_l, rouge_lsum, str_em
 
 METRICS = {name: metric for name, metric in find_metrics().items() if metric.reads == "answers"}
 

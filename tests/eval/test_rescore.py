@@ -5,7 +5,7 @@ import pytest
 
 from tests.cli import write_lines
 from tripletune.eval.__main__ import main
-from tripletune.eval.metrics.ranking import mrr, ndcg, precision, recall
+from tripletune.eval.metrics import mrr, ndcg, precision, recall
 from tripletune.eval.rescore import final_ranking
 from tripletune.eval.results import ResultLog, read_scored
 

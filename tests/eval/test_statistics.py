@@ -68,10 +68,6 @@ def test_no_difference_has_p_value_one():
     assert (gap["mean"], gap["p_value"], verdict(gap)) == (0.0, 1.0, NO_DIFFERENCE)
     # Three questions alike say little about the next.
     assert gap["high"] == -gap["low"] == pytest.approx(1 - 0.025 ** (1 / 3))
-    with pytest.raises(ValueError, match="same questions"):
-        paired_difference([1.0], [1.0, 0.0])
-    with pytest.raises(ValueError, match="at least one"):
-        paired_difference([], [])
 
 
 def test_scores_of_0_and_1_have_mcnemars_exact_test():
@@ -110,12 +106,6 @@ def test_every_two_systems_are_compared_as_two_alone_are():
             alone = paired_difference(scores[one["first"]], scores[one["second"]])
             assert {key: one[key] for key in alone} == pytest.approx(alone)
         assert [verdict(one) for one in table] == ["better", "better", NO_DIFFERENCE]
-
-
-def test_a_score_that_is_no_number_is_refused():
-    for compute in (bootstrap_mean, lambda values: paired_difference([0.0, 0.0], values)):
-        with pytest.raises(ValueError, match="NaN or infinite"):
-            compute([1.0, math.nan])
 
 
 def test_a_ratio_of_sums_by_hand():

@@ -19,7 +19,8 @@ from tripletune.models.local.chat import ChatEncoder
 from tripletune.models.options import load_config
 from tripletune.models.sqlite import UnusableFile
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
-from tripletune.train import grpo, train
+from tripletune.train import train
+from tripletune.train import trl_trainers as grpo
 from tripletune.train.engine import EngineMixin
 from tripletune.train.tasks.grpo import GrpoConfig, GrpoTask
 

@@ -318,7 +318,7 @@ class TrainingTask:
 
     def sampler(self, rows: Any, per_step: int) -> Any:
         """The order of the rows, a sampler with `set_epoch`, given the rows of an optimiser step."""
-        from tripletune.train.sampling import EpochSampler
+        from tripletune.train.batches import EpochSampler
 
         if "length" not in rows.column_names:  # packs, which are all of a length, for one
             return EpochSampler([1] * len(rows), per_step, self.config.seed, group_by_length=False)

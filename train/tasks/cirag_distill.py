@@ -198,18 +198,8 @@ class StudentTask(TextTask):
 
     def files(self) -> dict[str, str]:
         """What the student was made for, and the system prompt that it has learned to follow."""
-        roles = self.learned_from[0]
-        about = {
-            "task": roles[0] if len(roles) == 1 else "student",
-            "roles": roles,
-            "systems": sorted({role.partition(".")[0] for role in roles}),
-            "base_model": self.config.model.base,
-            "base_revision": self.config.model.revision,
-            "method": self.method,
-            "max_prompt_tokens": self.config.data.prompt_limit,
-        }
-        files = {STUDENT: json.dumps(about, indent=2) + "\n"}
-        return files if self.shared_prompt is None else files | {PROMPT_FILE: self.shared_prompt + "\n"}
+        model, limit = self.config.model, self.config.data.prompt_limit
+        return student_files(model, self.learned_from[0], self.method, limit, self.shared_prompt)
 
     @cached_property
     def learned_from(self) -> tuple[list[str], set[str]]:
@@ -251,6 +241,23 @@ class StudentTask(TextTask):
 
 
 TASK = StudentTask
+
+
+def student_files(
+    model: ModelSection, roles: list[str], method: str, max_prompt_tokens: int | None, prompt: str | None
+) -> dict[str, str]:
+    """Small files, text by name: what a student of these roles was made for, and the one prompt it has learned from."""
+    about = {
+        "task": roles[0] if len(roles) == 1 else "student",
+        "roles": roles,
+        "systems": sorted({role.partition(".")[0] for role in roles}),
+        "base_model": model.base,
+        "base_revision": model.revision,
+        "method": method,
+        "max_prompt_tokens": max_prompt_tokens,
+    }
+    files = {STUDENT: json.dumps(about, indent=2) + "\n"}
+    return files if prompt is None else files | {PROMPT_FILE: prompt + "\n"}
 
 
 def folder_and_share(place: str) -> tuple[str, float]:

@@ -63,8 +63,8 @@ class PromptTask(TextTask):
 
     def sampler(self, rows: Any, per_step: int) -> Any:
         """The order of the prompts; those that do not fill a rollout are left out of the epoch."""
+        from tripletune.train.batches import RepeatedSteps
         from tripletune.train.resume import process_count
-        from tripletune.train.sampling import RepeatedSteps
 
         prompts = per_step * self.together // self.copies
         if len(rows) < prompts:
@@ -102,7 +102,7 @@ class OnPolicyTask(PromptTask, StudentTask):
 
     def trainer(self) -> Any:
         """TRL's trainer with this engine's mixin."""
-        from tripletune.train.on_policy import OnPolicyTrainer
+        from tripletune.train.trl_trainers import OnPolicyTrainer
 
         return OnPolicyTrainer(self)
 

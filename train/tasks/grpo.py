@@ -20,9 +20,8 @@ from typing import Any, ClassVar
 
 from tripletune.models.data.records import IGNORED
 from tripletune.models.options import other_default, setting
-from tripletune.models.run_folders import PROMPT_FILE, STUDENT
 from tripletune.train.tasks import DataSection, RunConfig, TrainSection
-from tripletune.train.tasks.cirag_distill import StudentSection
+from tripletune.train.tasks.cirag_distill import StudentSection, student_files
 from tripletune.train.tasks.cirag_on_policy import PromptTask, load_teacher
 
 # What a run of the loop needs of a question; its passages stand in the corpus.
@@ -121,18 +120,16 @@ class GrpoTask(PromptTask):
     @cached_property
     def suite(self) -> Any:
         """The loop; nothing of it is opened."""
-        from tripletune.eval.suites.questions import RunSpec
+        from tripletune.eval.suites.questions import suites_of
         from tripletune.eval.systems import read_options
 
         own = {"system": "cirag", "output": f"{self.config.output_dir}/loop"}
-        spec = RunSpec.make(*read_options(self.config.data.loop | own))
-        options, teacher = spec.options, spec.teacher
-        suite, *others = spec.suites()
+        suite, *others = suites_of(*read_options(self.config.data.loop | own))
         needs = {
             "one task": not others,
-            "corpus": options.corpus,
+            "corpus": suite.options.corpus,
             "a task with the score f1": "f1" in suite.metrics,
-            "a teacher that answers at once": teacher and teacher.backend != "batch",
+            "a teacher that answers at once": suite.teacher and suite.teacher.backend != "batch",
         }
         if missing := [need for need, is_there in needs.items() if not is_there]:
             raise ValueError(f"data.loop: give it {'; '.join(missing)}")
@@ -171,7 +168,7 @@ class GrpoTask(PromptTask):
 
     def trainer(self) -> Any:
         """TRL's trainer with this engine's mixin."""
-        from tripletune.train.grpo import GrpoTrainer
+        from tripletune.train.trl_trainers import GrpoTrainer
 
         return GrpoTrainer(self)
 
@@ -192,18 +189,9 @@ class GrpoTask(PromptTask):
         from tripletune.rag.systems.cirag import PROMPT_NAMES
         from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, INTEGRATION_PROMPT
 
-        loop, model = self.suite.loop, self.config.model
-        about = {
-            "task": INTEGRATE_ROLE,
-            "roles": [INTEGRATE_ROLE],
-            "systems": [self.suite.system.name],
-            "base_model": model.base,
-            "base_revision": model.revision,
-            "method": "grpo",
-            "max_prompt_tokens": loop.max_prompt_tokens,
-        }
-        prompt = load_prompts(PROMPT_NAMES, loop.prompts).texts[INTEGRATION_PROMPT]
-        return {STUDENT: json.dumps(about, indent=2) + "\n", PROMPT_FILE: prompt.strip() + "\n"}
+        loop = self.suite.loop
+        prompt = load_prompts(PROMPT_NAMES, loop.prompts).texts[INTEGRATION_PROMPT].strip()
+        return student_files(self.config.model, [INTEGRATE_ROLE], "grpo", loop.max_prompt_tokens, prompt)
 
     @property
     def _start(self) -> str:

@@ -73,9 +73,7 @@ class RecordSection(PromptSettings, DataSection):
 
     train: str = other_default(DataSection, "train", "data/hotpotqa_subq")
     tasks: list[str] = setting(
-        ["planning", "answering"],
-        "one task alone for the ablation No Multi-Task",
-        choices=("planning", "answering"),
+        ["planning", "answering"], "one task alone for the ablation No Multi-Task", choices=("planning", "answering")
     )
     planning_prompt: str | None = setting(None, "file that replaces the planning instruction", flag=False)
     answering_prompt: str | None = setting(None, "file that replaces the answering instruction", flag=False)

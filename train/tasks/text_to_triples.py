@@ -25,12 +25,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tripletune.models.data.pairs import (
-    NO_FACTS,
-    ExtractionPair,
-    extraction_chat,
-    load_instruction,
-)
+from tripletune.models.data.pairs import NO_FACTS, ExtractionPair, extraction_chat, load_instruction
 from tripletune.models.data.records import IGNORED
 from tripletune.models.data.triples import Triple, format_triples
 from tripletune.models.llm import Message
@@ -201,7 +196,7 @@ class PairEncoder:
         self._end = int(tokenizer.eos_token_id)
         if instruction is not None:
             self._chat = ChatEncoder(tokenizer, model or str(tokenizer.name_or_path))
-            self._end = self._end_of_turn(eos_token_ids(tokenizer, generation_config))
+            self._end = self._end_of_turn(self._chat, eos_token_ids(tokenizer, generation_config))
 
     def prompts(self, sources: Sequence[str]) -> list[list[int]]:
         """What the model reads of texts that are short enough."""
@@ -289,14 +284,12 @@ class PairEncoder:
         encoded = self.tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)
         return [list(ids) for ids in encoded["input_ids"]]
 
-    def _end_of_turn(self, eos_ids: Sequence[int]) -> int:
+    def _end_of_turn(self, chat: ChatEncoder, eos_ids: Sequence[int]) -> int:
         """The token that the chat template puts after a reply; the tokenizer's end token where it ends no reply.
 
         Gemma, for one, ends a turn with another token than a text.
         """
-        if self._chat is None:
-            return self._end
         reply: Message = {"role": "assistant", "content": _PROBE}
-        text = self._chat.render([*extraction_chat("text", self.instruction or ""), reply], reply=False)
-        closing = self._chat.tokens(text[text.rfind(_PROBE) + len(_PROBE) :])
+        text = chat.render([*extraction_chat("text", self.instruction or ""), reply], reply=False)
+        closing = chat.tokens(text[text.rfind(_PROBE) + len(_PROBE) :])
         return next((token for token in closing if token in eos_ids), self._end)

@@ -9,7 +9,7 @@ from tests.cli import write_lines
 from tests.fakes import Client
 from tripletune.eval import load_task, task_names
 from tripletune.eval.__main__ import main, parser
-from tripletune.eval.suites.questions import QuestionSuite, RunSpec, evaluate
+from tripletune.eval.suites.questions import QuestionSuite, evaluate, suites_of
 from tripletune.eval.systems import read_options
 from tripletune.models.llm import Completion, Generator
 from tripletune.models.options import setting
@@ -111,7 +111,7 @@ def test_a_new_option_of_a_loop_reaches_flag_set_yaml_and_settings(files, oracle
 
     named = {name: str(files / file) for name, file in (("data", "hotpot.jsonl"), ("triples", "triples.jsonl"))}
     named |= {"system": "ras", "task": "hotpotqa", "model": str(files / "model"), "output": str(files / "out")}
-    (yaml,) = RunSpec.make(*read_options(named | {"depth": 3})).suites()
+    (yaml,) = suites_of(*read_options(named | {"depth": 3}))
     for (suite,) in (suites("--depth", "3"), suites("--set", "depth=3"), [yaml]):
         assert suite.settings()["options"]["depth"] == 3
     several = suites("--system", "ras,standard", "--set", "ras.top_k=7", "--top-k", "5")

@@ -12,7 +12,7 @@ from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
 from tripletune.models.loading import load_causal_lm
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
-from tripletune.train.sampling import EpochSampler, RepeatedSteps
+from tripletune.train.batches import EpochSampler, RepeatedSteps
 from tripletune.train.tasks import cirag_distill
 from tripletune.train.tasks.cirag_distill import StudentTask, folder_and_share
 from tripletune.train.tasks.cirag_on_policy import OnPolicyConfig, OnPolicyTask, load_teacher

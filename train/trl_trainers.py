@@ -1,11 +1,14 @@
-"""Runs of a loop by a student in training, and TRL's `GRPOTrainer` with this engine's data order and resume.
+"""TRL's trainers of replies that the student writes, with this engine's data order, logs and resume.
 
-CIRAG's chat only grows, so a run is one row: the first prompt, then the student's replies, which are learned, and
-between them what the loop adds, which is not. Where a prompt does not begin with the one before and its reply (the loop
-repaired the reply), the row ends, and counts as cut.
+`DistillationTrainer` takes a reply to a prompt, `GRPOTrainer` a run of a loop. CIRAG's chat only grows, so a run is one
+row: the first prompt, then the student's replies, which are learned, and between them what the loop adds, which is not.
+Where a prompt does not begin with the one before and its reply (the loop repaired the reply), the row ends, and counts
+as cut.
 
 A checkpoint always lies between two rollouts. A reply is drawn with a seed made of run, step, row and call, so that a
 resumed run draws the same.
+
+Shapes: B rows, P tokens of the longest prompt, C tokens of the longest reply.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ import copy
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from trl import GRPOConfig, GRPOTrainer
+from trl import DistillationConfig, DistillationTrainer, GRPOConfig, GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from tripletune.eval.suites import ask_items, close_clients
@@ -33,8 +37,7 @@ from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.service import DecodingService
 from tripletune.models.losses import evaluating
 from tripletune.train.batches import pad_batch
-from tripletune.train.engine import shared_arguments
-from tripletune.train.on_policy import TrlMixin
+from tripletune.train.engine import EngineMixin, shared_arguments
 from tripletune.train.resume import StepLog
 
 REWARDS = "rewards.jsonl"
@@ -44,6 +47,59 @@ _LOGGED = {name: f"rewards/{name}/mean" for name in PARTS} | {
     "reward": "reward", "reward_std": "reward_std", "tokens": "completions/mean_length", "kl": "kl",
     "entropy": "entropy", "cut": "cut",
 }  # fmt: skip
+
+
+class TrlMixin(EngineMixin):
+    """What trainers of TRL that write replies have in common, in front of the trainer's class."""
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        self._batch = super()._prepare_inputs(inputs)
+        return self._batch
+
+    def _as_cast(self, model: Any) -> AbstractContextManager[None]:
+        # TRL writes replies, and computes hidden states, around the forward that accelerate has put autocast on.
+        return nullcontext()
+
+    def tokens_of(self, inputs: Any) -> int:
+        """Tokens of prompts and replies; the batch was there before the replies were."""
+        return int(self._batch["prompt_ids"].numel() + self._batch["completion_ids"].numel())
+
+    def label_tokens(self, inputs: Any) -> torch.Tensor:
+        """Tokens of the replies."""
+        return inputs["completion_mask"].sum()
+
+    def _send_telemetry(self) -> None:
+        """Nothing is sent anywhere that was not asked for."""
+
+
+class OnPolicyTrainer(TrlMixin, DistillationTrainer):
+    """Trains a student on its own replies."""
+
+    def __init__(self, task: Any) -> None:
+        train = task.config.train
+        # TRL reads the column `prompt`; everything else in a row would be taken for pictures and the like.
+        prompts = [
+            None if one is None else one.select_columns(["input_ids", "length"]).rename_column("input_ids", "prompt")
+            for one in (task.train, task.validation)
+        ]
+        super().__init__(
+            model=task.model,
+            teacher_model=task.teacher,
+            args=DistillationConfig(
+                **shared_arguments(task.config, task.validation is not None),
+                beta=train.divergence,
+                temperature=train.temperature,
+                max_completion_length=train.max_reply_tokens,
+            ),
+            train_dataset=prompts[0],
+            eval_dataset=prompts[1],
+            processing_class=task.processor,
+        )
+        self.begin_run(task)
+
+    def _tokenize_prompts(self, prompts: list[list[int]]) -> tuple[list[list[int]], None, dict[str, Any]]:
+        # They are tokens already, made as the loop makes them.
+        return prompts, None, {}
 
 
 class Episode(LLMClient):
