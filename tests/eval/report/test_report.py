@@ -237,21 +237,12 @@ def test_folders_that_are_no_results(tmp_path, error_of, make, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_damaged_rows_name_their_line(home, tmp_path, capsys):
-    for number, (text, message) in enumerate(
-        [
-            ("{}\n", "the row has no id"),
-            ('{"id": "q"}\n', "KeyError('trace')"),
-            ('{"id": "q", "type": "", "scores": {}, "error": "", "trace": {"steps": []}}\n', "KeyError('calls')"),
-        ]
-    ):
-        folder = killed(home, tmp_path / str(number), 2)
-        lines = (folder / "results.jsonl").read_text().splitlines(keepends=True)
-        (folder / "results.jsonl").write_text(lines[0] + text + lines[1])
-        assert main(["report", str(folder), "--output", str(tmp_path / "out")]) == 2
-        shown = capsys.readouterr().err
-        assert "results.jsonl:2: " in shown
-        assert message in shown
+def test_a_damaged_row_names_its_line(home, tmp_path, capsys):
+    folder = killed(home, tmp_path / "damaged", 2)
+    lines = (folder / "results.jsonl").read_text().splitlines(keepends=True)
+    (folder / "results.jsonl").write_text(lines[0] + "{}\n" + lines[1])
+    assert main(["report", str(folder), "--output", str(tmp_path / "out")]) == 2
+    assert "results.jsonl:2: the row has no id" in capsys.readouterr().err
 
 
 def test_text_from_data_is_no_markup(copy, tmp_path):
