@@ -3,9 +3,8 @@
 `missing_facts` looks whether labels can be known from what stands before them. All other functions raise
 `UnusableReply`, whose reason is a `DropReason` or what `models.llm.replies` calls a text that can't be read at all.
 JSON is what our prompts ask for; the plain forms of the paper (RAS, figures 7, 8 and 19: "1, 3", the question alone,
-"(S> s| P> p| O> o)") are read too, so that its prompts can replace ours. Small models forget the JSON, use other keys
-or write a label in front: where a reply can be read in one way alone it is taken, and the card counts it by the names
-below; where two ways are possible ("or", two questions, JSON that is cut off) it is refused.
+"(S> s| P> p| O> o)") are read too, so that its prompts can replace ours. Small models use other keys or write a label
+in front: such replies are taken, and the card counts them by the names below; all others are sent back.
 """
 
 from __future__ import annotations
@@ -23,11 +22,9 @@ from tripletune.models.data.records import YES_NO, Action, Record, mentions, nor
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import UnusableReply, find_json, find_triples, without_thoughts
 
-BARE_NUMBERS = "document numbers without JSON"
-TEXT_VALUES = "numbers or yes and no as text"
+TEXT_VALUES = "yes or no as text"
 OTHER_KEYS = "JSON with another key"
 LABEL = "a label before the sub-query"
-MORE_TEXT = "more lines after the sub-query"
 
 _DOCUMENTS = 'write one JSON object {"documents": [numbers], "answerable": true or false} and nothing else'
 _QUESTION = 'write one JSON object {"question": "the sub-query"} and nothing else'
@@ -39,18 +36,10 @@ _QUESTION_KEYS = (
     "query",
     *(f"sub{mark}{noun}" for mark in ("", "_", "-") for noun in ("query", "question")),
 )
-_DOCUMENT_NOUNS = ("doc", "docs", "document", "documents")
-_FILLERS = frozenset(
-    (*_DOCUMENT_NOUNS, "number", "numbers", "kept", "keep", "needed", "relevant", "helpful", "supporting", "required",
-     "the", "are", "is", "and", "then", *"[](){},.:;&#*\"'`")
-)  # fmt: skip
 _TRUTH = {"true": True, "yes": True, "false": False, "no": False}
-_NUMBERS = re.compile(r"\d{1,4}(\s*,\s*\d{1,4})*\s*\.?")
-_BRACKETS = re.compile(r"(\[\d{1,4}\][\s,;&]*(and\s+)?)+\.?")
-_TOKEN = re.compile(r"[^\W\d_]+|\d+|\S")
-# "1.5", "1-3", the numbers of a list's own lines, and the end of a list that is cut off.
-_UNCLEAR = re.compile(r"\d\s*[.\-–]\s*\d|^\s*\d{1,4}[.)]\s+\S|(?:[,;&:]|\band)\s*\Z", re.MULTILINE)
-_ANSWERABLE = re.compile(r"[\"'`]?answerable[\"'`]?\s*[:=]\s*[\"'`]?(true|false|yes|no)\b[\"'`]?", re.IGNORECASE)
+# "1, 3" and "[1] [3]".
+_NUMBERS = re.compile(r"\[*[0-9]{1,4}(?:[\s,\[\]]+[0-9]{1,4})*\]*\.?")
+_NUMBER = re.compile(r"\s*\[?([0-9]{1,4})\]?\s*")
 _LABEL = re.compile(
     r"(?:[-*•]\s+|\(?\d{1,2}[.)]\s+)?"
     r"(?:\**(?:here is |here's )?(?:(?:the|a|my|your) )?(?:next |first )?"
@@ -70,17 +59,19 @@ def read_documents(text: str, shown: int, recovered: Counter[str] | None = None)
         Numbers of the kept documents, from 1 as they were shown, in reasoning order; and whether they hold the answer.
     """
     forms = Counter[str]() if recovered is None else recovered
-    value = _documents_value(text, forms)
+    plain = without_thoughts(text).strip()
+    if _NUMBERS.fullmatch(plain) and plain.count("[") == plain.count("]"):
+        value = {"documents": re.findall("[0-9]+", plain)}
+    else:
+        value = find_json(text, dict, advice=_DOCUMENTS, notes=forms)
     listed = _only(value, _DOCUMENT_KEYS, forms)
-    if isinstance(listed, str):
-        listed, forms[TEXT_VALUES] = (_numbers(f"documents [{listed}]") or (None,))[0], 1
     if not isinstance(listed, list):
         raise UnusableReply(DropReason.UNREADABLE_REPLY, f"The reply names no list of documents; {_DOCUMENTS}.")
-    kept = [number for item in listed if (number := _whole(item, forms)) is not None]
+    kept = [int(match[1]) if (match := _NUMBER.fullmatch(str(item))) else item for item in listed]
     answerable = value.get("answerable", True)
     if isinstance(answerable, str):
         answerable, forms[TEXT_VALUES] = _TRUTH.get(answerable.strip().casefold()), 1
-    if len(kept) < len(listed) or not isinstance(answerable, bool):
+    if not all(type(number) is int for number in kept) or not isinstance(answerable, bool):
         raise UnusableReply(DropReason.UNREADABLE_REPLY, f"Documents must be whole numbers; {_DOCUMENTS}.")
     if wrong := sorted({number for number in kept if not 1 <= number <= shown}):
         found = ", ".join(map(str, wrong))
@@ -90,58 +81,6 @@ def read_documents(text: str, shown: int, recovered: Counter[str] | None = None)
     if len(set(kept)) < len(kept):
         raise UnusableReply(DropReason.WRONG_DOCUMENTS, "A document is named twice; name each at most once.")
     return kept, answerable
-
-
-def _documents_value(text: str, forms: Counter[str]) -> dict[str, Any]:
-    """The filter's reply as a dictionary, whatever its form."""
-    plain = without_thoughts(text).strip()
-    if _NUMBERS.fullmatch(plain):
-        return {"documents": re.findall(r"\d+", plain)}
-    numbers = _numbers(plain)
-    if numbers is None or "{" in plain or (plain.startswith("[") and plain.count("[") == 1):
-        try:
-            # A list in the middle of a text may be anything.
-            kinds = (dict, list) if plain.startswith("[") else (dict,)
-            value = find_json(text, *kinds, advice=_DOCUMENTS, notes=forms)
-            return {"documents": value} if isinstance(value, list) else value
-        except UnusableReply:
-            if numbers is None:
-                raise
-    forms[BARE_NUMBERS] = 1
-    return {"documents": numbers[0], "answerable": numbers[1]}
-
-
-def _numbers(text: str) -> tuple[list[int], bool] | None:
-    """Numbers of documents from a text like "Documents 1 and 3" or "[1] [3]", and whether it says answerable.
-
-    Returns:
-        None when the text holds anything else, or names no document.
-    """
-    answerable = True
-    if match := _ANSWERABLE.search(text):
-        answerable = _TRUTH[match[1].lower()]
-        text = f"{text[: match.start()]} {text[match.end() :]}".rstrip(" ,;")
-    if any(text.count(left) != text.count(right) for left, right in ("[]", "()", "{}")) or _UNCLEAR.search(text):
-        return None
-    tokens = [token.casefold() for token in _TOKEN.findall(text)]
-    numbers = [int(token) for token in tokens if token.isdecimal() and len(token) <= 4]
-    if not numbers or len(numbers) + sum(token in _FILLERS for token in tokens) < len(tokens):
-        return None
-    named = next((place for place, token in enumerate(tokens) if token in _DOCUMENT_NOUNS), len(tokens))
-    first = next(place for place, token in enumerate(tokens) if token.isdecimal())
-    # "2 documents" and "Documents: 2" may be a count.
-    count = first < named or (len(numbers) == 1 and "[" not in tokens and tokens[named].endswith("s"))
-    return None if count and not _BRACKETS.fullmatch(text.strip()) else (numbers, answerable)
-
-
-def _whole(value: object, forms: Counter[str]) -> int | None:
-    if isinstance(value, str):
-        if re.fullmatch(r"\s*[0-9]{1,4}\s*", value):
-            return int(value)
-        forms[TEXT_VALUES] = 1
-        found = _numbers(f"document {value}")
-        return found[0][0] if found is not None and len(found[0]) == 1 else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10_000 else None
 
 
 def _only(reply: dict[str, Any], keys: Sequence[str], forms: Counter[str]) -> Any:
@@ -189,21 +128,13 @@ def read_subquery(text: str, title: str = "", recovered: Counter[str] | None = N
     subquery = " ".join(_without_label(value).split())
     if subquery != " ".join(value.split()):
         forms[LABEL] = 1
-    if not _is_one_question(subquery, title):
-        lines = [line for line in map(str.strip, value.splitlines()) if line]
-        subquery = " ".join(_without_label(lines[0]).split())
-        forms[MORE_TEXT] = 1
-        if not _is_one_question(subquery, title) or any("?" in line for line in lines[1:]) or len(lines) < 2:
-            raise UnusableReply(
-                DropReason.NOT_ONE_QUESTION,
-                "Ask exactly one question: one sentence with one question mark, at its end.",
-            )
+    outside = subquery.replace(title, "") if "?" in title else subquery
+    if not subquery.endswith("?") or outside.count("?") > 1:
+        raise UnusableReply(
+            DropReason.NOT_ONE_QUESTION,
+            "Ask exactly one question: one sentence with one question mark, at its end.",
+        )
     return subquery
-
-
-def _is_one_question(text: str, title: str) -> bool:
-    outside = text.replace(title, "").count("?") if "?" in title else text.count("?")
-    return text.endswith("?") and outside <= 1
 
 
 def _without_label(text: str) -> str:

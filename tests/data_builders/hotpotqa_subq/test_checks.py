@@ -6,9 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tripletune.data_builders.hotpotqa_subq.checks import (
-    BARE_NUMBERS,
     LABEL,
-    MORE_TEXT,
     OTHER_KEYS,
     TEXT_VALUES,
     check_answer_kept,
@@ -29,13 +27,10 @@ DOCUMENTS = [
     ('{"documents": []}', (), None),
     ("2, 1", (2, 1), None),
     ("<think>1 or 2?</think>\n2.", (2,), None),
-    ("Documents 1, 3", (1, 3), BARE_NUMBERS),
-    ("[1] [3]", (1, 3), BARE_NUMBERS),
-    ("The relevant documents are [1] and [2].", (1, 2), BARE_NUMBERS),
-    ("{documents: [2, 1], answerable: true}", (2, 1), BARE_NUMBERS),
+    ("[1] [3]", (1, 3), None),
+    ("[2, 1]", (2, 1), None),
     ("{'documents': [2, 1], 'answerable': True}", (2, 1), REPAIRED),
-    ('{"documents": ["[2]", "Document 1"]}', (2, 1), TEXT_VALUES),
-    ('{"documents": "1, 3"}', (1, 3), TEXT_VALUES),
+    ('{"documents": ["[2]", "1"]}', (2, 1), None),
     ('{"documents": [1], "answerable": "Yes"}', (1,), TEXT_VALUES),
     ('{"kept": [3, 1]}', (3, 1), OTHER_KEYS),
 ]
@@ -48,7 +43,6 @@ SUBQUERIES = [
     ("1. Who wrote Dune?", LABEL),
     ('**Question:** "Who wrote Dune?"', LABEL),
     ("Here is the sub-query:\n\nWho wrote Dune?", LABEL),
-    ("Who wrote Dune?\n\nThis asks for the author.", MORE_TEXT),
     ('{"sub_query": "Who wrote Dune?"}', OTHER_KEYS),
     ("{'question': 'Who wrote Dune?'}", REPAIRED),
 ]
@@ -62,8 +56,7 @@ def test_documents_are_read(text, expected, note):
 
 
 def test_a_reply_that_says_no_is_a_judgement():
-    for text in ("Documents 1, 2, answerable: false", 'No.\n{"documents": [1, 2], "answerable": "false"}'):
-        assert read_documents(text, 3) == ([1, 2], False)
+    assert read_documents('No.\n{"documents": [1, 2], "answerable": "false"}', 3) == ([1, 2], False)
 
 
 @pytest.mark.parametrize(("text", "note"), SUBQUERIES)
@@ -86,14 +79,14 @@ REFUSED = [
         '{"documents": ["Dune"]}',
         # What could mean two things.
         "Documents 1 or 3", "Not document 1, document 3", "Documents 1-3", "2 documents", "Documents: 2",
-        "The answer is 2.", "1. Document 3\n2. Document 1", "1. Document 3", "Documents 1,", "Documents 10000, 20000",
+        "The answer is 2.", "1. Document 3\n2. Document 1", "1,", "[1, 3", "10000, 20000",
         'Documents: {"documents": [2, 1]', '{"kept": [1], "docs": [2]}')),
     *((lambda text: read_documents(text, 2), text, W) for text in ('{"documents": [3]}', '{"documents": [0]}', "1, 1")),
     *((lambda text: read_subquery(text, "Dune"), text, U) for text in (
         "", '{"question": ""}', '{"question": ["Who?"]}', '{"question": "Who wrote Du', '{"a": "Who wrote Dune?"}')),
     *((lambda text: read_subquery(text, "Dune"), text, Q) for text in (
         "Tell me who wrote Dune.", "Who wrote Dune? Tell me.", "Who? When?", "Who wrote Dune?\nWhere was he born?",
-        "1. Who wrote Dune?\n2. Where was he born?", 'Who sang "Why?"', "Who wrote Dune\nThis asks for the author.")),
+        "1. Who wrote Dune?\n2. Where was he born?", 'Who sang "Why?"', "Who wrote Dune?\nThis asks for the author.")),
     *((read_triples, text, U) for text in ("", '{"triples": [["a", "b", "c"], ["d"', '["a", "b", "c"]\n["d", "e"')),
     *((read_triples, text, DropReason.NO_TRIPLES) for text in (
         '{"facts": []}', '{"triples": []}', '{"triples": [["a", "b"], "c", null]}')),
