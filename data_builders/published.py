@@ -163,9 +163,8 @@ MALFORMED = "malformed triples in graphs"
 _BETWEEN_TRIPLES = re.compile(r"\)\s*,?\s*\(")
 
 
-def read_explagraphs(path: str | Path, issues: Counter[str] | None = None) -> Iterator[Record]:
+def read_explagraphs(path: str | Path, issues: Counter[str]) -> Iterator[Record]:
     """Stream the rows of an ExplaGraphs file as answering records, in file order."""
-    issues = Counter() if issues is None else issues
     for number, line in enumerate(read_text(path).removeprefix("\ufeff").split("\n"), 1):
         if not line.strip():
             continue

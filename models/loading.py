@@ -276,12 +276,12 @@ def take_over(model: PeftModel, folder: str | Path) -> None:
         raise FileNotFoundError(f"model.adapter {folder}: there is no {ADAPTER}; name a run, a checkpoint or an export")
     check_weights(file)
     own, found = get_peft_model_state_dict(model), load_file(file)
-    shapes = [{name: tuple(weight.shape) for name, weight in weights.items()} for weights in (own, found)]
-    if other := sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()}):
-        sides = [
-            f"{name} is {shapes[1].get(name, 'missing')} there, {shapes[0].get(name, 'missing')} here" for name in other
-        ]
-        raise ValueError(f"model.adapter {folder} has other layers or sizes than the settings ask for: {sides[0]}")
+    here, there = ({name: tuple(weight.shape) for name, weight in weights.items()} for weights in (own, found))
+    for name, _ in sorted(here.items() ^ there.items()):
+        raise ValueError(
+            f"model.adapter {folder} has other layers or sizes than the settings ask for: {name} is "
+            f"{there.get(name, 'missing')} there, {here.get(name, 'missing')} here"
+        )
     factors = [model.peft_config["default"].lora_alpha, read_json(file.with_name(ADAPTER_CONFIG)).get("lora_alpha")]
     if factors[0] != factors[1]:
         raise ValueError(

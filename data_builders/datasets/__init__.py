@@ -239,21 +239,20 @@ class JsonlIndex:
     """An index over a JSON-lines file; a row is read from the file when it is asked for.
 
     Args:
-        keys: Gives the keys a row is found under; it gets "file:line" and the row, and may raise `ValueError`.
+        key_of: Gives the key a row is found under; it gets "file:line" and the row, and may raise `ValueError`.
 
     Attributes:
         repeated_line: Number of the first line with a key that an earlier line has too; the earlier one is found.
     """
 
-    def __init__(self, path: str | Path, keys: Callable[[str, dict[str, Any]], list[str]]) -> None:
+    def __init__(self, path: str | Path, key_of: Callable[[str, dict[str, Any]], str]) -> None:
         self.path = Path(path)
         self.repeated_line: int | None = None
         self._seen = SeenTable()
         for where, row in read_jsonl(self.path):
             number = where.rpartition(":")[2]
-            for key in keys(where, row):
-                if self._seen.first("row", key, number) is not None:
-                    self.repeated_line = self.repeated_line or int(number)
+            if self._seen.first("row", key_of(where, row), number) is not None:
+                self.repeated_line = self.repeated_line or int(number)
         self._file = self.path.open("rb")
         self._starts = array("Q", accumulate(map(len, self._file), initial=0))
         # A teacher asks for the row of a question several times.

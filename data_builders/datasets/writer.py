@@ -72,7 +72,7 @@ class DatasetWriter(Generic[R]):
         while self._shards:
             self._shards.popitem()[1].close()
 
-    def finish(self, facts: BuildFacts, may_be_empty: bool = False) -> dict[str, Any]:
+    def finish(self, facts: BuildFacts) -> dict[str, Any]:
         """Finish the shards and write the card.
 
         Args:
@@ -80,8 +80,6 @@ class DatasetWriter(Generic[R]):
                 digests of the files read are added.
         """
         self.close()
-        if not self.statistics.records and not may_be_empty:
-            raise ValueError(f"there is no {self._kind.name} to write to {self._options.output}")
         facts.files = facts.files or {path: file_digest(path) for path in self._sources if Path(path).is_file()}
         facts.options |= {name: getattr(self._options, name) for name in ("format", "shard_size", "tokenizer")}
         numbers = self.statistics.to_json()

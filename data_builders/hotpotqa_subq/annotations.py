@@ -40,7 +40,7 @@ class RecordedTeacher(Teacher):
 
     def __init__(self, path: str | Path) -> None:
         self.name = f"recorded replies ({Path(path).name})"
-        self._index = JsonlIndex(path, _recorded_keys)
+        self._index = JsonlIndex(path, _recorded_key)
         if self._index.repeated_line is not None:
             raise ValueError(
                 f"{path}:{self._index.repeated_line}: an earlier line annotates the same question; keep one of them"
@@ -231,7 +231,7 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
     )
 
 
-def _recorded_keys(where: str, row: Row) -> list[str]:
+def _recorded_key(where: str, row: Row) -> str:
     identity = row.get("_id", row.get("id"))
     if not isinstance(identity, str) or not identity:
         raise ValueError(f"{where}: a recorded reply needs the question's '_id'; it has {', '.join(row)}")
@@ -246,7 +246,7 @@ def _recorded_keys(where: str, row: Row) -> list[str]:
             raise ValueError(f"{where}: a sub-query must be {{'title', 'question'}}; found {entry!r}")
     for rows in row.get("triples", {}).values():
         triples_from_json(rows, where)
-    return [identity]
+    return identity
 
 
 _WORD = re.compile(r"\w+")

@@ -83,7 +83,7 @@ def build(
         if not records and not facts.calls:
             found = [f"{name}: {n} x {why}" for name, drops in facts.drops.items() for why, n in drops.items()]
             raise ValueError(f"no question could be labelled ({'; '.join(found) or 'the input files hold none'})")
-        numbers = dataset.finish(facts, may_be_empty=True)
+        numbers = dataset.finish(facts)
     if not records:
         raise NothingLabelled(why_empty(options.output) or "no question could be labelled")
     return numbers

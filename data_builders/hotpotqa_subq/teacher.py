@@ -253,10 +253,10 @@ class StoredAnswers:
     """Answers of that test from JSON lines `{"question_id", "answer"}`, looked up in their file."""
 
     def __init__(self, path: str | Path) -> None:
-        def keys(where: str, row: Row) -> list[str]:
-            return [text_fields(row, where, "direct answer", ("question_id", "answer"))["question_id"]]
+        def key(where: str, row: Row) -> str:
+            return text_fields(row, where, "direct answer", ("question_id", "answer"))["question_id"]
 
-        self._index = JsonlIndex(path, keys)
+        self._index = JsonlIndex(path, key)
 
     async def answer(self, question: Question) -> str:
         """The stored answer."""

@@ -11,7 +11,6 @@ passage that the teacher read gives a pair.
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,11 +23,11 @@ from tripletune.data_builders.hotpotqa_subq.options import Source
 from tripletune.data_builders.readers._rows import Row, find_passage, source_rows
 from tripletune.models.data.questions import Dropped
 from tripletune.models.data.triples import Triple, parse_triples, plain_markers
+from tripletune.models.llm.replies import triple_of
 from tripletune.models.program import load_from
 
 MALFORMED_TRIPLES = "malformed triples, left out"
 QUESTIONS_DROPPED = "questions that the reader leaves out"
-BAD_TITLES = "titles that are no text, left out"
 _PREDICATES = ("predicate", "relation", "property")
 
 
@@ -101,9 +100,8 @@ def pair_rows(
         )
         issues[MALFORMED_TRIPLES] += 0 if unusable else malformed
         identity = row.get("id", row.get("_id"))
-        title = _as_text(row.get("title"))
-        issues[BAD_TITLES] += title is None and row.get("title") is not None
-        yield PairRow("" if identity is None else str(identity), title or "", text, tuple(triples), unusable)
+        title = str(row["title"]) if isinstance(row.get("title"), (str, int, float)) else ""
+        yield PairRow("" if identity is None else str(identity), title, text, tuple(triples), unusable)
 
 
 def published_triples(value: object) -> tuple[list[Triple], int] | None:
@@ -123,10 +121,7 @@ def published_triples(value: object) -> tuple[list[Triple], int] | None:
     found: list[Triple] = []
     malformed = 0
     for item in value:
-        if isinstance(item, str):
-            triples, bad = _marked(item)
-        else:
-            triples, bad = _fields(item)
+        triples, bad = _marked(item) if isinstance(item, str) else _fields(item)
         found += triples
         malformed += bad
     return found, malformed
@@ -140,23 +135,9 @@ def _marked(text: str) -> tuple[list[Triple], int]:
 
 def _fields(item: Any) -> tuple[list[Triple], int]:
     if isinstance(item, dict):
-        predicate = next((item[name] for name in _PREDICATES if name in item), None)
-        item = [item.get("subject"), predicate, item.get("object")]
-    if not isinstance(item, (list, tuple)) or len(item) != 3:
-        return [], 1
-    fields = [text for field in item if (text := _as_text(field)) is not None]
-    try:
-        return ([Triple(*fields)], 0) if len(fields) == 3 else ([], 1)
-    except ValueError:
-        return [], 1
-
-
-def _as_text(value: object) -> str | None:
-    """A text, or a number as text, since a year is often written without quotation marks; None for all else."""
-    if isinstance(value, str):
-        return value
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return str(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
+        item = item | {"predicate": next((item[name] for name in _PREDICATES if name in item), None)}
+    triple = triple_of(item)
+    return ([], 1) if triple is None else ([triple], 0)
 
 
 def read_pair_rows(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
@@ -200,7 +181,7 @@ def _pair_reader(source: Source) -> PairReader:
 
 
 def _recorded_rows(source: Source, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
-    index = JsonlIndex(str(source.annotations), _keys)
+    index = JsonlIndex(str(source.annotations), _key)
     for question in readers.get_reader(source.reader)(source.location, issues, source.name):
         if isinstance(question, Dropped):
             issues[QUESTIONS_DROPPED] += 1
@@ -224,11 +205,11 @@ def _recorded_rows(source: Source, drops: Counter[str], issues: Counter[str]) ->
                 yield PairRow(name, passage.title, passage.text, tuple(triples), unusable)
 
 
-def _keys(where: str, row: dict[str, Any]) -> list[str]:
+def _key(where: str, row: dict[str, Any]) -> str:
     identity, triples = row.get("_id", row.get("id")), row.get("triples", {})
     if not isinstance(identity, str) or not identity or not isinstance(triples, dict):
         raise ValueError(
             f"{where}: a recorded reply needs '_id' and 'triples', an object of title to triples; the line has "
             f"{', '.join(row) or 'nothing'}"
         )
-    return [identity]
+    return identity

@@ -230,8 +230,8 @@ def triple_of(row: object) -> Triple | None:
         row = [row.get("subject"), row.get("predicate"), row.get("object")]
     if not isinstance(row, (list, tuple)) or len(row) != 3:
         return None
-    # A year or a number is often written without quotation marks.
-    fields = [str(field) for field in row if type(field) in (str, int, float)]
+    # A year or a number is often written without quotation marks; NaN, which a column without a value holds, is none.
+    fields = [str(field) for field in row if type(field) in (str, int, float) and field == field]
     return Triple(*fields) if len(fields) == 3 and all(field.strip() for field in fields) else None
 
 

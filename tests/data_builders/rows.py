@@ -89,5 +89,5 @@ def write_rows(folder: Path, kind: str, splits: dict[str, list[Any]], **options:
         for split, rows in splits.items():
             for row in rows:
                 dataset.write(row, split)
-        dataset.finish(BuildFacts("T", "S."), may_be_empty=True)
+        dataset.finish(BuildFacts("T", "S."))
     return folder

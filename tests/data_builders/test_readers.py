@@ -197,7 +197,7 @@ def test_graph_names_may_hold_brackets_and_bad_triples_cost_no_neighbour():
 def test_explagraphs_row_becomes_an_answering_record(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text('arg1\targ2\tlabel\tgraph\n"The ""big"" claim."\tA reason.\tcounter\t(reason; part of; claim)\n')
-    (record,) = read_explagraphs(path)
+    (record,) = read_explagraphs(path, Counter())
     assert 'The "big" claim.' in record.question
     assert "A reason." in record.question
     assert (record.task, record.action.value, record.label) == ("answering", "[SUFFICIENT]", "counter")
@@ -209,7 +209,7 @@ def test_explagraphs_bad_line(tmp_path):
     for line, message in (("a\tb\tmaybe\t(x; y; z)", "the label is 'maybe'"), ("a\tb\tsupport", "found 3")):
         path.write_text(f"a\tb\tsupport\t(x; y; z)\n{line}\n")
         with pytest.raises(ValueError, match=rf"a\.tsv:2: .*{message}"):
-            list(read_explagraphs(path))
+            list(read_explagraphs(path, Counter()))
 
 
 def test_answers_in_every_layout_are_lists(tmp_path):

@@ -18,7 +18,7 @@ def test_first_notes_are_kept_like_a_dictionary_keeps_them(calls):
 
 
 def keys(where, row):
-    return [row["name"]]
+    return row["name"]
 
 
 def test_rows_are_found_by_key_with_their_line(tmp_path):
