@@ -4,13 +4,12 @@ trajectories of a teacher in a loop (CIRAG, section 3.5)."""
 from __future__ import annotations
 
 import unicodedata
-from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tripletune.data_builders.datasets import RowKind, Statistics, length_table
 from tripletune.models.data.pairs import ExtractionPair, entity_triple
-from tripletune.models.data.records import TASKS, YES_NO, Action, Record, Task, mentions, normalize_answer
+from tripletune.models.data.records import TASKS, YES_NO, Action, Record, mentions, normalize_answer
 from tripletune.models.data.rendering import load_instructions, render
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.tables import Table
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     from tripletune.models.data.triples import Triple
 
+_INSTRUCTIONS = load_instructions()
 # Stands between facts that are searched as one text: no name holds it, so no name is found across two facts.
 _BETWEEN_FACTS = " \ue000 "
 # Table 4: name, key of the numbers (with the statistics that are shown), planning and answering in the paper.
@@ -55,10 +55,6 @@ class _Records(RowKind[Record]):
         "answer": "answer after retrieval", "direct_answer": "answer without retrieval",
     })  # fmt: skip
 
-    @cached_property
-    def _instructions(self) -> dict[Task, str]:
-        return load_instructions()
-
     def label(self, row: Record) -> str:
         """The action of a planning record, or "answer" with or without retrieval."""
         if row.task == "planning":
@@ -78,7 +74,7 @@ class _Records(RowKind[Record]):
             f"graphs: {graphs or 'none'}",
             f"gold answers: {' | '.join(row.answers) or 'none'}",
             "",
-            self._instructions[row.task],
+            _INSTRUCTIONS[row.task],
         ]
 
     def sides(self, row: Record) -> list[tuple[str, str]]:
@@ -105,7 +101,7 @@ class _Records(RowKind[Record]):
     def _sizes(self, row: Record, statistics: Statistics[Record]) -> list[tuple[str, int]]:
         output = statistics.length(row.label)
         sizes = [
-            ("input_tokens", statistics.length(f"{self._instructions[row.task]}\n\n{render(row.input)}")),
+            ("input_tokens", statistics.length(f"{_INSTRUCTIONS[row.task]}\n\n{render(row.input)}")),
             ("output_tokens", output),
             ("subqueries", len(row.steps)),
         ]

@@ -9,7 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +250,7 @@ def _recorded_key(where: str, row: Row) -> str:
 
 
 _WORD = re.compile(r"\w+")
+_QUESTIONS = read_yaml(Path(__file__).with_name("relation_questions.yaml"))
 # Questions have two or four supporting passages; beyond this, trying every order would take long.
 _MOST_PLACED_TOGETHER = 6
 # "the owned by of X" is no English; such relations are quoted instead.
@@ -326,11 +327,6 @@ def _similarity(name: str, other: str) -> float:
     return contained + 0.6 * shared / len(words | others)
 
 
-@lru_cache(maxsize=1)
-def _questions() -> dict[str, Any]:
-    return read_yaml(Path(__file__).with_name("relation_questions.yaml"))
-
-
 def relation_question(subject: str, relation: str, plain: bool = False) -> str:
     """The question whose answer is the object of `(subject, relation, ?)`.
 
@@ -338,7 +334,7 @@ def relation_question(subject: str, relation: str, plain: bool = False) -> str:
     ends in a preposition. With `plain` every relation is put so.
     """
     key = " ".join(relation.replace("_", " ").casefold().split())
-    template = None if plain else _questions().get(key)
+    template = None if plain else _QUESTIONS.get(key)
     if template is None and key.rsplit(" ", 1)[-1] in PREPOSITIONS:
         return f"What is “{key}” for {subject}?"
     # Not str.format on the subject: names may hold braces.

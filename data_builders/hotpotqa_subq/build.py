@@ -23,11 +23,7 @@ from tripletune.data_builders.datasets.inspect import why_empty
 from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.writer import DROPPED, BuildFacts, DatasetWriter, new_dataset
 from tripletune.data_builders.hotpotqa_subq import AGAIN, FailedSearches, label_question
-from tripletune.data_builders.hotpotqa_subq.annotations import (
-    PARTS,
-    open_teacher,
-    stored_triples,
-)
+from tripletune.data_builders.hotpotqa_subq.annotations import PARTS, open_teacher, stored_triples
 from tripletune.data_builders.hotpotqa_subq.checks import missing_facts
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source, check_names, usable_questions
 from tripletune.data_builders.hotpotqa_subq.teacher import (

@@ -13,7 +13,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -24,6 +24,7 @@ from tripletune.models.llm import LLMClient, Message, Sampling
 T = TypeVar("T")
 PROMPTS = Path(__file__).parents[1] / "prompts"
 REPAIR_ROLE = ".repair"
+_REPAIR_PROMPT = (PROMPTS / "repair.md").read_text(encoding="utf-8").strip()
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.MULTILINE | re.DOTALL)
 _KINDS: dict[type[Any], tuple[str, str, str]] = {dict: ("object", "{", "}"), list: ("array", "[", "]")}
 _BRACKET = re.compile(r"[\[{]")
@@ -130,7 +131,7 @@ async def in_workers(work: Callable[[], Coroutine[Any, Any, None]], count: int) 
 
 def repair_turns(messages: Sequence[Message], reply: str, explanation: str) -> list[Message]:
     """The chat that asks for a better reply."""
-    request = _repair_prompt().replace("{explanation}", explanation)
+    request = _REPAIR_PROMPT.replace("{explanation}", explanation)
     if reply.strip():
         return [*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": request}]
     # No service takes an empty turn, and not every chat template two user turns in a row.
@@ -328,9 +329,4 @@ def _no_constant(name: str) -> NoReturn:
 
 def repair_digest() -> dict[str, str]:
     """SHA-256 of the prompt of a repair turn, by its file, for cards of what was made with it."""
-    return {"models/prompts/repair.md": hashlib.sha256(_repair_prompt().encode()).hexdigest()}
-
-
-@lru_cache(maxsize=1)
-def _repair_prompt() -> str:
-    return (PROMPTS / "repair.md").read_text(encoding="utf-8").strip()
+    return {"models/prompts/repair.md": hashlib.sha256(_REPAIR_PROMPT.encode()).hexdigest()}
