@@ -33,8 +33,8 @@ from tripletune.data_builders.datasets import RowKind, SeenTable, listed
 from tripletune.data_builders.datasets.kinds import RECORDS, TRAJECTORIES
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset, split_of
 from tripletune.data_builders.ledger_chats import Chat, RoleCalls, roles_of
+from tripletune.models.data.pairs import Trajectory
 from tripletune.models.data.records import Action, Record, Step, passage_id, read_jsonl
-from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.files import file_digest, read_json
 from tripletune.models.llm.ledger import canonical
 from tripletune.models.llm.replies import REPAIR_ROLE

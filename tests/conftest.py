@@ -348,7 +348,7 @@ def make_extraction_config(tmp_path, tiny_llama, tiny_t5, extraction_pairs):
 @pytest.fixture(scope="session")
 def make_trajectory():
     """A CIRAG trajectory of two rounds with short turns: `make_trajectory(number, teacher="oracle")`."""
-    from tripletune.models.data.trajectories import Trajectory
+    from tripletune.models.data.pairs import Trajectory
     from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 
     def facts(name):

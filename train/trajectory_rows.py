@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from tripletune.models.data.pairs import Trajectory
 from tripletune.models.data.records import IGNORED
-from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.llm import CallError, Message
 from tripletune.rag.systems.cirag.integration import shorten
 

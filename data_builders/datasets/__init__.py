@@ -21,9 +21,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from tripletune.models.data.pairs import ExtractionPair
+from tripletune.models.data.pairs import ExtractionPair, Trajectory
 from tripletune.models.data.records import Record, json_value, read_jsonl
-from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
 from tripletune.models.tables import Table
 

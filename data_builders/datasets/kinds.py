@@ -8,10 +8,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tripletune.data_builders.datasets import RowKind, Statistics, length_table
-from tripletune.models.data.pairs import ExtractionPair, entity_triple
+from tripletune.models.data.pairs import ExtractionPair, Trajectory, entity_triple
 from tripletune.models.data.records import TASKS, YES_NO, Action, Record, mentions, normalize_answer
 from tripletune.models.data.rendering import load_instructions, render
-from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.tables import Table
 
 if TYPE_CHECKING:

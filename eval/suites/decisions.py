@@ -22,8 +22,8 @@ from tripletune.eval.metrics import f1
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_pairs
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
+from tripletune.models.data.pairs import Trajectory, read_trajectories
 from tripletune.models.data.records import record_files
-from tripletune.models.data.trajectories import Trajectory, read_trajectories
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import file_digest, weights_fingerprint
 from tripletune.models.llm import Completion, Message, Sampling

@@ -10,9 +10,8 @@ import pytest
 from tripletune.data_builders.datasets import Statistics
 from tripletune.data_builders.datasets.kinds import KINDS
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset
-from tripletune.models.data.pairs import ExtractionPair
+from tripletune.models.data.pairs import ExtractionPair, Trajectory
 from tripletune.models.data.records import Action, Record, Step
-from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
 
 STEP = Step("q", (Triple("a", "r", "b"), Triple("a", "s", "c"), Triple("a", "r", "b")))

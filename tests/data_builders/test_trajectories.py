@@ -13,8 +13,8 @@ from tripletune.data_builders.ledger_chats import RoleCalls
 from tripletune.data_builders.trajectories import main
 from tripletune.data_builders.world.build import WorldOptions, generate_world, write_world
 from tripletune.eval.__main__ import main as evaluate
+from tripletune.models.data.pairs import read_trajectories
 from tripletune.models.data.records import Passage, read_records
-from tripletune.models.data.trajectories import read_trajectories
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry

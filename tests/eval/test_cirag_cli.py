@@ -16,8 +16,8 @@ from tripletune.eval import context_links, load_task, task_questions
 from tripletune.eval.__main__ import main
 from tripletune.eval.results import read_scored
 from tripletune.eval.systems import other_prompt
+from tripletune.models.data.pairs import read_trajectories
 from tripletune.models.data.records import passage_id, read_corpus
-from tripletune.models.data.trajectories import read_trajectories
 from tripletune.models.llm import Sampling
 from tripletune.models.llm.programs import main as calls
 from tripletune.rag.triple_store import read_gold

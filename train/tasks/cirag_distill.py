@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tripletune.models.data.trajectories import Trajectory
+from tripletune.models.data.pairs import Trajectory
 from tripletune.models.files import read_text
 from tripletune.models.options import other_default, setting
 from tripletune.models.run_folders import PROMPT_FILE, STUDENT

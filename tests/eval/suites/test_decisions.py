@@ -5,7 +5,7 @@ import pytest
 from tests.cli import read_lines, write_lines
 from tripletune.eval.__main__ import main
 from tripletune.eval.suites.decisions import DecisionSuite, decision_cases, score_reply, summarise_decisions
-from tripletune.models.data.trajectories import Trajectory
+from tripletune.models.data.pairs import Trajectory
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Backend, CallError, Completion, Message
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from tripletune.models.data.trajectories import Trajectory, read_trajectories
+from tripletune.models.data.pairs import Trajectory, read_trajectories
 
 
 def test_rows_that_are_no_trajectory_are_named(tmp_path):

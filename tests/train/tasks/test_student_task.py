@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
-from tripletune.models.data.trajectories import Trajectory
+from tripletune.models.data.pairs import Trajectory
 from tripletune.models.data.triples import Triple
 from tripletune.models.loading import load_causal_lm
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
