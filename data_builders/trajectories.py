@@ -112,11 +112,7 @@ def _sources(results: Sequence[str], ledgers: Sequence[str], records: bool) -> l
         # Beside the results, or in the folder of a run of several systems, which holds DIR/TASK/SYSTEM.
         places = [folder / LEDGER for folder in file.parents[:3]]
         named.append(next((path for path in places if path.is_file()), places[0]))
-    pairs: list[tuple[Path, ...]] = list(zip(files, named * len(files) if len(named) == 1 else named))
-    for file in (file for pair in pairs for file in pair):
-        if not file.is_file():
-            raise FileNotFoundError(f"no such file: {file}")
-    return pairs
+    return list(zip(files, named * len(files) if len(named) == 1 else named))
 
 
 # By reason, whether a trajectory is kept, given its results row and its chat.

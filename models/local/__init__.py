@@ -96,10 +96,6 @@ class Request:
     abandoned: bool = False
     seconds: float = 0.0
 
-    def __post_init__(self) -> None:
-        if not self.prompt or self.limit < 1:
-            raise ValueError(f"a request needs a prompt and a limit of at least 1, found {self.limit}")
-
     def take(self, token: int, ends: Collection[int]) -> None:
         """Add the next token, or end the reply."""
         if token in ends:
