@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.records import read_jsonl
-from tripletune.models.files import lock_folder, new_file, read_json, write_json
+from tripletune.models.files import flatten, lock_folder, new_file, read_json, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -67,13 +67,14 @@ class ResultLog:
             self.path.touch()
             self._replaces = overwrite and self.path.stat().st_size > 0
             path, settings = self.folder / SETTINGS, self._settings
-            found = read_json(path) if path.exists() and not self._replaces else {}
-            changed = [key for key in sorted(found.keys() | settings.keys()) if found.get(key) != settings.get(key)]
+            found = flatten(read_json(path), ".") if path.exists() and not self._replaces else {}
+            now = flatten(settings, ".")
+            changed = [key for key in sorted(found.keys() | now.keys()) if found.get(key) != now.get(key)]
             if not self.path.stat().st_size:
                 # A call that failed before its first answer, such as one with a misspelled model, sets nothing.
                 write_json(path, settings)
             elif changed and not self._replaces:
-                details = "; ".join(f"{key} was {found.get(key)!r} and is {settings.get(key)!r}" for key in changed)
+                details = "; ".join(f"{key} was {found.get(key)!r} and is {now.get(key)!r}" for key in changed)
                 raise ValueError(
                     f"{self.folder} holds results of another run: {details}. "
                     "Pass --overwrite to start again, or another --output"

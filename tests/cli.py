@@ -30,7 +30,10 @@ class Ran(NamedTuple):
 
 
 def run(program: str, *words: Any) -> Ran:
-    """Run a program with these words; an argument that argparse refuses ends it with code 2, as for a user."""
+    """Run a program, a row of `PROGRAMS`, with these words: `run("train", "ras", …)`, `run("build world", …)`.
+
+    An argument that argparse refuses ends it with code 2, as for a user.
+    """
     place, *first = PROGRAMS[program][0].split()
     spec = find_spec(f"tripletune.{place}")
     package = spec is not None and spec.submodule_search_locations is not None

@@ -56,6 +56,7 @@ def check(goldens):
         if WRITE:
             goldens[name] = value
         expected = goldens.get(name)
+        assert expected is not None, f"{name} has no golden: GOLDENS=write python -m pytest tests/test_goldens.py"
         assert value == (pytest.approx(expected, rel=1e-4, abs=1e-5) if nearly else expected), (
             f"{name} is another: GOLDENS=FOLDER keeps what to compare"
         )

@@ -80,12 +80,13 @@ def check_same_run(config: Any, train_digest: str) -> None:
     if not (folder / SETTINGS).is_file() or not (folder / ENVIRONMENT).is_file():
         return
     before, now = flatten(read_yaml(folder / SETTINGS), "."), flatten(dataclasses.asdict(config), ".")
+    # A setting that the run's version did not have was at its default.
+    before = {**flatten(dataclasses.asdict(type(config)()), "."), **before}
     about = read_json(folder / ENVIRONMENT)
     changed = [
         f"{name} was {before[name]!r} and is {now[name]!r}"
         for name in now
-        # A setting that the run's version did not have is at its default.
-        if before.get(name, now[name]) != now[name] and name not in _FREE and not name.startswith(_FREE_BEGINNINGS)
+        if before[name] != now[name] and name not in _FREE and not name.startswith(_FREE_BEGINNINGS)
     ]
     counts = about[PROCESSES], process_count()
     per_step = [

@@ -25,7 +25,7 @@ def load_system(system: str, *, teacher: LLMOptions | None = None, **options: An
 
     Args:
         system: Its name: "ras", "cirag", "t2rag", "gear", "thrag" or a baseline.
-        teacher: The chat model of a system that prompts one.
+        teacher: The chat model of a system that prompts one: `LLMOptions(backend="openai", model="gpt-4o-mini")`.
         **options: Fields of `rag.answering.SystemOptions` (`model`, `corpus`, `triples`, `index`, …) and options of the
             system, such as `top_k=2`.
     """

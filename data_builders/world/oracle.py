@@ -86,6 +86,8 @@ class WorldOracle(Backend):
             text = reply(self, messages)
         elif system != "cirag" and call == "answer":
             text = self.answer(turns[-1])
+        elif call and system != "cirag":
+            raise CallError(f"{self.model}: no reply for the role {role}: add it to data_builders/world/oracle.py")
         elif turns and f"[[## {CANDIDATES} ##]]" in turns[-1]:
             text = self._integrate(messages)
         elif turns and turns[-1].startswith("Title: "):

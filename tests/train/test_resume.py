@@ -101,6 +101,7 @@ def test_settings_that_an_earlier_version_did_not_have_are_no_difference(tmp_pat
     saved["train"]["gradient_accumulation"] = 2
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(saved))
     assert goes_on(begun(tmp_path))
+    assert not goes_on(begun(tmp_path, **{"data.long_labels": "skip"}))
 
 
 @pytest.mark.parametrize(("processes", "batch", "fits"), [(2, 2, True), (2, 4, False), (1, 2, False), (1, 4, True)])

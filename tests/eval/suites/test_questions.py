@@ -262,7 +262,7 @@ def test_changed_settings_need_overwrite(files, oracle, capsys, error_of):
         assert main(command(files)) == 0
         assert oracle.calls == 6 * 3, "the same command answers nothing anew"
     assert main(command(files, top_k=2)) == 2
-    assert "options was" in error_of()
+    assert "options.top_k was 5 and is 2" in error_of()
     assert main(command(files, top_k=2, overwrite=True)) == 0
     assert main(command(files, top_k=2, concurrency=1, batch_size=3)) == 0, "speed settings are free to change"
 
