@@ -22,10 +22,9 @@ from tripletune.models.data.questions import Question
 from tripletune.models.llm import Completion, LLMClient
 from tripletune.models.options import setting
 from tripletune.rag.embedding import Embedder
-from tripletune.rag.graph import Scoring
 from tripletune.rag.search import SearchOptions, open_search
 from tripletune.rag.systems import find_system
-from tripletune.rag.systems.gear import GearOptions
+from tripletune.rag.systems.gear import GearOptions, Scoring
 from tripletune.rag.systems.ppr import PprOptions
 from tripletune.rag.text_index import Ranking, VectorIndex
 

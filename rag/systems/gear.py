@@ -9,9 +9,12 @@ fused list; a next question that was searched before ends the loop; the answer i
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
 from typing import Literal
 
 from tripletune.models.data.records import Passage, Step, normalize_answer, one_line
@@ -21,13 +24,16 @@ from tripletune.models.llm.replies import UnusableReply, find_triples, without_t
 from tripletune.models.options import setting
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, answer_from, prompt_files, show_passages
-from tripletune.rag.graph import Scoring, breadth_first, diverse_beam_search
-from tripletune.rag.retrievers import Retrieved, verbalise
+from tripletune.rag.retrievers import Retrieved, verbalise, words_in
 from tripletune.rag.systems import System, Tools, client_of, need
 from tripletune.rag.systems._rounds import RoundOptions
 from tripletune.rag.text_index import Ranking, reciprocal_rank_fusion
+from tripletune.rag.triple_index import TripleIndex
 
+Scoring = Literal["concat", "mean"]
 Variant = Literal["agent", "sync", "naive"]
+# The similarity of each text to the query; see `Embedder.scores`.
+Compare = Callable[[str, Sequence[str]], Awaitable[Sequence[float]]]
 _NAMES = ("gear_read", "gear_reason", "gear_rewrite", READER)
 _TUPLE = re.compile(r"\((\s*\".*?\"\s*)\)")
 _ANSWERABLE = re.compile(r"answerable[ \t*_]*:[ \t*_]*(yes|no)\b(.*)", re.IGNORECASE | re.DOTALL)
@@ -101,11 +107,7 @@ class _Gear:
             proximal = await self.read(query, [hit.passage for hit in hits])
             linked = await self.triples.search([verbalise(triple) for triple in proximal], 1) if proximal else []
             seeds = [row for ranking in linked for row, _ in ranking]
-        options = self.options
-        beams = await diverse_beam_search(
-            query, seeds, self.triples, self.similarity, width=options.width, length=options.length,
-            neighbours=options.neighbours, gamma=options.gamma, scoring=options.scoring,
-        )  # fmt: skip
+        beams = await diverse_beam_search(query, seeds, self.triples, self.similarity, self.options)
         rows = breadth_first(beams)
         fused = reciprocal_rank_fusion([self.passages_of(rows), [(hit.position, hit.score) for hit in hits]])
         found = [Retrieved(self.passages[position], score, position) for position, score in fused]
@@ -159,6 +161,85 @@ class _Gear:
     def passages_of(self, rows: Iterable[int]) -> Ranking:
         """The passages that state triples, in the order of the triples, each once."""
         return [(one, 0.0) for one in dict.fromkeys(int(one) for row in rows for one in self.triples.passages_of(row))]
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """A sequence of triples, each of which shares an entity with the one before it.
+
+    Its score is the sum of its prefixes' similarities to the query, made smaller where it had better sisters.
+    """
+
+    rows: tuple[int, ...]
+    score: float
+
+
+async def diverse_beam_search(
+    query: str, seeds: Sequence[int], graph: TripleIndex, similarity: Compare, options: GearOptions
+) -> list[Beam]:
+    """Expand a sub-graph from initial triples, the seeds (GEAR, algorithm 1, with the settings of appendix C.2).
+
+    Where the paper leaves a choice: of more neighbours than `neighbours` those stay that share most words with the
+    query; where a step has scores below zero, which a weight below 1 would raise, the lowest is the zero that scores
+    are weighted from; equal scores keep the order of rows; when no beam has a new neighbour, the beams stay as they
+    are.
+    """
+    width, gamma = options.width, 2 * options.width if options.gamma is None else options.gamma
+    compare = partial(_similarities, query, graph, similarity, options.scoring)
+    starts = [(row,) for row in sorted(set(seeds))]
+    beams = _top([Beam(rows, score) for rows, score in zip(starts, await compare(starts))], width)
+    for _ in range(options.length - 1):
+        visited = {row for beam in beams for row in beam.rows}
+        longer = [
+            [(*beam.rows, row) for row in _closest(query, beam.rows[-1], visited, graph, options.neighbours)]
+            for beam in beams
+        ]
+        scores = iter(await compare([rows for group in longer for rows in group]))
+        groups = [[Beam(rows, beam.score + next(scores)) for rows in group] for beam, group in zip(beams, longer)]
+        if not any(groups):
+            break
+        zero = min(0.0, *(beam.score for group in groups for beam in group))
+        beams = _top([weighted for group in groups for weighted in _diverse(group, gamma, zero)], width)
+    return beams
+
+
+def _diverse(group: list[Beam], gamma: float, zero: float) -> list[Beam]:
+    """The extensions of one beam: the n-th best weighs exp(-min(n, gamma) / gamma)."""
+    ranked = _top(group, len(group))
+    if not gamma:
+        return ranked
+    weights = [math.exp(-min(n, gamma) / gamma) for n in range(len(ranked))]
+    return [Beam(beam.rows, (beam.score - zero) * weight + zero) for beam, weight in zip(ranked, weights)]
+
+
+def _top(beams: list[Beam], count: int) -> list[Beam]:
+    return sorted(beams, key=lambda beam: (-beam.score, beam.rows))[:count]
+
+
+def _closest(query: str, row: int, visited: set[int], graph: TripleIndex, limit: int) -> list[int]:
+    rows = [int(other) for other in graph.neighbours(row) if int(other) not in visited]
+    if len(rows) <= limit:
+        return rows
+    words = set(words_in(query))
+    return sorted(rows, key=lambda other: (-len(words.intersection(words_in(verbalise(graph[other])))), other))[:limit]
+
+
+async def _similarities(
+    query: str, graph: TripleIndex, similarity: Compare, scoring: Scoring, beams: Sequence[tuple[int, ...]]
+) -> list[float]:
+    if not beams:
+        return []
+    if scoring == "concat":
+        return list(await similarity(query, [". ".join(verbalise(graph[row]) for row in rows) for rows in beams]))
+    rows = sorted({row for beam in beams for row in beam})
+    alone = dict(zip(rows, await similarity(query, [verbalise(graph[row]) for row in rows])))
+    return [sum(alone[row] for row in beam) / len(beam) for beam in beams]
+
+
+def breadth_first(beams: Sequence[Beam]) -> list[int]:
+    """The triples of beams, each once: the first of every beam, then the second of every beam, and so on."""
+    levels = zip_longest(*(beam.rows for beam in beams))
+    return list(dict.fromkeys(row for level in levels for row in level if row is not None))
 
 
 def _shown(triples: Sequence[Triple]) -> str:

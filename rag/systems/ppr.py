@@ -25,7 +25,6 @@ from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, answer_from, prompt_files
 from tripletune.rag.embedding import Embedder
-from tripletune.rag.graph import personalised_pagerank
 from tripletune.rag.retrievers import Retrieved, verbalise
 from tripletune.rag.systems import System, Tools, client_of, need
 from tripletune.rag.text_index import Ranking
@@ -134,6 +133,29 @@ def _walk(index: TripleIndex, embedder: Embedder | None, found: Ranking, hits: R
     ranks = personalised_pagerank(adjacency, seeds, options.damping)[entities:].round(12)
     order = np.lexsort((np.arange(len(ranks)), -ranks))
     return [(int(position), float(ranks[position])) for position in order if ranks[position] > 0]
+
+
+def personalised_pagerank(adjacency: Any, seeds: np.ndarray, damping: float, tolerance: float = 1e-8) -> np.ndarray:
+    """The PageRank of nodes when a walk starts again at the seeds, by power iteration; the scores add up to 1.
+
+    Args:
+        adjacency: Weights of edges from row to column, a sparse array of shape (nodes, nodes).
+        seeds: Weights of the nodes to start at, of shape (nodes,); at least one is above 0. A walk starts there again
+            where a node has no edge, too.
+        tolerance: Largest change of all scores together that ends the iteration.
+    """
+    restart = seeds / seeds.sum()
+    degree = np.asarray(adjacency.sum(axis=1)).ravel()
+    ends = degree == 0
+    shares = np.divide(1.0, degree, out=np.zeros_like(degree, dtype=float), where=~ends)
+    backwards = adjacency.T.tocsr()
+    scores = restart
+    for _ in range(1000):
+        before = scores
+        scores = damping * (backwards @ (before * shares) + before[ends].sum() * restart) + (1 - damping) * restart
+        if np.abs(scores - before).sum() < tolerance:
+            break
+    return scores
 
 
 @lru_cache(maxsize=1)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from tripletune.models.data.triples import Triple
-from tripletune.rag.graph import Beam, breadth_first, diverse_beam_search, personalised_pagerank
+from tripletune.rag.systems.gear import Beam, GearOptions, breadth_first, diverse_beam_search
+from tripletune.rag.systems.ppr import personalised_pagerank
 
 
 class Graph:
@@ -36,7 +37,7 @@ def search(graph, scores, seeds, **options):
         asked.append(list(texts))
         return [scores[text] for text in texts]
 
-    return asyncio.run(diverse_beam_search("q", seeds, graph, similarity, **options)), asked
+    return asyncio.run(diverse_beam_search("q", seeds, graph, similarity, GearOptions(**options))), asked
 
 
 # 0 and 1 are seeds. 0 leads to 2, 3 (over b), 1 to 4 (over d).
@@ -122,5 +123,5 @@ def test_pagerank_is_that_of_networkx(edges, data):
 
 def test_pagerank_by_hand():
     # Two nodes with an edge each way, started at the first: x = 1/2 y + 1/2, y = 1/2 x.
-    scores = personalised_pagerank(csr_array(np.array([[0.0, 1.0], [1.0, 0.0]])), np.array([2.0, 0.0]))
+    scores = personalised_pagerank(csr_array(np.array([[0.0, 1.0], [1.0, 0.0]])), np.array([2.0, 0.0]), 0.5)
     assert scores == pytest.approx([2 / 3, 1 / 3])

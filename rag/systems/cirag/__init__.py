@@ -15,21 +15,21 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
-from tripletune.models.data.records import Step, normalize_answer
-from tripletune.models.data.triples import Triple
+from tripletune.models.data.records import Passage, Step, normalize_answer
+from tripletune.models.data.triples import FoundTriples, Triple
 from tripletune.models.llm.question_client import QuestionClient, load_prompts
-from tripletune.models.llm.replies import UnusableReply, all_of, is_refusal
+from tripletune.models.llm.replies import UnusableReply, all_of, find_json, find_triples, is_refusal
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import NOTING, Trace
 from tripletune.rag.chat_generator import REFUSAL, prompt_files, read_answer
+from tripletune.rag.extractor import ask_of_passage
 from tripletune.rag.retrievers import Fact, Retrieved, provenance, top, verbalise
 from tripletune.rag.systems import System, Tools, client_of, need
 from tripletune.rag.systems._rounds import reason_to_stop
-from tripletune.rag.systems.cirag.extraction import passage_triples
 from tripletune.rag.systems.cirag.integration import (
     FORM,
     INTEGRATION_PROMPT,
@@ -48,6 +48,9 @@ PROMPT_NAMES = (
     "cirag_entities", "cirag_triples", "cirag_joint", INTEGRATION_PROMPT,
     *(f"cirag_answer_{granularity}" for granularity in GRANULARITIES),
 )  # fmt: skip
+_ENTITIES = 'write one JSON object {"entities": ["...", ...]} and nothing else'
+_TRIPLES = 'write one JSON object {"triples": [["subject", "predicate", "object"], ...]} and nothing else'
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +149,7 @@ async def _construct(
         read.update(zip(new, await need(tools, "store", "cirag").read(list(new.values()))))
     else:
         issues = Counter[str]()
-        how = (options.extraction == "joint", options.repairs, options.max_extraction_tokens)
-        calls = (passage_triples(passage, llm, issues, *how) for passage in new.values())
+        calls = (passage_triples(passage, llm, issues, options) for passage in new.values())
         read.update(zip(new, await all_of(calls)))
         for issue, count in sorted((+issues).items()):
             trace.tally(issue, count)
@@ -157,6 +159,60 @@ async def _construct(
         for fact in provenance(hit.passage, read[hit.passage.id] or ()):
             facts.setdefault(fact.triple, fact)
     return facts
+
+
+async def passage_triples(
+    passage: Passage, llm: QuestionClient, issues: Counter[str], options: CiragOptions
+) -> tuple[Triple, ...] | None:
+    """The triples of a passage, in order and each once (figures 9 and 10); None where no reply can be used.
+
+    A call depends on the passage alone, so the ledger answers it for every other question that retrieves the passage:
+    what the paper calls extraction cached offline. `issues` counts what was odd about the replies, by kind.
+    """
+    joint, sampling = options.extraction == "joint", llm.up_to(options.max_extraction_tokens)
+
+    async def call(name: str, user: str, parse: Callable[[str], T]) -> T | None:
+        chat = llm.prompts.chat(f"cirag_{name}", user)
+        return await ask_of_passage(llm, chat, parse, f"cirag.{name}", sampling, options.repairs, issues)
+
+    user = f"Title: {' '.join(passage.title.split())}\nText: {' '.join(passage.text.split())}"
+    if not joint:
+        # Without a list the triples are asked for all the same.
+        entities = await call("entities", user, read_entities) or ()
+        user += f"\nEntities: {json.dumps(entities, ensure_ascii=False)}"
+    if (found := await call("joint" if joint else "triples", user, read_passage_triples)) is None:
+        return None
+    issues += Counter({"malformed_triples": found.malformed, "incomplete_json": found.cut_off})
+    return found.triples
+
+
+def read_entities(text: str) -> tuple[str, ...]:
+    """Read `{"entities": ["...", ...]}`, the paper's "named entities" as the key, or the list alone."""
+    value = find_json(text, advice=_ENTITIES)
+    if isinstance(value, dict):
+        value = next((value[name] for name in ("entities", "named entities", "named_entities") if name in value), None)
+    if not isinstance(value, list) or not all(isinstance(name, (str, int, float)) for name in value):
+        raise UnusableReply("no_entities", f"The reply holds no list of entities; {_ENTITIES}.")
+    names = (" ".join(str(name).split()) for name in value)
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def read_passage_triples(text: str) -> FoundTriples:
+    """Read `{"triples": [[s, p, o], ...]}` and what else `models.llm.replies.find_triples` reads.
+
+    Returns:
+        The distinct triples in order and the number of malformed ones. Of a list that is cut off the complete triples
+        stay; one without any is fine: some passages state nothing.
+    """
+    found = find_triples(text, _TRIPLES)
+    if found.cut_off and '"triples"' in text:
+        # Entities that stand before them would be read as triples, since the object around both is not complete.
+        found = find_triples(text[text.rindex('"triples"') :], _TRIPLES)
+    if found.cut_off and not found.triples:
+        raise UnusableReply("bad_json", f"In the reply: the JSON in it is cut off or malformed; {_TRIPLES}.")
+    if found.malformed and not found.triples:
+        raise UnusableReply("no_triples", f"Nothing in the list is a triple of three non-empty strings; {_TRIPLES}.")
+    return found._replace(triples=tuple(dict.fromkeys(found.triples)))
 
 
 async def integrate(

@@ -12,8 +12,7 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.llm import CallError, SetupError
 from tripletune.models.llm.replies import UnusableReply
 from tripletune.rag.systems import Tools
-from tripletune.rag.systems.thrag import SYSTEM, ThragOptions
-from tripletune.rag.systems.thrag.graph import Statement, TopicGraph, read_statements
+from tripletune.rag.systems.thrag import SYSTEM, Statement, ThragOptions, TopicGraph, read_statements
 
 PASSAGES = {
     "Ada": "Ada wrote Low Tide. She lived in Kelm.",
@@ -88,10 +87,10 @@ def test_levels_candidates_and_statistics():
     assert graph.subtopics("literature") == ["writer", "novel"]
     assert graph.subtopics("Geography") == ["Town", "river"]
     assert graph.subtopics("none") == []
-    assert graph.candidates(["river"]) == [2], "the edges of Sarn"
+    assert graph.candidates(["river"], 1) == [2], "the edges of Sarn"
     assert graph.candidates(["river"], 2) == [1, 2], "and those of Kelm, one step away"
     assert graph.candidates(["river"], 3) == [0, 1, 2]
-    assert graph.candidates(["nothing"]) == []
+    assert graph.candidates(["nothing"], 1) == []
     found = graph.statistics()
     assert found["largest_share"] == pytest.approx(10 / 15)
     assert {name: value for name, value in found.items() if name != "largest_share"} == {

@@ -15,8 +15,13 @@ from tripletune.models.llm.question_client import QuestionClient, load_prompts
 from tripletune.models.llm.replies import UnusableReply
 from tripletune.rag import Trace
 from tripletune.rag.retrievers import provenance, source_sentence, split_sentences
-from tripletune.rag.systems.cirag import PROMPT_NAMES
-from tripletune.rag.systems.cirag.extraction import passage_triples, read_entities, read_passage_triples
+from tripletune.rag.systems.cirag import (
+    PROMPT_NAMES,
+    CiragOptions,
+    passage_triples,
+    read_entities,
+    read_passage_triples,
+)
 
 PASSAGE = Passage("Kelm\n town", "Kelm is a town.\nIt lies on the Sarn.")  # a line break opens no new line
 ENTITIES = '{"entities": ["Kelm", "Sarn"]}'
@@ -27,7 +32,8 @@ def read(*replies, joint=False):
     client, trace, issues = Client(*replies), Trace("Q?"), Counter()
     prompts = load_prompts(PROMPT_NAMES)
     llm = QuestionClient(client, trace, "q1", Sampling(temperature=0.5, seed=3), prompts=prompts)
-    found = asyncio.run(passage_triples(PASSAGE, llm, issues, joint, max_tokens=99))
+    options = CiragOptions(extraction="joint" if joint else "two_step", max_extraction_tokens=99)
+    found = asyncio.run(passage_triples(PASSAGE, llm, issues, options))
     return found, dict(+issues), client, trace
 
 

@@ -1,0 +1,303 @@
+"""TH-RAG: topics, then subtopics of a graph are selected, and their sentences read (sections 3.2 and 3.3, algorithm 2).
+
+Where the paper leaves a choice: chunks are the passages of the corpus, so that all systems read the same
+(`tripletune data adapt` cuts long documents as the paper does); a selected label that is not in the list is dropped
+and counted; of a list with more than `most_labels` those closest to the question are shown; where nothing was selected
+all sentences are compared; a sentence stands after the title of its passage, without which "she" has no name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+from tripletune.models.data.records import Passage, Step, one_line
+from tripletune.models.data.triples import Triple
+from tripletune.models.llm import LLMClient
+from tripletune.models.llm.question_client import PromptSet, QuestionClient, load_prompts
+from tripletune.models.llm.replies import UnusableReply, all_of, find_json, json_values, triple_of
+from tripletune.models.options import CheckedOptions, setting
+from tripletune.rag import Trace
+from tripletune.rag.chat_generator import bare_answer, prompt_files, show_passages
+from tripletune.rag.embedding import Embedder
+from tripletune.rag.extractor import ask_of_passage
+from tripletune.rag.index import PassageStore
+from tripletune.rag.retrievers import Retrieved, top
+from tripletune.rag.systems import System, Tools, client_of, need
+from tripletune.rag.triple_index import entity_key
+
+logger = logging.getLogger(__name__)
+
+_EXTRACT = "thrag_extract"
+# Sentences whose passages are the ranking that is scored.
+_RANKED = 30
+_NAMES = (_EXTRACT, "thrag_topics", "thrag_subtopics", "thrag_answer", "thrag_answer_long")
+_FORM = (
+    'write a JSON list of {"triple": [subject, relation, object], "sentence": "…", "subject": {"subtopic": "…", '
+    '"main_topic": "…"}, "object": {"subtopic": "…", "main_topic": "…"}} and nothing else'
+)
+_BUILT: WeakKeyDictionary[LLMClient, dict[str, asyncio.Task[TopicGraph]]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class ThragOptions(CheckedOptions):
+    """Settings of a run; the defaults are the paper's (section 4.4)."""
+
+    sentences: int = setting(30, 'K1, sentences that are read; 0 is "w/o triplets" (table 7)', at_least=0)
+    chunks: int = setting(5, 'K2, best sentences whose passages are read; 0 is "w/o chunks" (table 7)', at_least=0)
+    traversal: bool = setting(True, 'no compares the question with all sentences ("w/o traversal", table 7)')
+    hops: int = setting(1, "how far triples lead from a subtopic's entities; 2 takes their neighbours' too", at_least=1)
+    min_topics: int = setting(5, "fewest topics that the model is asked for", at_least=1)
+    max_topics: int = setting(10, "most topics", at_least=1)
+    min_subtopics: int = setting(10, "fewest subtopics of a topic that the model is asked for", at_least=1)
+    max_subtopics: int = setting(25, "most subtopics of a topic", at_least=1)
+    most_labels: int = setting(1000, "most labels that a prompt lists", at_least=1)
+    answer: Literal["short", "long"] = setting("short", "long answers in paragraphs, as for UltraDomain")
+    repairs: int = setting(1, "most repair turns for a reply that can't be used; the paper has none", at_least=0)
+    prompts: str | None = setting(None, "folder of custom prompts: any of thrag_*.md")
+    max_extraction_tokens: int = setting(4096, "longest reply with the triples of a passage", at_least=1)
+    max_selection_tokens: int = setting(512, "longest reply with selected labels", at_least=1)
+    max_answer_tokens: int = setting(100, "longest answer; a long one needs more", at_least=1)
+
+    def check(self) -> list[str]:
+        """What `setting` can't say."""
+        found = [] if self.sentences or self.chunks else ["sentences and chunks are both 0: nothing would be read"]
+        for name in ("topics", "subtopics"):
+            if getattr(self, f"min_{name}") > getattr(self, f"max_{name}"):
+                found.append(f"min_{name} is greater than max_{name}")
+        return found
+
+
+async def thrag(question: str, search: str, tools: Tools, options: ThragOptions) -> Trace:
+    """Answer one question with TH-RAG (algorithm 2); see `System.run`."""
+    trace = Trace(question, stop_reason="single_pass")
+    prompts, reranker = load_prompts(_NAMES, options.prompts), need(tools, "reranker", "thrag")
+    llm = client_of("thrag", tools, trace, prompts, options.repairs)
+    client, passages = need(tools, "llm", "thrag"), need(tools, "retriever", "thrag").passages
+    graph = await graph_of(client, passages, prompts, llm.up_to(options.max_extraction_tokens), options.repairs)
+    # Building the graph is no cost of a question, in calls as in seconds.
+    trace.details["index"], trace.cached = graph.spent, {**graph.cached}
+    started = time.perf_counter()
+    rows = list(range(len(graph.statements)))
+    if options.traversal:
+        subtopics = await _Selection(question, llm, reranker, options, trace).subtopics(graph)
+        rows = graph.candidates(subtopics, options.hops) or rows
+    # Triples of one sentence are read once.
+    statement: dict[str, Statement] = {}
+    for one in (graph.statements[row] for row in rows):
+        statement.setdefault(f"[{passages[one.position].title}] {one.sentence}", one)
+    texts = list(statement)
+    ranked = top(texts, await reranker.scores(search, texts) if texts else [], len(texts))
+    kept = ranked[: options.sentences]
+    best = dict.fromkeys(statement[text].position for text in ranked[: options.chunks])
+    hits = [Retrieved(passages[position], 1 / rank, position) for rank, position in enumerate(best, 1)]
+    trace.add_step(Step(search, tuple(statement[text].triple for text in kept)), hits)
+    positions = dict.fromkeys(statement[text].position for text in ranked[:_RANKED])
+    trace.details["ranking"] = [passages[position].id for position in positions]
+
+    parts = ["Sentences:\n" + ("\n".join(kept) or "(nothing was found)")] if options.sentences else []
+    parts += [show_passages(hit.passage for hit in hits)] if options.chunks else []
+    name = "thrag_answer" if options.answer == "short" else "thrag_answer_long"
+    chat = prompts.chat(name, "\n\n".join([*parts, f"Question: {one_line(question)}"]))
+    reply = await llm.chat(chat, role="thrag.answer", sampling=llm.up_to(options.max_answer_tokens))
+    trace.answer = bare_answer(reply.text) if options.answer == "short" else reply.text.strip()
+    trace.seconds = time.perf_counter() - started
+    return trace
+
+
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """Topic-based graph traversal (section 3.2): a call for the topics, then one for each topic's subtopics."""
+
+    question: str
+    llm: QuestionClient
+    reranker: Embedder
+    options: ThragOptions
+    trace: Trace
+
+    async def subtopics(self, graph: TopicGraph) -> list[str]:
+        """The selected subtopics of all selected topics, each once."""
+        topics = await self.choose("topics", graph.topics)
+        chosen = await all_of(self.choose("subtopics", graph.subtopics(topic), topic) for topic in topics)
+        self.trace.details["selected"] = dict(zip(topics, chosen))
+        return list(dict.fromkeys(label for labels in chosen for label in labels))
+
+    async def choose(self, kind: str, labels: Sequence[str], topic: str = "") -> list[str]:
+        """The labels that the model selects, in its order; those that are not in the list are counted."""
+        options, limit = self.options, self.options.most_labels
+        least, most = (getattr(options, f"{end}_{kind}") for end in ("min", "max"))
+        if len(labels) > limit:
+            self.trace.tally(f"shortlisted_{kind}")
+            labels = top(labels, await self.reranker.scores(self.question, labels), limit)
+        listed = "\n".join(f"- {label}" for label in labels)
+        about = f"Topic: {topic}\n\n" if topic else ""
+        user = f"{about}{kind.capitalize()}:\n{listed}\n\nSelect {min(least, len(labels))} to {min(most, len(labels))}."
+        user = f"{user}\n\nQuestion: {one_line(self.question)}"
+        try:
+            names = await self.llm.ask(kind, user, _read_labels, options.max_selection_tokens)
+        except UnusableReply as error:
+            self.trace.tally(f"{kind}.{error.reason}")
+            return []
+        known = {entity_key(label): label for label in labels}
+        chosen = list(dict.fromkeys(known[entity_key(name)] for name in names if entity_key(name) in known))
+        self.trace.tally(f"{kind}_not_listed", sum(entity_key(name) not in known for name in names))
+        return chosen[:most]
+
+
+def _read_labels(text: str) -> list[str]:
+    value = find_json(text, dict, list, advice='write {"topics": ["…", …]} or {"subtopics": ["…", …]}')
+    if isinstance(value, dict):
+        value = next((one for one in value.values() if isinstance(one, list)), [])
+    return [label for label in value if isinstance(label, str)]
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A triple as the passage at `position` and a sentence of it state it.
+
+    `labels` are subtopic and topic of the subject and of the object.
+    """
+
+    triple: Triple
+    sentence: str
+    labels: tuple[tuple[str, str], tuple[str, str]]
+    position: int = -1
+
+
+class TopicGraph:
+    """The graph of a corpus. Labels and names that differ in case or articles alone are one node.
+
+    Attributes:
+        statements: All triples of the corpus, by row.
+        topics: The topics as they were first written, in order of appearance.
+        spent: Calls, tokens read and written of extraction, by role; `cached`, those that were not sent.
+    """
+
+    def __init__(self, statements: Iterable[Statement]) -> None:
+        self.statements = list(statements)
+        self.spent: dict[str, list[int]] = {}
+        self.cached: dict[str, list[int]] = {}
+        self._labels: dict[str, str] = {}
+        self._under: dict[str, dict[str, None]] = {}
+        self._members: dict[str, dict[str, None]] = {}
+        self._edges: dict[str, list[int]] = {}
+        for row, one in enumerate(self.statements):
+            for name, (subtopic, topic) in zip((one.triple.subject, one.triple.object), one.labels):
+                entity, low, high = entity_key(name), entity_key(subtopic), entity_key(topic)
+                self._labels.setdefault(low, subtopic)
+                self._labels.setdefault(high, topic)
+                self._under.setdefault(high, {})[low] = None
+                self._members.setdefault(low, {})[entity] = None
+                self._edges.setdefault(entity, []).append(row)
+        self.topics = [self._labels[topic] for topic in self._under]
+
+    def subtopics(self, topic: str) -> list[str]:
+        """The subtopics of a topic, in order of appearance."""
+        return [self._labels[one] for one in self._under.get(entity_key(topic), ())]
+
+    def candidates(self, subtopics: Iterable[str], hops: int) -> list[int]:
+        """Rows of all triples of the entities under subtopics, and of those less than `hops` steps away from these."""
+        entities = {entity for one in subtopics for entity in self._members.get(entity_key(one), ())}
+        rows = {row for entity in entities for row in self._edges[entity]}
+        for _ in range(hops - 1):
+            entities = {entity_key(name) for row in rows for name in self.statements[row].triple.as_list()[::2]}
+            rows = {row for entity in entities for row in self._edges[entity]}
+        return sorted(rows)
+
+    def statistics(self) -> dict[str, int | float]:
+        """Nodes and edges by kind, connected parts, and the share of nodes in the largest (tables 4 and 14)."""
+        import networkx as nx
+
+        graph = nx.Graph()
+        graph.add_edges_from((("t", high), ("s", low)) for high, lows in self._under.items() for low in lows)
+        graph.add_edges_from((("s", low), ("e", name)) for low, names in self._members.items() for name in names)
+        ends = [[("e", entity_key(name)) for name in one.triple.as_list()[::2]] for one in self.statements]
+        graph.add_edges_from(ends)
+        parts = [len(part) for part in nx.connected_components(graph)]
+        return {
+            "topics": len(self._under),
+            "subtopics": len(self._members),
+            "entities": len(self._edges),
+            "topic_subtopic_edges": sum(map(len, self._under.values())),
+            "subtopic_entity_edges": sum(map(len, self._members.values())),
+            "triples": len(self.statements),
+            "components": len(parts),
+            "largest_share": max(parts, default=0) / max(1, len(graph)),
+        }
+
+
+async def graph_of(
+    llm: LLMClient, passages: PassageStore, prompts: PromptSet, sampling: Any, repairs: int
+) -> TopicGraph:
+    """The graph of a corpus, built once a process with a call for each passage; the ledger keeps the replies."""
+    tasks = _BUILT.setdefault(llm, {})
+    key = f"{passages.sha256} {prompts.digests()[_EXTRACT]} {sampling}"
+    if key not in tasks:  # a failure stays, too: the run ends by it, or waits for a batch
+        tasks[key] = asyncio.create_task(_build(llm, passages, prompts, sampling, repairs))
+    return await asyncio.shield(tasks[key])
+
+
+async def _build(llm: LLMClient, passages: PassageStore, prompts: PromptSet, sampling: Any, repairs: int) -> TopicGraph:
+    issues: Counter[str] = Counter()
+    costs = Trace("")
+    client = QuestionClient(llm, costs)
+
+    async def extract(position: int, passage: Passage) -> list[Statement]:
+        chat = prompts.chat(_EXTRACT, f"Title: {passage.title}\nText: {passage.text}")
+        read = lambda text: read_statements(text, passage, position, issues)  # noqa: E731
+        return await ask_of_passage(client, chat, read, "thrag.extract", sampling, repairs, issues) or []
+
+    found = await all_of(extract(position, passage) for position, passage in enumerate(passages))
+    graph = TopicGraph(one for group in found for one in group)
+    tokens = costs.details.get("tokens", {})
+    graph.spent = {role: [costs.tallies[f"calls.{role}"], *counts] for role, counts in tokens.items()}
+    graph.cached = costs.cached
+    figures = {**graph.statistics(), **+issues}
+    logger.info("TH-RAG graph: %s", ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+    return graph
+
+
+def read_statements(text: str, passage: Passage, position: int, issues: Counter[str]) -> list[Statement]:
+    """The triples of an extraction reply, also of one that is cut off; the others are counted."""
+    values = json_values(text)
+    if not values:
+        raise UnusableReply("no_json", f"There is no JSON in the reply; {_FORM}.")
+    rows = [row for value in values for row in (value if isinstance(value, list) else value.get("triples", [value]))]
+    plain, found = " ".join(passage.text.split()), []
+    for row in rows:
+        triple = triple_of(row.get("triple")) if isinstance(row, dict) else None
+        labels = [_label(row, end) for end in ("subject", "object")] if triple else []
+        if triple is None or not all(all(pair) for pair in labels):
+            issues["extract.malformed"] += 1
+            continue
+        sentence = " ".join(str(row.get("sentence") or "").split())
+        if not sentence or sentence not in plain:
+            issues["extract.sentence_not_in_text"] += 1
+            sentence = " ".join(triple.as_list())
+        found.append(Statement(triple, sentence, (labels[0], labels[1]), position))
+    return found
+
+
+def _label(row: Mapping[str, Any], end: str) -> tuple[str, str]:
+    """Subtopic and topic of one end of a triple; empty where it has none."""
+    given = row.get(end)
+    names = ("subtopic", "main_topic")
+    texts = [given.get(name) if isinstance(given, dict) else None for name in names]
+    subtopic, topic = (" ".join(text.split()) if isinstance(text, str) else "" for text in texts)
+    return subtopic, topic
+
+
+SYSTEM = System(
+    name="thrag",
+    run=thrag,
+    needs_reranker=lambda options: True,
+    options=ThragOptions,
+    model="llm",
+    files=prompt_files(*_NAMES, names=_NAMES),
+)
