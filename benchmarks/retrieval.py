@@ -6,7 +6,7 @@ import asyncio
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -21,8 +21,8 @@ from tripletune.eval.statistics import bootstrap_mean
 from tripletune.models.data.questions import Question
 from tripletune.models.llm import Completion, LLMClient
 from tripletune.models.options import setting
+from tripletune.rag.answering import SystemOptions, open_tools
 from tripletune.rag.embedding import Embedder
-from tripletune.rag.search import SearchOptions, open_search
 from tripletune.rag.systems import find_system
 from tripletune.rag.systems.gear import GearOptions, Scoring
 from tripletune.rag.systems.ppr import PprOptions
@@ -89,8 +89,8 @@ async def _rankings(
     """Ids of passages for each question, best first."""
     system = find_system(name)
     loop = loop or system.options(top_k=max(CUTS))
-    search = SearchOptions(triples=options.triples, retriever=retriever, encoder=ENCODER)
-    tools = replace(open_search(search, system, loop, folder / "corpus.jsonl", folder), llm=_NoModel())
+    search = SystemOptions(triples=options.triples, retriever=retriever, encoder=ENCODER)
+    tools = open_tools(search, system, loop, folder / "corpus.jsonl", folder, llm=_NoModel())
     runs = (system.run(question.question, question.question, tools, loop) for question in questions)
     traces = await asyncio.gather(*runs)
     return [final_ranking(trace.to_json()) for trace in traces]

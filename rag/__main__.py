@@ -18,21 +18,27 @@ import logging
 import sqlite3
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.records import one_line, read_corpus
 from tripletune.models.llm import SetupError
-from tripletune.models.llm.backends import LLMOptions, backend_names
-from tripletune.models.options import CommandParser, add_arguments, add_short_flags, from_arguments, setting
+from tripletune.models.llm.backends import LLMOptions
+from tripletune.models.options import CommandParser, add_arguments, add_short_flags, from_arguments
 from tripletune.models.program import run_program
 from tripletune.models.tables import printable
 from tripletune.rag import Trace, TraceAction, TraceStep
 from tripletune.rag.answering import SystemOptions, open_system
-from tripletune.rag.extract import CorpusExtraction, ExtractionCounts, export_triples
-from tripletune.rag.extractor import PIECE_LIMIT, LocalOptions, open_extractor
+from tripletune.rag.extract import (
+    CorpusExtraction,
+    ExtractionCounts,
+    PartOptions,
+    add_extract_arguments,
+    export_triples,
+)
+from tripletune.rag.extractor import open_extractor
 from tripletune.rag.search import SearchOptions, build_indexes
 from tripletune.rag.systems import SHORT, LoopOptions
 from tripletune.rag.triple_store import TripleStore
@@ -42,28 +48,18 @@ logger = logging.getLogger(__name__)
 _SEARCH = [item.name for item in fields(SearchOptions)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Which passages of a corpus `extract` reads."""
-
-    piece_limit: int = setting(PIECE_LIMIT, "most characters; longer passages are cut between sentences", at_least=1)
-    limit: int | None = setting(None, "only the first N passages", at_least=1)
-
-
 def _ask(args: argparse.Namespace) -> None:
     """Answer the question and show every step as it happens."""
     if not args.question.strip():
         raise ValueError("the question is empty")
     teacher = from_arguments(LLMOptions, args, "teacher") if args.teacher_model else None
-    system = open_system(from_arguments(SystemOptions, args), teacher)
-    print(printable(f"Question: {args.question}"))
 
-    async def run() -> None:
-        async with system:
-            async for event in system.steps(args.question):
-                print(printable(event_line(event)), flush=True)
+    def show(event: TraceAction | TraceStep | Trace) -> None:
+        print(printable(event_line(event)), flush=True)
 
-    asyncio.run(run())
+    with open_system(from_arguments(SystemOptions, args), teacher) as system:
+        print(printable(f"Question: {args.question}"))
+        show(system.answer(args.question, watch=show))
 
 
 def event_line(event: TraceAction | TraceStep | Trace) -> str:
@@ -78,7 +74,7 @@ def event_line(event: TraceAction | TraceStep | Trace) -> str:
 
 def extract(args: argparse.Namespace) -> int:
     """Read the triples out of a corpus."""
-    part = from_arguments(_Part, args)
+    part = from_arguments(PartOptions, args)
     if not Path(args.corpus).is_file():
         raise FileNotFoundError(f"no such corpus: {args.corpus}")
     # A paid reply is kept even when its passage was not finished.
@@ -148,19 +144,7 @@ def _add_extract(commands: Any) -> None:
         description="Extract the triples of a corpus into a store; a second run continues the first.",
         example="tripletune rag extract --corpus corpus.jsonl --model runs/extractor --output triples.sqlite",
     )
-    add = parser.add_argument
-    add("--corpus", required=True, help="passages: JSON lines with text and perhaps title")
-    add("--output", required=True, metavar="STORE", help="SQLite file of the triples; several processes may share it")
-    who = parser.add_mutually_exclusive_group(required=True)
-    who.add_argument("--model", help="a trained model: run, checkpoint, export or merged folder, or hub id; decoder "
-        "or encoder-decoder")  # fmt: skip
-    who.add_argument("--teacher", choices=backend_names(), help="a chat model behind this backend, see --teacher-model")
-    add("--prompt", metavar="FILE", help="system prompt instead of ours (rag/prompts/extract_triples.md for a teacher; "
-        "for a trained model that in its folder, or models/prompts/extract_triples.md)")  # fmt: skip
-    add_arguments(parser, _Part)
-    add_arguments(parser.add_argument_group("--model", "how a model on this machine extracts"), LocalOptions)
-    rest = [item.name for item in fields(LLMOptions) if item.name != "backend"]  # `--teacher` names it
-    add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", only=rest)
+    add_extract_arguments(parser)
     parser.set_defaults(run=extract, level=logging.INFO)
 
 
@@ -195,20 +179,15 @@ def _add_index(commands: Any) -> None:
 _COMMANDS = {"ask": _add_ask, "extract": _add_extract, "export": _add_export, "index": _add_index}
 
 
-def rag_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The command line; of the commands only the one that is called has its options."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line and run the command; of the commands only the one that is called gets its options."""
+    words = list(sys.argv[1:] if argv is None else argv)
     parser = CommandParser(prog="tripletune rag", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     for name, add in _COMMANDS.items():
         if name in words[:1] or not _COMMANDS.keys() & words[:1]:
             add(commands)
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line and run the command."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = rag_parser(words).parse_args(words)
+    args = parser.parse_args(words)
     stopped = "stopped; what was done is kept, run the same command again to continue"
     return run_program(lambda: args.run(args), level=args.level, stopped=stopped)
 

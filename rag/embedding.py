@@ -166,6 +166,7 @@ class Embedder:
         return [found[key] for key in keys]
 
 
+@lru_cache(maxsize=4)
 def open_embedder(
     spec: str,
     query_prompt: str | None = None,
@@ -183,13 +184,6 @@ def open_embedder(
         trust_remote_code: Whether Python code that comes with the encoder may run.
         similarity: Cosine or inner product; cosine where no setting says otherwise.
     """
-    return _open(spec, query_prompt, text_prompt, trust_remote_code, similarity)
-
-
-@lru_cache(maxsize=4)
-def _open(
-    spec: str, query_prompt: str | None, text_prompt: str | None, trust_remote_code: bool, similarity: Similarity | None
-) -> Embedder:
     prompts: Prompts = {"query": query_prompt, "text": text_prompt}
     name = " ".join([spec, *(f"{kind}={prompt!r}" for kind, prompt in prompts.items() if prompt is not None)])
     weights = ""

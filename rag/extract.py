@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,12 @@ from tripletune.models.data.records import Passage, read_corpus
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import check_new, new_file
 from tripletune.models.llm import CallError, RepliesPending, SetupError
+from tripletune.models.llm.backends import LLMOptions, backend_names
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.replies import all_of, in_workers
-from tripletune.rag.extractor import PIECE_LIMIT, TextExtractor, open_extractor, source_pieces
+from tripletune.models.options import add_arguments, setting
+from tripletune.models.program import progress
+from tripletune.rag.extractor import PIECE_LIMIT, LocalOptions, TextExtractor, open_extractor, source_pieces
 from tripletune.rag.triple_store import Extraction, TripleStore
 
 logger = logging.getLogger(__name__)
@@ -36,7 +39,6 @@ Work = Callable[[list[str]], list[Any]]
 
 _WINDOW = 1024
 _FAILURES_IN_A_ROW = 20
-_SAY_EVERY = 30.0
 
 
 @dataclass
@@ -104,7 +106,7 @@ class CorpusExtraction:
         digest = hashlib.sha256(settings.encode(errors="replace")).hexdigest()[:16]
         self.id = self.store.extractor(self.extractor.model, digest, settings)
         self._reading: dict[str, asyncio.Task[tuple[Triple, ...] | None]] = {}
-        self._started = self._said = time.monotonic()
+        self._started = time.monotonic()
         self._failures = 0
 
     async def run(self, passages: Iterable[Passage]) -> ExtractionCounts:
@@ -114,16 +116,19 @@ class CorpusExtraction:
             CallError: twenty passages in a row failed, no call can succeed, or the server stays away.
         """
         started, missing = time.monotonic(), self.missing(iter(passages))
+        bar = progress(unit="passage")
 
         async def work() -> None:
             # All workers draw from one iterator: never more passages than are under way are in memory.
             for key, passage in missing:
                 with suppress(RepliesPending):
                     await self._task(key, passage)
+                bar.update()
 
         try:
             await in_workers(work, self.extractor.concurrency)
         finally:
+            bar.close()
             self.counts.seconds = time.monotonic() - started
         return self.counts
 
@@ -157,7 +162,6 @@ class CorpusExtraction:
             keyed = [(passage.key, passage) for passage in block]
             known = self.store.known(self.id, [key for key, _ in keyed])
             self.counts.stored += sum(key in known for key, _ in keyed)
-            self._say()
             if self.extractor.by_length:
                 # The longest first: if memory does not suffice, it shows at once.
                 keyed.sort(key=lambda one: -len(one[1].text))
@@ -228,7 +232,6 @@ class CorpusExtraction:
         self.counts.triples += len(triples)
         self.counts.malformed_triples += malformed
         self.store.put(self.id, [Extraction(key, triples, malformed)])
-        self._say()
 
     def _count_failure(self, problem: Exception, title: str) -> None:
         self.counts.failed += 1
@@ -240,11 +243,30 @@ class CorpusExtraction:
                 f"{self.store.path}: remove the cause and run the same command again"
             ) from (None if isinstance(problem, CallError) else problem)
 
-    def _say(self) -> None:
-        now = time.monotonic()
-        if now - self._said > _SAY_EVERY:
-            self._said = now
-            logger.info("%s", replace(self.counts, seconds=self.counts.seconds + now - self._started).line())
+
+@dataclass(frozen=True, slots=True)
+class PartOptions:
+    """Which passages of a corpus `rag extract` reads."""
+
+    piece_limit: int = setting(PIECE_LIMIT, "most characters; longer passages are cut between sentences", at_least=1)
+    limit: int | None = setting(None, "only the first N passages", at_least=1)
+
+
+def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give a parser the options of `tripletune rag extract`."""
+    add = parser.add_argument
+    add("--corpus", required=True, help="passages: JSON lines with text and perhaps title")
+    add("--output", required=True, metavar="STORE", help="SQLite file of the triples; several processes may share it")
+    who = parser.add_mutually_exclusive_group(required=True)
+    who.add_argument("--model", help="a trained model: run, checkpoint, export or merged folder, or hub id; decoder "
+        "or encoder-decoder")  # fmt: skip
+    who.add_argument("--teacher", choices=backend_names(), help="a chat model behind this backend, see --teacher-model")
+    add("--prompt", metavar="FILE", help="system prompt instead of ours (rag/prompts/extract_triples.md for a teacher; "
+        "for a trained model that in its folder, or models/prompts/extract_triples.md)")  # fmt: skip
+    add_arguments(parser, PartOptions)
+    add_arguments(parser.add_argument_group("--model", "how a model on this machine extracts"), LocalOptions)
+    rest = [item.name for item in fields(LLMOptions) if item.name != "backend"]  # `--teacher` names it
+    add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", only=rest)
 
 
 def export_triples(

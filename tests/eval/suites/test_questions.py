@@ -340,7 +340,9 @@ def test_several_systems_and_tasks(files, oracle, error_of, monkeypatch):
         assert metrics(files, f"out/{name}")["questions"] == 6
     (files / "towns.corpus").write_text((files / "hotpotqa.corpus").read_text())
     opened = []
-    monkeypatch.setattr("tripletune.rag.search.open_retriever", lambda *how: opened.append(how) or open_retriever(*how))
+    monkeypatch.setattr(
+        "tripletune.rag.answering.open_retriever", lambda *how: opened.append(how) or open_retriever(*how)
+    )
     calls = oracle.calls
     assert main([*words, "--overwrite"]) == 0
     assert len(opened) == 2, "an index a task"
