@@ -57,7 +57,7 @@ class ExtractionCounts:
         recovered_replies: Those of them whose other triples were kept.
         failed: Passages that the extractor could not read; not stored, so a next run tries again.
         pending: Passages that wait for a batch's replies.
-        seconds: Wall-clock time; in a loop, that with passages under way.
+        seconds: Wall-clock time with passages under way.
     """
 
     passages: int = 0
@@ -88,7 +88,7 @@ class ExtractionCounts:
 
 @dataclass
 class CorpusExtraction:
-    """One run over a corpus, or the `TripleSource` of loops that falls through from the store to the extractor.
+    """One run over a corpus; or the triples of loops, which the extractor reads where the store lacks them.
 
     Attributes:
         piece_limit: Longest text that the extractor gets in characters, title included.
@@ -106,8 +106,7 @@ class CorpusExtraction:
         digest = hashlib.sha256(settings.encode(errors="replace")).hexdigest()[:16]
         self.id = self.store.extractor(self.extractor.model, digest, settings)
         self._reading: dict[str, asyncio.Task[tuple[Triple, ...] | None]] = {}
-        self._started = time.monotonic()
-        self._failures = 0
+        self._started, self._failures = 0.0, 0
 
     async def run(self, passages: Iterable[Passage]) -> ExtractionCounts:
         """Extract what the store does not hold yet.
@@ -115,8 +114,7 @@ class CorpusExtraction:
         Raises:
             CallError: twenty passages in a row failed, no call can succeed, or the server stays away.
         """
-        started, missing = time.monotonic(), self.missing(iter(passages))
-        bar = progress(unit="passage")
+        missing = self.missing(iter(passages))
 
         async def work() -> None:
             # All workers draw from one iterator: never more passages than are under way are in memory.
@@ -125,11 +123,8 @@ class CorpusExtraction:
                     await self._task(key, passage)
                 bar.update()
 
-        try:
+        with progress(unit="passage") as bar:
             await in_workers(work, self.extractor.concurrency)
-        finally:
-            bar.close()
-            self.counts.seconds = time.monotonic() - started
         return self.counts
 
     def close(self) -> None:

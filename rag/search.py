@@ -16,7 +16,7 @@ from tripletune.rag.extractor import LocalOptions, open_local_extractor, teacher
 from tripletune.rag.retrievers import open_retriever
 from tripletune.rag.text_index import RetrieverKind, VectorSearch
 from tripletune.rag.triple_index import TripleIndex
-from tripletune.rag.triple_store import TripleSource, TripleStore, is_store, open_triples
+from tripletune.rag.triple_store import StoredTriples, TripleStore, is_store, open_triples
 
 # Names the chat model of the run as the one that extracts.
 TEACHER = "teacher"
@@ -92,7 +92,9 @@ def extracts(options: SearchOptions) -> bool:
     return name not in stored and (name == TEACHER or "/" in name or name.startswith(PYPI) or Path(name).is_dir())
 
 
-def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teacher: LLMOptions | None) -> TripleSource:
+def open_source(
+    options: SearchOptions, index: Path, llm: LLMClient | None, teacher: LLMOptions | None
+) -> StoredTriples | CorpusExtraction:
     """The triples of a run, stored or read in the loop; see `extracts`.
 
     Args:
@@ -102,17 +104,18 @@ def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teac
     kept = index / "triples.sqlite"
     if not (options.extractor and extracts(options)):
         return open_triples(str(options.triples), kept, options.extractor)
-    values, problems = set_values(LocalOptions, options.extractor_set, "--extractor")
-    if options.extractor == TEACHER and (llm is None or teacher is None):
-        problems.append("--extractor teacher: there is no chat model, so name one, or a trained extractor")
-    elif options.extractor == TEACHER and options.extractor_set:
-        problems.append("extractor_set is for a trained model; a chat model has its --teacher-...")
-    if problems:
-        raise ValueError("; ".join(problems))
-    store = TripleStore(options.triples or kept)
-    if options.extractor == TEACHER and llm is not None and teacher is not None:
-        return CorpusExtraction(teacher_extractor(llm, teacher), store)
-    return CorpusExtraction(open_local_extractor(str(options.extractor), LocalOptions(**values)), store)
+    if options.extractor == TEACHER:
+        if llm is None or teacher is None:
+            raise ValueError("--extractor teacher: there is no chat model, so name one, or a trained extractor")
+        if options.extractor_set:
+            raise ValueError("extractor_set is for a trained model; a chat model has its --teacher-...")
+        extractor = teacher_extractor(llm, teacher)
+    else:
+        values, problems = set_values(LocalOptions, options.extractor_set, "--extractor")
+        if problems:
+            raise ValueError("; ".join(problems))
+        extractor = open_local_extractor(str(options.extractor), LocalOptions(**values))
+    return CorpusExtraction(extractor, TripleStore(options.triples or kept))
 
 
 def search_embedder(options: SearchOptions) -> Embedder:

@@ -130,9 +130,6 @@ class VectorIndex:
         )
         # "c" instead of "r": torch warns of memory that can't be written.
         self._vectors = np.memmap(folder / _VECTORS, dtype=np.float16, mode="c").reshape(-1, width)
-        if len(self._vectors) != count:
-            found = f"{len(self._vectors):,} vectors for {count:,} rows"
-            raise ValueError(f"{folder} holds {found}: remove it to build it again")
         self._graph: Any = _open_graph(folder, wanted | made_by, self._vectors) if search == "hnsw" else None
         self._embedder, self._together = embedder, Together(self._search)
 

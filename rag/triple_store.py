@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tripletune.models.data.records import Passage, read_jsonl
 from tripletune.models.data.triples import Triple
@@ -45,16 +45,6 @@ CREATE TABLE extractions (
 """
 # "TTXT" in ASCII.
 _STORE = Kind("triple store", 0x54545854, 1, _TABLES)
-
-
-class TripleSource(Protocol):
-    """What a loop asks of a triple store, or of an extractor before one (`rag.extract.CorpusExtraction`)."""
-
-    async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
-        """The triples of each passage, or None for one that was never read for triples."""
-
-    def close(self) -> None:
-        """Close the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +171,7 @@ class TripleStore:
 
 @dataclass(frozen=True, slots=True)
 class StoredTriples:
-    """The triples of one extractor for the loops; a `TripleSource`."""
+    """The triples of one extractor for the loops; what it lacks, `rag.extract.CorpusExtraction` reads."""
 
     store: TripleStore
     extractor: int

@@ -17,9 +17,10 @@ from tripletune.models.options import CheckedOptions, no_option, set_values, set
 from tripletune.models.program import load_from, names_in
 from tripletune.rag import Trace
 from tripletune.rag.embedding import Embedder
+from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.retrievers import Retriever
 from tripletune.rag.triple_index import TripleIndex
-from tripletune.rag.triple_store import TripleSource
+from tripletune.rag.triple_store import StoredTriples
 
 FirstQuery = Literal["main_question", "generated"]
 Context = Literal["none", "first", "static"]
@@ -51,7 +52,7 @@ class Tools:
     planner: Generator | None = None
     answerer: Generator | None = None
     retriever: Retriever | None = None
-    store: TripleSource | None = None
+    store: StoredTriples | CorpusExtraction | None = None
     llm: LLMClient | None = None
     integrator: LLMClient | None = None
     sampling: Sampling | None = None
@@ -161,16 +162,6 @@ def make_options(system: System, settings: Sequence[str] = (), **values: Any) ->
     return system.options(**{**values, **given})
 
 
-_NEEDS = {
-    "retriever": "retrieves passages, and no retriever was given: name a corpus",
-    "triples": "searches the triples of a corpus, and there is no index of them: name a corpus and its triples",
-    "store": "reads triples of passages, and none were given: name a file of triples, a store or an extractor",
-    "context": "is to read the passages that come with the question (context=static), and it has none",
-    "llm": "needs a language model, and none was given: name a teacher, or a Graph-LLM where the system takes one",
-    "reranker": "compares texts with an embedder, and none was given: name a sentence encoder",
-}
-
-
 def client_of(
     system: str, tools: Tools, trace: Trace, prompts: PromptSet = NO_PROMPTS, repairs: int = 1
 ) -> QuestionClient:
@@ -183,5 +174,5 @@ def need(tools: Tools, name: str, system: str) -> Any:
     """A tool that a system can't do without."""
     tool = getattr(tools, name)
     if tool is None or tool == ():
-        raise ValueError(f"system {system!r} {_NEEDS[name]}")
+        raise ValueError(f"system {system!r} needs {name!r}, which neither its options nor the question give")
     return tool

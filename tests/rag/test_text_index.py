@@ -104,9 +104,3 @@ def test_vectors_of_a_killed_build_are_kept(tmp_path):
     embed_rows(ROWS, 6, cut, embedder, chunk=2)
     assert cut.read_bytes() == whole.read_bytes()
     assert encoded == [1, 2, 2, 2, 2, 1]
-
-
-def test_vectors_and_rows_must_be_as_many(tmp_path, embedder):
-    opened("dense", tmp_path, embedder)
-    with pytest.raises(ValueError, match="6 vectors for 7 rows: remove it"):
-        open_text_index("dense", tmp_path, {"rows": ROWS}, lambda: ROWS, 7, embedder)

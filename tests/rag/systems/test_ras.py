@@ -154,9 +154,9 @@ def test_text_evidence_needs_no_store():
 def test_missing_tools_are_named():
     script = Model("[SUBQ] q", "[SUBQ] q")
     for tools, missing in (
-        (Tools(script, script, Shelf()), "reads triples of passages"),
+        (Tools(script, script, Shelf()), "needs 'store'"),
         (Tools(script, script, store=Facts()), "no retriever"),
-        (Tools(answerer=script), "needs a language model, and none was given"),
+        (Tools(answerer=script), "needs 'llm'"),
     ):
         with pytest.raises(ValueError, match=missing):
             asyncio.run(ras(QUESTION, QUESTION, tools, LoopOptions()))
