@@ -26,5 +26,5 @@ def test_standard_shows_the_text_of_the_passages():
     assert model.inputs == [(ModelInput("answering", "Q? Pick one.", (step,)), 100, "text")]
     assert [passage["title"] for passage in trace.steps[0].passages] == ["Q? 1", "Q? 2"]
     assert (trace.stop_reason, trace.calls, trace.prompt_tokens) == ("single_pass", 1, 10)
-    with pytest.raises(ValueError, match="no retriever was given"):
+    with pytest.raises(ValueError, match="needs 'retriever'"):
         run("standard", model)

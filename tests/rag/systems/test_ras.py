@@ -140,7 +140,7 @@ def test_a_static_context_is_read_in_fixed_rounds_without_plans():
     assert [step.triples[1][2] for step in trace.steps] == ["1", "2", "3", "4", "5"]
     assert (trace.stop_reason, trace.calls, trace.steps[4].query) == ("static_context", 1, "search")
     assert not SYSTEM.needs_corpus(options)
-    with pytest.raises(ValueError, match="the passages that come with the question"):
+    with pytest.raises(ValueError, match="needs 'context'"):
         asyncio.run(ras(QUESTION, QUESTION, Tools(*[Model()] * 2, store=Facts()), options))
 
 
@@ -155,7 +155,7 @@ def test_missing_tools_are_named():
     script = Model("[SUBQ] q", "[SUBQ] q")
     for tools, missing in (
         (Tools(script, script, Shelf()), "needs 'store'"),
-        (Tools(script, script, store=Facts()), "no retriever"),
+        (Tools(script, script, store=Facts()), "needs 'retriever'"),
         (Tools(answerer=script), "needs 'llm'"),
     ):
         with pytest.raises(ValueError, match=missing):
