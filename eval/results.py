@@ -133,6 +133,8 @@ class ResultLog:
                 position += len(line)
         with new_file(self.path) as scratch, self.path.open("rb") as source, scratch.open("wb") as target:
             for name in order:
+                if name not in offsets:
+                    raise ValueError(f"{self.path} has no row for {name!r}: run the same command again to complete it")
                 source.seek(offsets[name])
                 target.write(source.readline())
 

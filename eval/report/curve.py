@@ -54,17 +54,21 @@ def read_curve(folder: str | Path) -> tuple[list[dict[str, Any]], list[dict[str,
     if found is None:
         raise FileNotFoundError(f"{folder} holds no {LOSSES} and no {EVALUATIONS}: give the output folder of a run")
     losses, evaluations, rewards = (
-        [_numbers(row) for _, row in read_jsonl(file, partial=True)] if file.is_file() else []
+        [_logged(*line) for line in read_jsonl(file, partial=True)] if file.is_file() else []
         for file in (*found, found[0].with_name(REWARDS))
     )
     if not losses and not evaluations:
         raise ValueError(f"{found[0].parent}: the run has done no step yet")
+    if any("loss" not in row for row in losses):
+        raise ValueError(f"{found[0]}: a line has no loss; is it the log of a run?")
     of_step = {row["step"]: row for row in rewards}
     losses = [{"step": row["step"], "loss": row["loss"]} | of_step.get(row["step"], {}) for row in losses]
     return losses, sorted(evaluations, key=lambda row: row["step"])
 
 
-def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
+def _logged(where: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(row.get("step"), int):
+        raise ValueError(f"{where}: not a line of a run's log: its step is no whole number")
     return {name: value for name, value in row.items() if isinstance(value, (int, float))}
 
 

@@ -147,13 +147,16 @@ def figures_of(run: Run) -> dict[str, Any]:
 def _rows(path: Path, settings: Mapping[str, Any], costs: Costs) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """The table of a folder's results, and the scores that were added."""
     found, added, metrics = [], dict[str, None](), settings["task"]["metrics"]
-    for row in read_scored(path, partial=True):
-        found.append({**row["scores"], **_row(row, costs)})
-        added |= dict.fromkeys(name for name in row["scores"] if name not in metrics)
+    for number, row in enumerate(read_scored(path, partial=True), 1):
+        try:
+            found.append({**row["scores"], **_row(row, metrics, costs)})
+            added |= dict.fromkeys(name for name in row["scores"] if name not in metrics)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path / RESULTS}:{number}: not a result of `tripletune eval run`: {error!r}") from None
     return pd.DataFrame(found), tuple(added)
 
 
-def _row(row: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
+def _row(row: Mapping[str, Any], metrics: Sequence[str], costs: Costs) -> dict[str, Any]:
     trace = row["trace"]
     details, steps = trace.get("details", {}), trace["steps"]
     wanted = set(row.get("supporting") or ())
@@ -166,6 +169,7 @@ def _row(row: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
         "id": row["id"],
         "type": row["type"] or "",
         "hops": len(wanted) or None,
+        **{name: row["scores"][name] for name in metrics},
         **{name: row[name] for name in ("question", "answers", "prediction")},
         "failed": bool(row["error"]),
         "rounds": len(steps),
