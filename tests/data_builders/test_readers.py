@@ -204,14 +204,6 @@ def test_explagraphs_row_becomes_an_answering_record(tmp_path):
     assert record.steps[0].triples == (Triple("reason", "part of", "claim"),)
 
 
-def test_explagraphs_bad_line(tmp_path):
-    path = tmp_path / "a.tsv"
-    for line, message in (("a\tb\tmaybe\t(x; y; z)", "the label is 'maybe'"), ("a\tb\tsupport", "found 3")):
-        path.write_text(f"a\tb\tsupport\t(x; y; z)\n{line}\n")
-        with pytest.raises(ValueError, match=rf"a\.tsv:2: .*{message}"):
-            list(read_explagraphs(path, Counter()))
-
-
 def test_answers_in_every_layout_are_lists(tmp_path):
     rows = [
         {"id": 17, "question": "Q1?", "possible_answers": ["Max Born", "Max Born", " Born "]},

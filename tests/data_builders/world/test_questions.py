@@ -162,13 +162,6 @@ def maker_of(*entities):
     return QuestionMaker(random.Random(1), {entity.title: entity for entity in (*entities, *fillers)})
 
 
-def test_a_world_that_holds_no_such_question_says_what_to_do():
-    maker = maker_of(Entity("Talovo River", "river", "the river", "It", {"Length": "30 km"}))
-    assert maker.draw("1-hop").answer == "30 km"
-    with pytest.raises(ValueError, match="raise articles_per_question"):
-        maker.draw("1-hop")
-
-
 def test_no_chain_comes_back_to_where_it_was():
     town = Entity("Talaby", "town", "the town", "It", {"Mayor": "Anna Talovo", "Country": "Talordia"})
     mayor = Entity("Anna Talovo", "person", "Talovo", "She", {"Birthplace": "Talaby"})
@@ -208,6 +201,17 @@ def test_splits_share_no_question_text():
     assert len({question for split in SPLITS for question, _ in draw(split, 200)}) == 600
 
 
+def test_arithmetic_is_right():
+    operations = {"plus": int.__add__, "minus": int.__sub__, "times": int.__mul__}
+    checked = 0
+    for question, answer in draw("train", 2000):
+        match = re.fullmatch(r"(?:What is|How much is) (\d+) (plus|minus|times) (\d+)\?", question)
+        if match:
+            checked += 1
+            assert operations[match[2]](int(match[1]), int(match[3])) == int(answer)
+    assert checked > 200
+
+
 def test_training_meets_every_fact_of_a_smaller_test_split_in_other_words():
     for seed in range(5):
         learned = {answer for _, answer in draw("train", 72, seed)}
@@ -231,8 +235,6 @@ def test_known_answers():
     assert known.items() <= everything.items()
 
 
-def test_larger_sums_fill_up_and_too_many_is_an_error():
+def test_larger_sums_fill_up():
     questions = draw("test", 3000)
     assert len({question for question, _ in questions}) == 3000
-    with pytest.raises(ValueError, match="lower common_knowledge"):
-        draw("test", 100_000)
