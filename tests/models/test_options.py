@@ -46,13 +46,8 @@ def test_a_file_its_base_and_the_command_line_in_this_order(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "run.yaml").write_text("base: ../base.yaml\ninner: {rate: 2}\n")
     config, dry = parse_command_line(Outer, "", ["--config", str(tmp_path / "deep" / "run.yaml"), "--inner.names", "b"])
-    assert (config.steps, config.inner.rate, config.inner.kind, config.inner.names, dry) == (
-        5,
-        2.0,
-        "linear",
-        ["b"],
-        False,
-    )
+    found = config.steps, config.inner.rate, config.inner.kind, config.inner.names, dry
+    assert found == (5, 2.0, "linear", ["b"], False)
     (tmp_path / "again.yaml").write_text(to_yaml(config))
     assert load_config(Outer, tmp_path / "again.yaml") == config
 

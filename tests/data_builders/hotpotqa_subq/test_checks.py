@@ -118,12 +118,10 @@ def test_where_no_document_names_the_answer_any_supporting_one_will_do():
         check_answer_kept(asked, (0, 1, 2), [1])
 
 
+NAMES = ["documents", "question", "triples", "answerable", "x"]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(st.sampled_from(["documents", "question", "triples", "answerable", "x"]), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=3),
     max_leaves=12,
 )
 

@@ -256,7 +256,6 @@ def test_status_shows_what_waits(tmp_path):
 def test_live_replies_stand_against_late_ones(tmp_path):
     build = Build(tmp_path)
     build.run("a", "b")
-
     with Ledger(build.ledger) as ledger:
         asyncio.run(ledger.store(make_call("openai:m", Sampling(), chat("a")), Completion("live"), "r"))
     assert "1 replies stored, 1 were known" in imported(build, build.answer(openai_reply))
@@ -296,18 +295,10 @@ def test_what_went_wrong_is_read():
         assert batch_reply({"custom_id": "k", **line}) == ("k", None, reason, is_refused)
 
 
+NAMES = ["response", "result", "error", "body", "choices", "message", "content", "status_code", "type", "usage"]
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                ["response", "result", "error", "body", "choices", "message", "content", "status_code", "type", "usage"]
-            ),
-            inner,
-            max_size=4,
-        )
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4),
     max_leaves=15,
 )
 
