@@ -9,8 +9,7 @@ import typing
 from collections.abc import Callable, Sequence
 
 from benchmarks import Options, Result, save, show
-from tripletune.models.options import CommandParser, add_arguments, from_arguments
-from tripletune.models.program import names_in, run_program
+from tripletune.models.program import CommandParser, add_arguments, from_arguments, names_in, run_program
 
 Case = Callable[[typing.Any], Result]
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from tripletune.checkpoints import DTYPES, export_adapter, merge_adapter
 from tripletune.checkpoints.verify import TOLERANCE, verify
-from tripletune.models.options import CommandParser
-from tripletune.models.program import run_program
+from tripletune.models.program import CommandParser, run_program
 
 # Options of `export_adapter`.
 _EXPORT = ("base_model", "base_revision", "encoder", "licence", "scores", "overwrite")

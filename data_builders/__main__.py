@@ -40,8 +40,8 @@ from tripletune.data_builders.published import (
     split_names,
 )
 from tripletune.models.data.records import normalize_answer
-from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
-from tripletune.models.program import run_program
+from tripletune.models.options import setting
+from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
 from tripletune.models.tables import plain_console, printable
 
 _MOST_TROUBLES = 20

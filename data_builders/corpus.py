@@ -30,8 +30,8 @@ from tripletune.data_builders.readers._rows import Row, source_rows
 from tripletune.models.data.questions import DropReason, Question
 from tripletune.models.data.records import Passage
 from tripletune.models.files import file_digest, new_folder, write_json
-from tripletune.models.options import CheckedOptions, CommandParser, add_arguments, from_arguments, setting
-from tripletune.models.program import progress, run_program
+from tripletune.models.options import CheckedOptions, setting
+from tripletune.models.program import CommandParser, add_arguments, from_arguments, progress, run_program
 
 logger = logging.getLogger(__name__)
 

@@ -36,8 +36,8 @@ from tripletune.data_builders.readers.triples import (
 )
 from tripletune.models.data.pairs import ExtractionPair, entity_triple, is_only_a_name, predicate_words
 from tripletune.models.data.triples import Triple
-from tripletune.models.options import CheckedOptions, CommandParser, add_arguments, from_arguments, setting
-from tripletune.models.program import run_program
+from tripletune.models.options import CheckedOptions, setting
+from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
 
 logger = logging.getLogger(__name__)
 

@@ -38,8 +38,8 @@ from tripletune.models.data.records import Action, Record, Step, passage_id, rea
 from tripletune.models.files import file_digest, read_json
 from tripletune.models.llm.ledger import canonical
 from tripletune.models.llm.replies import REPAIR_ROLE
-from tripletune.models.options import CheckedOptions, CommandParser, add_arguments, from_arguments, setting
-from tripletune.models.program import progress, run_program
+from tripletune.models.options import CheckedOptions, setting
+from tripletune.models.program import CommandParser, add_arguments, from_arguments, progress, run_program
 from tripletune.rag.systems import find_system, system_names
 
 logger = logging.getLogger(__name__)

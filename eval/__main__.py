@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tripletune.eval.costs import PRICE_HELP
-from tripletune.models.options import CommandParser
-from tripletune.models.program import load_from, names_in, run_program
+from tripletune.models.program import CommandParser, load_from, names_in, run_program
 from tripletune.models.tables import plain_console
 
 SUITES = "tripletune.eval.suites"

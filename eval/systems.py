@@ -26,16 +26,8 @@ from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.models.llm.question_client import load_prompts
 from tripletune.models.loading import resolve, usual_dtype
-from tripletune.models.options import (
-    CommandParser,
-    ConfigError,
-    add_arguments,
-    add_short_flags,
-    convert,
-    load_config,
-    no_option,
-    setting,
-)
+from tripletune.models.options import ConfigError, convert, load_config, no_option, setting
+from tripletune.models.program import CommandParser, add_arguments, add_short_flags
 from tripletune.models.run_folders import PROMPT_FILE
 from tripletune.rag.answering import SystemOptions, model_spec, system_problems
 from tripletune.rag.extractor import TEACHER_PROMPT

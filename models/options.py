@@ -6,12 +6,9 @@ name that exists. This module imports nothing heavy, so that `--help` and errors
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import difflib
 import math
-import sys
-import textwrap
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -114,7 +111,7 @@ class CheckedOptions:
 
 
 def _out_of_range(value: Any, item: dataclasses.Field[Any], hint: Any, name: str) -> list[str]:
-    allowed = _choices(item, hint)
+    allowed = choices_of(item, hint)
     if allowed:
         given = value if isinstance(value, (list, tuple)) else [value]
         return [not_one_of(name, each, allowed) for each in given if each not in allowed]
@@ -127,7 +124,8 @@ def _out_of_range(value: Any, item: dataclasses.Field[Any], hint: Any, name: str
     return [f"{name}: {value} must be {wanted}"]
 
 
-def _choices(item: dataclasses.Field[Any], hint: Any = None) -> Sequence[str]:
+def choices_of(item: dataclasses.Field[Any], hint: Any = None) -> Sequence[str]:
+    """The values that a field allows; none where it allows any."""
     literal = next((part for part in (hint, *typing.get_args(hint)) if typing.get_origin(part) is Literal), None)
     found = item.metadata.get("choices") or typing.get_args(literal)
     return found() if callable(found) else tuple(found)
@@ -306,253 +304,6 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-# Command lines ------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Settable:
-    """A setting without a flag of its own: where it lands in the namespace, and its help text."""
-
-    dest: str
-    help: str
-
-
-class CommandParser(argparse.ArgumentParser):
-    """A command line whose errors are one line with the nearest name, and whose help lists settings without a flag.
-
-    Args:
-        example: A command that works, shown at the end of the help.
-        how: How settings without a flag are given.
-        others: What else `--set NAME=VALUE` takes; such texts are left in the namespace's `set`.
-        hands_on: Unknown words are left to the caller of `parse_known_args`.
-    """
-
-    words: Sequence[str] = ()
-
-    def __init__(
-        self,
-        *,
-        example: str = "",
-        how: str = "--set NAME=VALUE",
-        others: str = "",
-        hands_on: bool = False,
-        **options: Any,
-    ) -> None:
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        options.setdefault("allow_abbrev", False)
-        super().__init__(epilog=f"example:\n  {example}" if example else None, **options)
-        self.how, self.others, self.hands_on = how, others, hands_on
-        self.settable: dict[str, _Settable] = {}
-        self.set_defaults(settable=self.settable)
-
-    def add_set(self) -> None:
-        """Add `--set`, where something can be set by it."""
-        by_set = self.others or (self.settable and self.how.startswith("--set"))
-        if by_set and self.get_default("set") is None:
-            about = self.others or "a setting without a flag of its own, listed below; repeatable"
-            self.add_argument("--set", action=_Set, default=[], metavar="NAME=VALUE", help=about)
-
-    def format_help(self) -> str:
-        """The help, with the settings that have no flag at its end."""
-        self.add_set()
-        rows = [
-            textwrap.fill(one.help.replace("%%", "%"), 118, initial_indent=f"  {name:28} ", subsequent_indent=" " * 31)
-            for name, one in self.settable.items()
-        ]
-        return super().format_help() + "\n".join(["", f"more settings, by {self.how}:", *rows, ""] if rows else [])
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """See `ArgumentParser`; an unknown word is an error of the command that it was given to."""
-        self.add_set()
-        self.words = sys.argv[1:] if args is None else list(args)
-        found, unknown = super().parse_known_args(args, namespace)
-        if unknown and not self.hands_on:
-            self.error(self._unrecognized(unknown))
-        return found, unknown
-
-    def _unrecognized(self, unknown: Sequence[str]) -> str:
-        word = unknown[0].split("=")[0].lstrip("-")
-        hint = nearest(word, [flag.lstrip("-") for flag in self._option_string_actions]).replace("mean ", "mean --")
-        for name, one in self.settable.items():
-            if one.dest == word.replace("-", "_"):
-                hint = f" (it is set by --set {name}=VALUE)"
-        return f"unrecognized arguments: {' '.join(unknown)}{hint}"
-
-    def error(self, message: str) -> typing.NoReturn:
-        """End the program with one line; a misspelt flag is named before the flag that it leaves missing."""
-        flags = [word for word in self.words if word.startswith("--") and word != "--"]
-        unknown = [flag for flag in flags if flag.split("=")[0] not in self._option_string_actions]
-        if unknown and not self.hands_on and message.startswith("the following arguments are required"):
-            message = self._unrecognized(unknown)
-        self.exit(2, f"error: {self.prog}: {message}; --help shows the options\n")
-
-
-class _Set(argparse.Action):
-    """`--set NAME=VALUE`: a setting without a flag of its own, or what is left to the program in `set`."""
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, text: Any, option_string: Any = None) -> None:
-        name, equals, value = text.partition("=")
-        one = parser.settable.get(name.strip().replace("-", "_"))
-        if one is not None and equals:
-            setattr(namespace, one.dest, value.strip())
-        elif parser.others:
-            namespace.set = [*namespace.set, text]
-        else:
-            parser.error(f"--set {text}: write it as NAME=VALUE; " + not_one_of("its name", name, [*parser.settable]))
-
-
-def parse_command_line(
-    kind: type[T], description: str, argv: Sequence[str] | None = None, **options: Any
-) -> tuple[T, bool]:
-    """`--config FILE`, `--dry-run`, and one `--section.field VALUE` per field; `options` are the parser's.
-
-    Returns:
-        The configuration and whether only a dry run was asked for.
-    """
-    usage = "%(prog)s [--config FILE] [--dry-run] [--SECTION.FIELD VALUE ...]"
-    how = "--SECTION.FIELD VALUE, or in the YAML file"
-    parser = CommandParser(description=description, usage=usage, how=how, **options)
-    parser.add_argument("--config", metavar="FILE", help="YAML file with the settings; options below override it")
-    parser.add_argument("--dry-run", action="store_true", help="show settings, counts, memory and a sample, then stop")
-    groups: dict[str, Any] = {}
-    names = []
-    for name, item, value in _leaves(kind(), ""):
-        names.append(name)
-        section = name.rpartition(".")[0]
-        group = groups.setdefault(section, parser.add_argument_group(section) if section else parser)
-        shown = f"{{{','.join(_choices(item))}}}" if _choices(item) else "VALUE"
-        more: dict[str, Any] = {"action": _Repeatable} if isinstance(value, (list, tuple)) else {}
-        about = _help(item, value)
-        if not item.metadata.get("flag", True):
-            parser.settable[name] = _Settable(name, about if shown == "VALUE" else f"{shown} {about}")
-            about = argparse.SUPPRESS
-        group.add_argument(f"--{name}", dest=name, default=argparse.SUPPRESS, metavar=shown, help=about, **more)
-    arguments = parser.parse_args(argv)
-    # Values are text here: YAML would make a number of the revision 0123456 and a date of 2024-01-01.
-    overrides = {name: value for name, value in vars(arguments).items() if name in names}
-    return load_config(kind, arguments.config, overrides), arguments.dry_run
-
-
-def add_arguments(parser: Any, kind: type, prefix: str = "", only: Sequence[str] | None = None) -> None:
-    """Give a parser (or a group of it) one `--name` per field of a flat dataclass.
-
-    Args:
-        parser: The parser or argument group.
-        kind: The dataclass.
-        prefix: With "teacher", the field `model` is `--teacher-model`.
-        only: The fields, in this order; None takes all of them. One call per group puts options into groups.
-    """
-    hints = typing.get_type_hints(kind)
-    fields = {item.name: item for item in dataclasses.fields(kind)}
-    for item in (fields[name] for name in (fields if only is None else only)):
-        missing = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-        default = None if missing else item.default_factory() if callable(item.default_factory) else item.default
-        hint = hints[item.name]
-        if not item.metadata.get("flag", True):
-            dest = _flag(item, prefix).replace("-", "_")
-            parser.set_defaults(**{dest: default})
-            name = f"{prefix}.{item.name}" if prefix else item.name
-            allowed = f"{{{','.join(_choices(item, hint))}}} " if _choices(item, hint) else ""
-            parser.get_default("settable")[name] = _Settable(dest, allowed + _help(item, default))
-            continue
-        is_list = typing.get_origin(hint) in (list, tuple)
-        more: dict[str, Any] = {}
-        if hint is bool:
-            more["action"] = argparse.BooleanOptionalAction if default else "store_true"
-        elif is_list:
-            more["action"] = _Repeatable
-        if not is_list and (choices := _choices(item, hint)):
-            more["choices"] = choices
-        elif hint is not bool:
-            number = {int, float} & {hint, *typing.get_args(hint)}
-            more["metavar"] = "N" if number else item.name.rpartition("_")[2].upper()
-        flags = [f"--{flag}" for flag in (_flag(item, prefix), item.metadata.get("also")) if flag]
-        parser.add_argument(*flags, default=default, help=_help(item, default), required=missing, **more)
-
-
-def add_short_flags(parser: Any, kind: type) -> None:
-    """Give a parser (or a group of it) a flag for each field of options that the program takes by `--set`.
-
-    `--top-k 5` is short for `--set top_k=5`, and `--no-planning`, of a field that is true by default, for
-    `--set planning=no`. What is given of both stands in the namespace's `set`; the later one counts.
-    """
-    hints = typing.get_type_hints(kind)
-    for item in dataclasses.fields(kind):
-        if not item.metadata.get("flag", True):
-            continue
-        flag, more = _flag(item, ""), dict[str, Any]()
-        if hints[item.name] is bool:
-            flag = f"no-{flag}" if item.default else flag
-            more = {"nargs": 0, "const": "no" if item.default else "yes"}
-        elif choices := _choices(item, hints[item.name]):
-            more["choices"] = choices
-        else:
-            more["metavar"] = item.name.rpartition("_")[2].upper()
-        parser.add_argument(f"--{flag}", action=_Short, default=argparse.SUPPRESS, help=_help(item, None), **more)
-
-
-class _Short(argparse.Action):
-    """A flag that is short for `--set NAME=VALUE`; `const` is the value of one without."""
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        name = self.dest.removeprefix("no_") if self.const == "no" else self.dest
-        namespace.set = [*namespace.set, f"{name}={self.const or values}"]
-
-
-class _Repeatable(argparse.Action):
-    """`--x a,b` and `--x a --x b` are the same."""
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        before = getattr(namespace, self.dest, self.default)
-        setattr(namespace, self.dest, values if before is self.default else f"{before},{values}")
-
-
-def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "", **given: Any) -> T:
-    """The dataclass of a command line that `add_arguments` gave; values in `given` replace those of flags."""
-    found: list[str] = []
-    values = {}
-    hints = typing.get_type_hints(kind)
-    for item in dataclasses.fields(kind):  # type: ignore[arg-type]
-        flag = _flag(item, prefix)
-        value = given[item.name] if item.name in given else getattr(arguments, flag.replace("-", "_"))
-        try:
-            values[item.name] = convert(value, hints[item.name]) if isinstance(value, str) else value
-        except ValueError as error:
-            found.append(f"--{flag}: {error}")
-    if not found:
-        try:
-            config = kind(**values)
-            found = problems(config)
-        except ValueError as error:
-            found = [str(error)]
-    if found:
-        raise ConfigError("; ".join(found) if not prefix else f"options --{prefix}-...: {'; '.join(found)}")
-    return config
-
-
-def to_arguments(config: Any, prefix: str = "") -> list[str]:
-    """The words of a command line that give these options; what is at its default is left out.
-
-    Args:
-        config: An instance of a flat dataclass.
-        prefix: As in `add_arguments`.
-    """
-    words = []
-    for item in dataclasses.fields(config):
-        value, flag = getattr(config, item.name), f"--{_flag(item, prefix)}"
-        default = item.default_factory() if callable(item.default_factory) else item.default
-        if value == default:
-            continue
-        if not item.metadata.get("flag", True):
-            text = ",".join(value) if isinstance(value, (list, tuple)) else str(value)
-            words += ["--set", f"{prefix}.{item.name}={text}" if prefix else f"{item.name}={text}"]
-        elif isinstance(value, bool):
-            words.append(flag if value else f"--no-{flag[2:]}")
-        else:
-            words += [w for one in (value if isinstance(value, (list, tuple)) else [value]) for w in (flag, str(one))]
-    return words
-
-
 def set_values(kind: type, settings: Sequence[str], owner: str) -> tuple[dict[str, Any], list[str]]:
     """Values of `--set NAME=VALUE` texts for the fields of a dataclass.
 
@@ -586,26 +337,3 @@ def no_option(owner: str, name: str, known: Collection[str]) -> str:
     """The sentence that refuses an option that its owner does not have."""
     hint = nearest(name, [*known]) or f"; its options are {', '.join(known)}"
     return f"{owner} has no option {name!r}{hint}"
-
-
-def _flag(item: dataclasses.Field[Any], prefix: str) -> str:
-    if prefix and item.metadata.get("is_prefix"):
-        return prefix
-    return (f"{prefix}-{item.name}" if prefix else item.name).replace("_", "-")
-
-
-def _help(item: dataclasses.Field[Any], default: Any) -> str:
-    shown = ", ".join(default) if isinstance(default, (list, tuple)) else default
-    end = "" if default is None or default is False or shown == "" else f" (default: {shown})"
-    return f"{item.metadata.get('help', '')}{end}".replace("%", "%%")
-
-
-def _leaves(config: Any, prefix: str) -> list[tuple[str, dataclasses.Field[Any], Any]]:
-    found = []
-    for item in dataclasses.fields(config):
-        value = getattr(config, item.name)
-        if dataclasses.is_dataclass(value):
-            found += _leaves(value, f"{prefix}{item.name}.")
-        else:
-            found.append((prefix + item.name, item, value))
-    return found

@@ -26,8 +26,7 @@ from typing import Any
 from tripletune.models.data.records import one_line, read_corpus
 from tripletune.models.llm import SetupError
 from tripletune.models.llm.backends import LLMOptions
-from tripletune.models.options import CommandParser, add_arguments, add_short_flags, from_arguments
-from tripletune.models.program import run_program
+from tripletune.models.program import CommandParser, add_arguments, add_short_flags, from_arguments, run_program
 from tripletune.models.tables import printable
 from tripletune.rag import Trace, TraceAction, TraceStep
 from tripletune.rag.answering import SystemOptions, open_system

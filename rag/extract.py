@@ -28,8 +28,8 @@ from tripletune.models.llm import CallError, RepliesPending, SetupError
 from tripletune.models.llm.backends import LLMOptions, backend_names
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.replies import all_of, in_workers
-from tripletune.models.options import add_arguments, setting
-from tripletune.models.program import progress
+from tripletune.models.options import setting
+from tripletune.models.program import add_arguments, progress
 from tripletune.rag.extractor import PIECE_LIMIT, LocalOptions, TextExtractor, open_extractor, source_pieces
 from tripletune.rag.triple_store import Extraction, TripleStore
 

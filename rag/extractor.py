@@ -28,7 +28,8 @@ from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted, 
 from tripletune.models.llm.question_client import QuestionClient
 from tripletune.models.llm.replies import UnusableReply, all_of, ask
 from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, resolve, usual_dtype
-from tripletune.models.options import CheckedOptions, from_arguments, setting, to_arguments
+from tripletune.models.options import CheckedOptions, setting
+from tripletune.models.program import from_arguments, to_arguments
 from tripletune.models.run_folders import CONFIG, PROMPT_FILE
 from tripletune.rag import NOTING
 

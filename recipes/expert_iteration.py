@@ -20,8 +20,8 @@ from typing import Any
 from tripletune.data_builders.trajectories import TrajectoryOptions
 from tripletune.eval.systems import read_options
 from tripletune.models.files import read_text, write_text
-from tripletune.models.options import other_default, parse_command_line, setting, to_arguments, to_yaml
-from tripletune.models.program import run_program
+from tripletune.models.options import other_default, setting, to_yaml
+from tripletune.models.program import parse_command_line, run_program, to_arguments
 from tripletune.recipes.demo import run as run_step
 
 

@@ -39,8 +39,8 @@ from tripletune.models.llm import Backend, CallError, Completion, Message, Sampl
 from tripletune.models.llm.backends import LLMOptions, Servers, load_backend, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
-from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
-from tripletune.models.program import run_program
+from tripletune.models.options import setting
+from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
 from tripletune.rag.extract import CorpusExtraction, Work, add_extract_arguments, extract_work
 from tripletune.rag.extractor import open_extractor
 from tripletune.rag.search import SearchOptions, build_indexes, search_embedder

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.records import IGNORED
-from tripletune.models.options import parse_command_line, to_yaml
-from tripletune.models.program import load_from, run_program
+from tripletune.models.options import to_yaml
+from tripletune.models.program import load_from, parse_command_line, run_program
 from tripletune.models.tables import printable
 from tripletune.train.tasks import TrainingTask
 

@@ -16,8 +16,8 @@ from tripletune.data_builders.hotpotqa_subq.annotations import PARTS
 from tripletune.data_builders.readers import get_reader
 from tripletune.models.data.questions import Dropped, DropReason, Question
 from tripletune.models.llm.backends import LLMOptions, backend_names
-from tripletune.models.options import CommandParser, add_arguments, from_arguments, require, setting
-from tripletune.models.program import progress
+from tripletune.models.options import require, setting
+from tripletune.models.program import CommandParser, add_arguments, from_arguments, progress
 
 # No model: recorded replies and gold annotations, as they are.
 ANNOTATIONS = "annotations"

@@ -38,8 +38,8 @@ from tripletune.data_builders.world.questions import (
 )
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import new_folder, write_json
-from tripletune.models.options import CheckedOptions, CommandParser, add_arguments, from_arguments, not_one_of, setting
-from tripletune.models.program import run_program
+from tripletune.models.options import CheckedOptions, not_one_of, setting
+from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
 
 logger = logging.getLogger(__name__)
 

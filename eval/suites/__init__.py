@@ -28,8 +28,8 @@ from tripletune.models.files import read_json, write_json
 from tripletune.models.llm import Endpoint, RepliesPending, SetupError, redact
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.replies import in_workers
-from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
-from tripletune.models.program import progress
+from tripletune.models.options import setting
+from tripletune.models.program import CommandParser, add_arguments, from_arguments, progress
 from tripletune.models.tables import Table
 
 logger = logging.getLogger(__name__)

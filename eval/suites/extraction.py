@@ -28,7 +28,8 @@ from tripletune.models.files import file_digest, flatten, write_text
 from tripletune.models.llm import Completion
 from tripletune.models.llm.backends import LLMOptions, backend_names
 from tripletune.models.loading import PYPI
-from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
+from tripletune.models.options import setting
+from tripletune.models.program import CommandParser, add_arguments, from_arguments
 from tripletune.rag.extractor import (
     PIECE_LIMIT,
     LocalOptions,

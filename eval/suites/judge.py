@@ -30,7 +30,8 @@ from tripletune.models.files import file_digest, read_text
 from tripletune.models.llm import Message
 from tripletune.models.llm.backends import LLMOptions, open_client
 from tripletune.models.llm.replies import UnusableReply, all_of, ask, find_json
-from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
+from tripletune.models.options import setting
+from tripletune.models.program import CommandParser, add_arguments, from_arguments
 
 logger = logging.getLogger(__name__)
 KIND = "judge"

@@ -38,7 +38,8 @@ from tripletune.models.data.records import Passage, read_corpus
 from tripletune.models.files import file_digest, read_json
 from tripletune.models.llm import Sampling, in_role
 from tripletune.models.llm.backends import LLMOptions
-from tripletune.models.options import CommandParser, convert, from_arguments, not_one_of, require
+from tripletune.models.options import convert, not_one_of, require
+from tripletune.models.program import CommandParser, from_arguments
 from tripletune.rag import Trace
 from tripletune.rag.answering import Opened, OpenSystem, clients_of, open_tools
 from tripletune.rag.extract import CorpusExtraction

@@ -28,8 +28,7 @@ from tripletune.models.llm.ledger import (
     row_of,
     sampling_of,
 )
-from tripletune.models.options import CommandParser
-from tripletune.models.program import run_program
+from tripletune.models.program import CommandParser, run_program
 from tripletune.models.sqlite import application_of, open_database, unusable
 from tripletune.models.tables import Table, plain_console
 

@@ -68,7 +68,7 @@ class Tools:
 class LoopOptions(CheckedOptions):
     """Options of a loop; the defaults are the RAS paper's (sections 4.1, F.2).
 
-    `--set NAME=VALUE` gives each, and those without `flag=False` have a flag (`models.options.add_short_flags`).
+    `--set NAME=VALUE` gives each, and those without `flag=False` have a flag (`models.program.add_short_flags`).
     """
 
     max_rounds: int = setting(5, "most rounds of retrieval; with 0 the question is answered directly", at_least=0)

@@ -8,19 +8,8 @@ from typing import Literal
 
 import pytest
 
-from tripletune.models.options import (
-    CommandParser,
-    ConfigError,
-    add_arguments,
-    from_arguments,
-    load_config,
-    parse_command_line,
-    problems,
-    set_values,
-    setting,
-    to_arguments,
-    to_yaml,
-)
+from tripletune.models.options import ConfigError, load_config, problems, set_values, setting, to_yaml
+from tripletune.models.program import CommandParser, add_arguments, from_arguments, parse_command_line, to_arguments
 
 
 @dataclass

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tripletune.eval.__main__ import parser
-from tripletune.models.options import ConfigError, load_config, parse_command_line
+from tripletune.models.options import ConfigError, load_config
+from tripletune.models.program import parse_command_line
 from tripletune.recipes import expert_iteration
 from tripletune.recipes.expert_iteration import ExpertConfig, run, steps
 from tripletune.train.tasks.cirag_distill import StudentConfig

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tripletune.models.options import ConfigError, load_config, parse_command_line, problems
-from tripletune.models.program import load_from, names_in
+from tripletune.models.options import ConfigError, load_config, problems
+from tripletune.models.program import load_from, names_in, parse_command_line
 from tripletune.train import TASKS
 from tripletune.train.tasks.ras import GraphConfig
 

@@ -4,7 +4,7 @@ import pytest
 
 from tripletune.models.llm import Sampling
 from tripletune.models.llm.backends import LLMOptions, open_client
-from tripletune.models.options import CommandParser, add_arguments, from_arguments, to_arguments
+from tripletune.models.program import CommandParser, add_arguments, from_arguments, to_arguments
 
 SECRET = "sk-hunter2-0123456789"
 
