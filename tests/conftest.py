@@ -211,6 +211,20 @@ def make_graph_llm(tiny_model, tiny_encoder):
     return make
 
 
+@pytest.fixture
+def serve(tmp_path, monkeypatch):
+    """`serve(model)`: `--model tmp_path/model` is that object, a Graph-LLM that a test writes."""
+
+    def put(model):
+        monkeypatch.setattr("tripletune.rag.answering.check_model_folder", lambda spec: None)
+        monkeypatch.setattr("tripletune.models.graph_llm.load_generator", lambda spec, **options: model)
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "config.json").write_text('{"model_type": "graph_llm", "base_model": "pypi:none"}')
+        return model
+
+    return put
+
+
 @pytest.fixture(scope="session")
 def records():
     """Twelve records of four questions, both tasks, all actions, with and without graph."""

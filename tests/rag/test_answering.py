@@ -66,13 +66,6 @@ def test_each_step_is_seen_when_it_happens(system, client):
     assert not Path(system.scratch.name).exists(), "the indexes were made for this system alone"
 
 
-def test_questions_are_answered_one_after_the_other_without_an_event_loop(system, client):
-    with system:
-        answers = [system.answer("Where was the author born?").answer for _ in range(2)]
-    assert answers == ["Velsund"] * 2
-    assert client.closed
-
-
 def test_who_stops_listening_ends_the_answer(system, client):
     async def run():
         async with system:

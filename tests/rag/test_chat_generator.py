@@ -71,6 +71,18 @@ def test_passages_and_a_closed_book():
     assert (role, messages[1]["content"], sampling.max_tokens) == ("no_retrieval.answer", "Question: Q?", 9)
 
 
+def test_a_graph_llm_answers_from_the_question_or_the_text_of_the_passages():
+    model = Model(answer=" Oslo ")
+    tools = Tools(answerer=model, retriever=Shelf())
+    trace = asyncio.run(find_system("no_retrieval").run("Q? A or B", "Q?", tools, LoopOptions(max_answer_tokens=9)))
+    assert (trace.answer, trace.stop_reason, trace.calls, trace.steps) == ("Oslo", "retrieval_off", 1, [])
+    trace = asyncio.run(find_system("standard").run("Q? A or B", "Q?", tools, LoopOptions(top_k=2)))
+    step = Step("Q?", (), "Q? 1\ntext 1 of Q?\nQ? 2\ntext 2 of Q?")
+    inputs = [ModelInput("answering", "Q? A or B"), ModelInput("answering", "Q? A or B", (step,))]
+    assert model.inputs == [(inputs[0], 9, None), (inputs[1], 100, "text")]
+    assert (trace.stop_reason, trace.calls, trace.prompt_tokens) == ("single_pass", 1, 10)
+
+
 def test_prompts_of_ones_own(tmp_path):
     (tmp_path / "answer_passages.md").write_text("My words.")
     chat = Client("Oslo")
@@ -80,13 +92,6 @@ def test_prompts_of_ones_own(tmp_path):
     own, ours = (find_system("standard").files(each) for each in (options, LoopOptions()))
     assert set(own) == set(ours) == {"answer_passages"}
     assert own != ours
-
-
-def test_bounds_need_what_they_read():
-    with pytest.raises(ValueError, match="not known which passages support the question"):
-        asyncio.run(find_system("gold_passages").run("Q?", "Q?", Tools(llm=Client()), LoopOptions()))
-    with pytest.raises(ValueError, match="needs 'llm'"):
-        ChatGenerator(Tools(), None, Trace(""))
 
 
 def test_a_question_that_needs_no_passage_is_answered_with_none():
@@ -102,7 +107,3 @@ def test_an_input_without_steps_is_a_direct_answer():
     generator = ChatGenerator(Tools(llm=chat), None, Trace(""))
     asyncio.run(generator.generate(ModelInput("answering", "Q?"), 5))
     assert chat.asked[0][1][1]["content"] == "[NO_RETRIEVAL]\nQuestion: Q?"
-    steps = (Step("Q?", (), "some text"),)
-    chat.replies.append("Oslo")
-    asyncio.run(generator.generate(ModelInput("answering", "Q?", steps), 5, "text"))
-    assert "Retrieved Graph Information: some text" in chat.asked[1][1][1]["content"]

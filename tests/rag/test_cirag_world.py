@@ -1,22 +1,13 @@
-"""Acceptance of SYSTEM on the fictional world: a teacher that knows the facts, BM25, and a reranker of common words."""
+"""Acceptance of CIRAG on the fictional world: a teacher that knows the facts, BM25, and a reranker of common words."""
 
-import asyncio
-import json
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
-from tests.fakes import Words
+from tests.rag.test_systems_world import answer_all, build, right
 from tripletune.data_builders.world.build import WorldOptions, generate_world
-from tripletune.data_builders.world.oracle import WorldOracle
-from tripletune.models.data.records import normalize_answer
 from tripletune.models.llm.ledger import Ledger
-from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.models.llm.programs import statistics
-from tripletune.rag.retrievers import open_retriever
-from tripletune.rag.systems import Tools
-from tripletune.rag.systems.cirag import SYSTEM, CiragOptions
 
 OPTIONS = WorldOptions(
     seed=3, train=0, validation=0, test=60, common_knowledge=0, one_hop=0, two_hop=3, three_hop=2, four_hop=1,
@@ -31,47 +22,36 @@ def world():
 
 
 @pytest.fixture(scope="module")
-def retriever(world, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("index")
-    rows = "".join(json.dumps(row) + "\n" for row in world.article_rows(triples=False))
-    (folder / "corpus.jsonl").write_text(rows)
-    return open_retriever("bm25", folder / "corpus.jsonl", folder / "index")
-
-
-def answer_all(world, retriever, ledger, options=None, at_once=True):
-    """Answer every question; the traces in order."""
-
-    async def run():
-        client = LedgerClient(WorldOracle(world), Ledger(ledger))
-        tools = Tools(llm=client, retriever=retriever, reranker=Words())
-        calls = [
-            SYSTEM.run(question.text, question.text, replace(tools, question_id=f"q{n}"), options or CiragOptions())
-            for n, question in enumerate(world.questions)
-        ]
-        traces = await asyncio.gather(*calls) if at_once else [await call for call in calls]
-        await client.close()
-        return traces
-
-    return asyncio.run(run())
+def ledger(tmp_path_factory):
+    """The file with the calls of all runs."""
+    return tmp_path_factory.mktemp("ledger") / "calls.sqlite"
 
 
 @pytest.fixture(scope="module")
-def traces(world, retriever, tmp_path_factory):
-    return answer_all(world, retriever, tmp_path_factory.mktemp("ledger") / "a.sqlite")
+def answer(world, ledger, tmp_path_factory):
+    """`answer(max_rounds=2)`: the traces of all questions."""
+    tools = build(world, tmp_path_factory.mktemp("index"))
+
+    def run(**settings):
+        with Ledger(ledger) as opened:
+            return answer_all(world, "cirag", tools, opened, **settings)
+
+    return run
 
 
-def right(question, trace):
-    return normalize_answer(trace.answer) == normalize_answer(question.answer)
+@pytest.fixture(scope="module")
+def traces(answer):
+    return answer()
 
 
 def test_95_percent_of_multi_hop_questions_are_answered(world, traces):
-    hits = [right(one, trace) for one, trace in zip(world.questions, traces) if one.kind in CHAINS]
+    hits = [hit for hit, one in zip(right(world, traces), world.questions) if one.kind in CHAINS]
     assert len(hits) >= 40
     assert sum(hits) / len(hits) >= 0.95
 
 
 def test_rounds_and_calls_are_those_of_the_algorithm(world, traces):
-    for question, trace in zip(world.questions, traces):
+    for question, trace, hit in zip(world.questions, traces, right(world, traces)):
         rounds = len(trace.steps)
         assert 1 <= rounds <= 4
         assert len(trace.actions) == rounds == len(trace.details["rounds"])
@@ -85,7 +65,7 @@ def test_rounds_and_calls_are_those_of_the_algorithm(world, traces):
             # A perfect integrator never needs more rounds than hops, and one answer from triples is enough.
             assert rounds <= len(question.helpful)
             assert (trace.details["granularity"], answers) == ("triples", 1)
-            assert right(question, trace)
+            assert hit
 
 
 def test_queries_follow_the_gold_chain(world, traces):
@@ -106,40 +86,31 @@ def test_no_reply_of_a_perfect_teacher_is_at_fault(traces):
     assert sum(tallies[f"answered.{name}"] for name in ("triples", "sentences", "passages", "default")) == len(traces)
 
 
-def test_all_at_once_equals_one_by_one(world, retriever, traces, tmp_path):
-    alone = answer_all(world, retriever, tmp_path / "b.sqlite", at_once=False)
-    same = {"seconds": 0, "structuring_seconds": 0, "cached": {}}
-    assert [replace(trace, **same) for trace in alone] == [replace(trace, **same) for trace in traces]
-
-
-def test_the_ledger_reads_a_passage_once(world, retriever, tmp_path):
-    answer_all(world, retriever, tmp_path / "c.sqlite")
-    (row,) = (row for row in statistics(tmp_path / "c.sqlite") if row["role"] == "cirag.triples")
+def test_the_ledger_reads_a_passage_once(world, traces, ledger):
+    (row,) = (row for row in statistics(ledger) if row["role"] == "cirag.triples")
     assert row["calls"] <= len(world.articles)
     assert row["uses"] > row["calls"]
 
 
-def test_one_round_and_single_granularities(world, retriever, tmp_path):
-    few = CiragOptions(max_rounds=1, granularities=("passages",), extraction="joint", rerank=False)
-    traces = answer_all(world, retriever, tmp_path / "d.sqlite", few)
+def test_one_round_and_single_granularities(world, answer):
+    traces = answer(max_rounds=1, granularities=("passages",), extraction="joint", rerank=False)
     assert {len(trace.steps) for trace in traces} == {1}
     assert {trace.details["granularity"] for trace in traces} <= {"passages", "default"}
     assert "max_rounds" in {trace.stop_reason for trace in traces}
     assert any(len(step.triples) > 30 for trace in traces for step in trace.steps)
     assert all("calls.cirag.entities" not in trace.tallies for trace in traces)
-    alone = answer_all(world, retriever, tmp_path / "d.sqlite", CiragOptions(granularities=("sentences",)))
-    assert sum(map(right, world.questions, alone)) / len(alone) >= 0.9
+    alone = answer(granularities=("sentences",))
+    assert sum(right(world, alone)) / len(alone) >= 0.9
 
 
-def test_more_rounds_answer_more_and_n_bounds_the_candidates(world, retriever, tmp_path):
+def test_more_rounds_answer_more_and_n_bounds_the_candidates(world, answer):
     shares = []
     for rounds in (1, 2, 3, 4):
-        traces = answer_all(world, retriever, tmp_path / "f.sqlite", CiragOptions(max_rounds=rounds))
+        traces = answer(max_rounds=rounds)
         assert max(len(trace.steps) for trace in traces) <= rounds
-        shares.append(sum(map(right, world.questions, traces)) / len(traces))
+        shares.append(sum(right(world, traces)) / len(traces))
     assert shares == sorted(shares)
     assert shares[0] < 0.6 < 0.9 < shares[-1]
     for count in (10, 100):
-        traces = answer_all(world, retriever, tmp_path / "f.sqlite", CiragOptions(candidates=count))
-        most = max(len(step.triples) for trace in traces for step in trace.steps)
+        most = max(len(step.triples) for trace in answer(candidates=count) for step in trace.steps)
         assert most == 10 if count == 10 else 30 < most <= 100

@@ -79,19 +79,11 @@ def test_long_passages_are_cut_and_merged(store):
     )
 
 
-def test_fifty_thousand_characters_and_odd_texts(store):
-    odd = [
-        Passage("Long", "Ida Morn lived here. " * 2500),
-        Passage("t" * 5000, "A title longer than a piece."),
-        Passage("", "x" * 50_000),
-        Passage("Oslo", "Oslo."),
-        Passage("", "\u3000 "),
-    ]
-    extractor = Rule()
-    extraction, counts = run(extractor, store, odd)
-    assert (counts.extracted, counts.only_names, counts.empty, counts.failed) == (4, 1, 1, 0)
-    assert found(store, extraction, odd[3]) == (Triple("Oslo", "is", "Oslo"),)
-    assert all(len(text) <= 1.5 * extraction.piece_limit + 2 for text in extractor.texts)
+def test_a_passage_of_its_title_alone_and_an_empty_one_are_not_sent(store):
+    name, empty = Passage("Oslo", "Oslo."), Passage("", "\u3000 ")
+    extraction, counts = run(extractor := Rule(), store, [name, empty])
+    assert (counts.extracted, counts.only_names, counts.empty, extractor.texts) == (1, 1, 1, [])
+    assert found(store, extraction, name) == (Triple("Oslo", "is", "Oslo"),)
 
 
 def test_bad_output_is_counted_and_costs_no_neighbour(store):
@@ -120,12 +112,6 @@ def test_a_failing_text_costs_itself_alone_and_is_tried_again(store):
     assert found(store, extraction, given[2]) is None
     _, again = run(Rule(), store, given)
     assert (again.stored, again.extracted) == (5, 1)
-
-
-def test_waiting_for_a_batch_file_is_no_failure(store):
-    replies = {f"{p.title}: {p.text}": RepliesPending("waits") for p in passages(30)}
-    _, counts = run(Rule(replies=replies), store, passages(30))
-    assert (counts.pending, counts.failed, counts.extracted) == (30, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -213,16 +199,11 @@ def test_passages_are_taken_only_as_fast_as_they_are_read(store):
 
     class Watching(Rule):
         async def extract(self, texts):
-            assert taken - store_count() <= 16 + 8
+            assert taken - extraction.counts.extracted <= 16 + 8
             return await super().extract(texts)
 
     extraction = CorpusExtraction(Watching(concurrency=8), store, window=16)
-
-    def store_count():
-        return extraction.counts.extracted
-
-    counts = asyncio.run(extraction.run(corpus()))
-    assert counts.extracted == 500
+    assert asyncio.run(extraction.run(corpus())).extracted == 500
 
 
 def test_a_chat_model_sees_what_training_renders_after_the_examples(store):
@@ -244,12 +225,6 @@ def test_a_chat_model_sees_what_training_renders_after_the_examples(store):
     assert store.choose().model == "script"
     assert "Extract." in store.choose().settings
     assert extractor.settings != TextExtractor(client, "Extract.").settings
-
-
-def test_the_pieces_of_a_text():
-    assert source_pieces("", "  ") == []
-    assert source_pieces("Ada", "She was born.") == ["Ada: She was born."]
-    assert source_pieces("Ada", "She was born. She died.", limit=20) == ["Ada: She was born.", "Ada: She died."]
 
 
 @pytest.mark.parametrize("words", [10, 200, 330, 400, 600, 5000])

@@ -107,14 +107,13 @@ def test_an_encoder_decoder_reads_the_text_alone(t5, beams):
 
 
 def test_an_adapter_folder_brings_base_model_and_prompt(adapter, tiny_llama, tmp_path):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     from tripletune.models.loading import load_causal_lm
 
     merged = tmp_path / "merged"
     load_causal_lm(adapter, torch.float32)[0].save_pretrained(merged)
     AutoTokenizer.from_pretrained(adapter).save_pretrained(merged)
-    assert AutoModelForCausalLM.from_pretrained(merged).num_parameters() > 0
     wanted = one_by_one(merged, "Write the facts down.")
     assert [one.text for one in replies(adapter)] == wanted
     assert [one.text for one in replies(merged, instruction="Write the facts down.")] == wanted
@@ -122,7 +121,7 @@ def test_an_adapter_folder_brings_base_model_and_prompt(adapter, tiny_llama, tmp
     assert wanted != [one.text for one in replies(adapter, instruction="Other.")]
 
 
-def test_examples_and_bfloat16_are_other_extractors(tiny_llama, t5):
+def test_examples_and_bfloat16_are_other_extractors(tiny_llama, tiny_t5):
     shots = [("Oslo is in Norway.", "(S> Oslo| P> in| O> Norway)")]
     assert replies(tiny_llama, shots=shots, dtype="bfloat16")[0].text != replies(tiny_llama, dtype="bfloat16")[0].text
     ways = (LocalOptions(), LocalOptions(dtype="bfloat16"), LocalOptions(max_tokens=9), LocalOptions(beams=2))
@@ -131,17 +130,12 @@ def test_examples_and_bfloat16_are_other_extractors(tiny_llama, t5):
     assert len({one.model for one in opened}) == 1
     assert open_local_extractor(str(tiny_llama), LocalOptions(batch_size=3)).settings == opened[0].settings
     with pytest.raises(SetupError, match="reads the text alone: leave out the examples"):
-        replies(t5, shots=shots)
-
-
-def write(path, rows):
-    write_lines(path, rows)
-    return path
+        replies(tiny_t5, shots=shots)
 
 
 def extract(tmp_path, *more):
-    corpus = write(tmp_path / "corpus.jsonl", [{"title": "T", "text": text} for text in TEXTS])
-    call = ["extract", "--corpus", str(corpus), "--output", str(tmp_path / "s.sqlite"), "--max-tokens", "8", *more]
+    corpus = write_lines(tmp_path / "corpus.jsonl", [{"title": "T", "text": text} for text in TEXTS])
+    call = ["extract", "--corpus", corpus, "--output", str(tmp_path / "s.sqlite"), "--max-tokens", "8", *more]
     return main(call)
 
 
@@ -175,7 +169,7 @@ def row(number, triples=2, text=""):
 
 def test_examples_are_short_and_state_some_facts(tmp_path):
     rows = [row(0, 1), row(1, 9), row(2, 2, "long " * 100), row(3), row(4, 8), row(5, 0)]
-    shots = choose_shots(write(tmp_path / "pairs.jsonl", rows), 2)
+    shots = choose_shots(write_lines(tmp_path / "pairs.jsonl", rows), 2)
     assert {text for text, _ in shots} == {"Text 3.", "Text 4."}
     assert ("Text 3.", "(S> a| P> b| O> 0), (S> a| P> b| O> 1)") in shots
     with pytest.raises(ValueError, match="only 2 of 3 examples found"):
@@ -184,9 +178,6 @@ def test_examples_are_short_and_state_some_facts(tmp_path):
 
 def test_the_choice_depends_on_the_texts_alone(tmp_path):
     rows = [row(n) for n in range(50)]
-    first = choose_shots(write(tmp_path / "a.jsonl", rows), 3)
+    first = choose_shots(write_lines(tmp_path / "a.jsonl", rows), 3)
     turned = [one | {"id": f"x{one['id']}"} for one in reversed(rows)]
-    assert choose_shots(write(tmp_path / "b.jsonl", turned), 3) == first
-    assert choose_shots(tmp_path / "gone.jsonl", 0) == ()
-    # A text that stands there twice is one example.
-    assert len(set(choose_shots(write(tmp_path / "c.jsonl", [*rows[:3]]), 3))) == 3
+    assert choose_shots(write_lines(tmp_path / "b.jsonl", turned), 3) == first

@@ -1,4 +1,3 @@
-import re
 import sqlite3
 
 import pytest
@@ -6,13 +5,11 @@ import pytest
 import tripletune.rag.extractor as extractor_options
 from tests.cli import read_lines, write_lines
 from tests.fakes import Client, Model
-from tripletune.models.data.records import Passage, Step
+from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import RepliesPending
 from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.rag import Trace
-from tripletune.rag.__main__ import event_line, main
-from tripletune.rag.retrievers import Retrieved
+from tripletune.rag.__main__ import main
 from tripletune.rag.triple_store import TripleStore, open_triples
 
 ROWS = [
@@ -44,19 +41,17 @@ def clients(monkeypatch):
 
 
 def corpus(tmp_path, rows=ROWS):
-    path = tmp_path / "corpus.jsonl"
-    write_lines(path, rows)
-    return path
+    return write_lines(tmp_path / "corpus.jsonl", rows)
 
 
 def extract(tmp_path, path, *more, store="s.sqlite"):
     teacher = () if "--model" in more else ("--teacher", "openai", "--teacher-model", "m")
-    return main(["extract", "--corpus", str(path), "--output", str(tmp_path / store), *teacher, *more])
+    return main(["extract", "--corpus", path, "--output", str(tmp_path / store), *teacher, *more])
 
 
 def export(tmp_path, path, *more, store="s.sqlite"):
     output = tmp_path / "triples.jsonl"
-    return main(["export", "--corpus", str(path), "--store", str(tmp_path / store), "--output", str(output), *more])
+    return main(["export", "--corpus", path, "--store", str(tmp_path / store), "--output", str(output), *more])
 
 
 def test_a_corpus_becomes_the_file_the_loops_read(tmp_path, clients):
@@ -110,22 +105,15 @@ def test_bad_options_are_one_line(tmp_path, clients, capsys):
     path, model = corpus(tmp_path), tmp_path / "model"
     model.mkdir()
     (tmp_path / "text.sqlite").write_text("not a database" * 100)
-    here = ("--model", str(model))
-    for words in (
-        ("--limit", "0"), ("--piece-limit", "0"), ("--max-tokens", "0"), ("--prompt", "gone.md"),
-        ("--beams", "2", "--dtype", "float16"), ("--model", "no_model"), here, (*here, "--teacher-seed", "3"),
-        (*here, "--beams", "2", "--set", "grammar=yes"), (*here, "--batch-size", "0", "--max-tokens", "0"),
-    ):  # fmt: skip
-        assert extract(tmp_path, path, *words) == 2
-    assert extract(tmp_path, tmp_path / "gone.jsonl") == 2
+    for words in ((), ("--teacher-seed", "3"), ("--beams", "2", "--set", "grammar=yes"), ("--batch-size", "0")):
+        assert extract(tmp_path, path, "--model", str(model), *words) == 2
+    assert extract(tmp_path, path, "--beams", "2") == 2
+    assert extract(tmp_path, "gone.jsonl") == 2
     assert export(tmp_path, path, store="none.sqlite") == 2
-    assert [extract(tmp_path, path, store=store) for store in ("text.sqlite", ".")] == [2, 2]
+    assert extract(tmp_path, path, store="text.sqlite") == 2
     found = capsys.readouterr().err
-    assert [line[:7] for line in found.splitlines()] == ["error: "] * 14
-    for message in (
-        "--beams 2 --dtype float16: only for --model", "--teacher-seed: no effect with --model", "use one beam",
-        "max_tokens: 0 must be at least 1; batch_size: 0",
-    ):  # fmt: skip
+    assert [line[:7] for line in found.splitlines()] == ["error: "] * 8
+    for message in ("--beams 2: only for --model", "--teacher-seed: no effect with --model", "use one beam"):
         assert message in found
 
 
@@ -144,10 +132,9 @@ def test_a_full_disk_is_one_line_and_a_later_run_goes_on(tmp_path, clients, monk
 def test_an_export_never_writes_over_what_it_reads(tmp_path, clients, capsys):
     path = corpus(tmp_path)
     assert extract(tmp_path, path) == 0
-    for source in (path, tmp_path / "s.sqlite"):
+    for source in (tmp_path / "corpus.jsonl", tmp_path / "s.sqlite"):
         before = source.read_bytes()
-        call = ["export", "--corpus", str(path), "--store", str(tmp_path / "s.sqlite"), "--output", str(source)]
-        assert main(call) == 2
+        assert export(tmp_path, path, "--output", str(source)) == 2
         assert "in what is read" in capsys.readouterr().err
         assert source.read_bytes() == before
 
@@ -165,64 +152,17 @@ def world(tmp_path):
     return ["--corpus", str(corpus), "--triples", str(triples), "--top-k", "1"]
 
 
-@pytest.fixture
-def model(tmp_path, make_graph_llm, monkeypatch):
-    from tripletune.models.graph_llm import add_adapter
-
-    llm, processor = make_graph_llm()
-    folder = tmp_path / "run" / "final"
-    adapted = add_adapter(llm)
-    adapted.save_pretrained(folder)
-    adapted.get_base_model().config.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return tmp_path / "run"
-
-
-def test_ask_shows_every_step_and_the_answer(model, world, monkeypatch, capsys):
-    llm = Model("[SUBQ] q0", "[SUBQ] Where was Ida Morn born?", "[SUFFICIENT]", answer="Velsund")
-    monkeypatch.setattr("tripletune.models.graph_llm.load_generator", lambda *args, **options: llm)
+def test_ask_shows_every_step_and_the_answer(serve, tmp_path, world, capsys):
+    llm = serve(Model("[SUBQ] q0", "[SUBQ] Where was Ida Morn born?", "[SUFFICIENT]", answer="Velsund"))
     question = "Where was the author of Glass Harbour born?"
-    assert main(["ask", question, "--model", str(model), *world]) == 0
+    assert main(["ask", question, "--model", str(tmp_path / "model"), *world]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"Question: {question}"
     assert [line.split(None, 1)[1] for line in lines if line.startswith("  retrieve")] == ["Glass Harbour", "Ida Morn"]
     assert lines[-2:] == ["  stop      sufficient", "Answer: Velsund"]
     assert llm.inputs[-1][0].steps[-1].triples == (Triple("Ida Morn", "Birthplace", "Velsund"),)
-
-
-def test_what_is_shown_of_an_event():
-    trace = Trace("Who?", stop_reason="repeated_subquery", answer="Ida Morn")
-    trace.add_action("no\nmarker", None)
-    trace.add_step(Step("Who?"), [Retrieved(Passage(title, "text"), 1.0) for title in "AB"])
-    trace.add_step(Step("Where?"), [])
-    assert [event_line(event) for event in (*trace.actions, *trace.steps, trace)] == [
-        "  plan      no marker",
-        "  retrieve  A, B",
-        "  retrieve  nothing found",
-        "  stop      repeated_subquery\nAnswer: Ida Morn",
-    ]
-
-
-def test_ask_runs_a_real_model_from_a_run_folder(model, world, capsys):
-    assert main(["ask", "Who?", "--model", str(model), "--max-rounds", "1", *world]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("Question: Who?\n")
-    assert "\nAnswer: " in out
-
-
-@pytest.mark.parametrize(
-    ("question", "arguments", "message"),
-    [
-        ("Who?", ["--model", "nowhere"], "model 'nowhere': there is no such folder"),
-        ("Who?", ["--corpus", ""], "--corpus"),
-        ("Who?", ["--triples", ""], "--triples"),
-        ("Who?", ["--max-rounds", "-1"], "max_rounds: -1 must"),
-        ("  ", [], "the question is empty"),
-    ],
-)
-def test_bad_questions_are_one_line_and_exit_code_2(model, world, capsys, question, arguments, message):
-    assert main(["ask", question, "--model", str(model), *world, *arguments]) == 2
-    assert re.fullmatch(rf"error: .*{re.escape(message)}.*\n", capsys.readouterr().err)
+    assert main(["ask", "  ", "--model", str(tmp_path / "model"), *world]) == 2
+    assert capsys.readouterr().err == "error: the question is empty\n"
 
 
 @pytest.fixture
@@ -248,7 +188,7 @@ def test_ask_with_a_chat_model(world, chat_model, capsys, system):
     assert chat_model.closed
 
 
-def test_the_chat_model_reads_the_triples_and_a_second_question_finds_them(world, chat_model, tmp_path, capsys):
+def test_the_chat_model_reads_the_triples_and_a_second_question_finds_them(world, chat_model, tmp_path):
     triple, answer = "(S> Ida Morn| P> born in| O> Velsund)", chat_model.answer
     chat_model.answer = lambda asked: triple if asked.role == "extract.triples" else answer(asked)
     ask = ["ask", "Where was Ida Morn born?", "--teacher", "openai", "--teacher-model", "m", *world[:2], "--top-k", "1"]
@@ -257,23 +197,16 @@ def test_the_chat_model_reads_the_triples_and_a_second_question_finds_them(world
         assert main(ask) == 0
         assert chat_model.roles.count("extract.triples") == 1
         assert triple in chat_model.asked[-1].text
-    assert main([*ask, "--set", "extractor_set=beams=4"]) == 2
-    assert "extractor_set is for a trained model" in capsys.readouterr().err
 
 
-def test_a_chat_model_and_a_graph_llm_share_the_work(model, world, chat_model, monkeypatch, capsys):
-    llm = Model(answer="Ida Morn")
-    monkeypatch.setattr("tripletune.models.graph_llm.load_generator", lambda *args, **options: llm)
-    both = ["--teacher", "openai", "--teacher-model", "m", "--model", str(model)]
+def test_a_chat_model_and_a_graph_llm_share_the_work(serve, tmp_path, world, chat_model, capsys):
+    serve(Model(answer="Ida Morn"))
+    both = ["--teacher", "openai", "--teacher-model", "m", "--model", str(tmp_path / "model")]
     assert main(["ask", "Who wrote Glass Harbour?", *both, *world]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "Answer: Ida Morn", "the Graph-LLM answers"
-    assert main(["ask", "Who?", "--system", "standard", *both, *world]) == 2
-    assert "takes one model: leave out --model" in capsys.readouterr().err
-    assert main(["ask", "Who?", "--system", "react", *world]) == 2
-    assert "needs a chat model: --teacher-model NAME" in capsys.readouterr().err
 
 
-def test_indexes_are_built_beforehand(world, tmp_path, tiny_encoder, capsys):
+def test_indexes_are_built_beforehand(world, tmp_path, tiny_encoder):
     files = [*world[:4], "--index", str(tmp_path / "index")]
     how = ["--retriever", "hybrid", "--encoder", str(tiny_encoder), "--set", "vectors=hnsw"]
     assert main(["index", *files, *how]) == 0
@@ -281,8 +214,3 @@ def test_indexes_are_built_beforehand(world, tmp_path, tiny_encoder, capsys):
     assert [str(path) for path in built] == [
         "bm25", "dense", "hnsw", "passages", "triples/bm25", "triples/dense", "triples/hnsw", "triples/rows"
     ]  # fmt: skip
-    capsys.readouterr()
-    assert main(["index", *files, "--retriever", "dense"]) == 2
-    assert "'dense' needs a sentence encoder" in capsys.readouterr().err
-    assert main(["index", *files[:2]]) == 2
-    assert "an index needs --corpus, the passages, and --index" in capsys.readouterr().err

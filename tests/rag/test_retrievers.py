@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.cli import write_lines
 from tripletune.models.data.triples import Triple
 from tripletune.rag.index import MANIFEST, PassageStore, prepare
 from tripletune.rag.retrievers import open_retriever, top, verbalise
@@ -91,31 +92,12 @@ def test_failed_build_leaves_no_index(tmp_path):
     assert sorted(p.name for p in folder.iterdir()) == ["half", MANIFEST]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "corpus is empty"),
-        ("{\n", "corpus.jsonl:1: not valid JSON"),
-        ('{"title": "x"}\n', 'needs a non-empty "text"'),
-        # Defect 9: such a corpus was taken silently, and the loop saw one passage. A copy of a passage is no trouble.
-        (
-            "".join(f'{{"text": "{text}", "id": "{name}"}}\n' for text, name in ("ax", "bs", "bs", "cx")),
-            "1 passages have the id of another passage, the first on its lines 1 and 4",
-        ),
-    ],
-)
-def test_bad_corpus_is_named(tmp_path, text, message):
+def test_passages_of_one_id_are_refused_and_copies_are_not(tmp_path):
+    """Defect 9: such a corpus was taken silently, and the loop saw one passage."""
     path = tmp_path / "corpus.jsonl"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=message):
+    write_lines(path, [{"text": text, "id": name} for text, name in ("ax", "bs", "bs", "cx")])
+    with pytest.raises(ValueError, match="1 passages have the id of another passage, the first on its lines 1 and 4"):
         open_retriever("bm25", path, tmp_path / "index")
-
-
-def test_missing_corpus_and_missing_encoder(corpus, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nothing\.jsonl"):
-        open_retriever("bm25", tmp_path / "nothing.jsonl", tmp_path / "index")
-    with pytest.raises(ValueError, match="needs a sentence encoder"):
-        open_retriever("dense", corpus, tmp_path / "index")
 
 
 def test_programs_may_share_indexes(tmp_path):

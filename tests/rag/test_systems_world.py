@@ -57,7 +57,7 @@ def partial(world, removed, tmp_path_factory):
 
 
 def answer_all(world, name, tools, ledger=None, **settings):
-    """Answer every question; the traces in order."""
+    """Answer every question, all at once; the traces in order."""
     system = find_system(name)
     options = system.options(**settings)
 
@@ -96,50 +96,14 @@ def test_without_a_hop_exactly_the_questions_that_need_it_fail(world, whole, par
         assert not (can if needs else could and not can), question
 
 
-def test_calls_are_those_of_the_papers(world, whole):
-    for trace in answer_all(world, "ircot", whole):
-        searches = len(trace.steps)
-        assert trace.tallies == {"calls.ircot.think": searches, "calls.ircot.answer": 1, "answered_by_reader": 1}
-    for trace in answer_all(world, "ircot", whole, reader=False):
-        assert trace.calls == len(trace.steps) + (trace.stop_reason != "sufficient")
-    for trace in answer_all(world, "react", whole):
-        assert trace.tallies["calls.react.act"] == len(trace.steps) + 1
-        assert ("calls.react.answer" in trace.tallies) == (trace.stop_reason != "sufficient")
-    for question, trace in zip(world.questions, answer_all(world, "self_ask", whole)):
-        if trace.stop_reason == "sufficient":
-            assert len(question.helpful) <= len(trace.steps) == trace.tallies["calls.self_ask.answer"]
-        assert trace.tallies["calls.self_ask.follow_up"] == len(trace.steps) + 1
-
-
-def test_t2rag_decomposes_once_resolves_each_round_and_answers_once(world, whole):
+def test_t2rag_needs_no_more_rounds_than_hops(world, whole):
     traces = answer_all(world, "t2rag", whole)
     for question, trace in zip(world.questions, traces):
-        rounds = len(trace.steps)
-        assert trace.tallies == {"calls.t2rag.decompose": 1, "calls.t2rag.resolve": rounds, "calls.t2rag.answer": 1}
-        assert all(0 < len(step.passages) <= 5 for step in trace.steps)
         if trace.stop_reason == "sufficient":
             # One round a hop at most; a comparison searches both at once.
-            assert rounds <= (1 if question.kind == "comparison" else len(question.helpful))
-    # This oracle reads propositions alone: passages change nothing, and without propositions it fills nothing.
+            assert len(trace.steps) <= (1 if question.kind == "comparison" else len(question.helpful))
+    # This oracle reads propositions alone.
     assert right(world, answer_all(world, "t2rag", whole, passages=False)) == right(world, traces)
-    chunks = answer_all(world, "t2rag", whole, unit="passages")
-    assert not any(right(world, chunks))
-    assert {trace.stop_reason for trace in chunks} == {"no_searchable"}
-    single = answer_all(world, "t2rag", whole, max_rounds=1)
-    assert {len(trace.steps) for trace in single} == {1}
-    assert sum(right(world, single)) < sum(right(world, traces)) / 2
-
-
-def test_bounds_of_retrieval(world, whole):
-    assert all(right(world, answer_all(world, "gold_passages", whole)))
-    assert sum(right(world, answer_all(world, "random_passages", whole, top_k=3))) <= 2
-    assert not any(right(world, answer_all(world, "no_retrieval", whole)))
-    once = answer_all(world, "standard", whole)
-    assert {(trace.calls, len(trace.steps), trace.stop_reason) for trace in once} == {(1, 1, "single_pass")}
-    again = answer_all(world, "random_passages", whole, top_k=3)
-    assert [t.steps[0].passages for t in again] == [
-        t.steps[0].passages for t in answer_all(world, "random_passages", whole, top_k=3)
-    ]
 
 
 def test_gear_calls_and_remembers_as_its_paper_says(world, whole):
@@ -161,30 +125,17 @@ def test_gear_calls_and_remembers_as_its_paper_says(world, whole):
 
 
 def test_expansion_finds_more_than_retrieval_alone(world, whole):
-    def found(name, **settings):
+    def found(name, calls, **settings):
         traces = answer_all(world, name, whole, top_k=5, **settings)
-        ids = [{passage["title"] for passage in trace.steps[0].passages} for trace in traces]
-        return sum(set(question.helpful) <= titles for question, titles in zip(world.questions, ids))
-
-    alone = found("standard")
-    naive, sync = found("gear", variant="naive"), found("gear", variant="sync")
-    assert alone < naive
-    assert alone < sync
-    for variant, calls in (("naive", 1), ("sync", 2)):
-        assert {trace.calls for trace in answer_all(world, "gear", whole, variant=variant)} == {calls}
-
-
-def test_pagerank_finds_more_than_retrieval_alone(world, whole):
-    wanted = [set(question.helpful) for question in world.questions]
-
-    def found(name, **settings):
-        traces = answer_all(world, name, whole, top_k=5, **settings)
+        assert {trace.calls for trace in traces} == {calls}
         titles = [{passage["title"] for passage in trace.steps[0].passages} for trace in traces]
-        return sum(len(gold & hits) / len(gold) for gold, hits in zip(wanted, titles)) / len(wanted)
+        return sum(len(hits & set(one.helpful)) / len(one.helpful) for hits, one in zip(titles, world.questions))
 
-    assert found("ppr", synonyms=None) > found("standard") + 0.1
-    assert {trace.calls for trace in answer_all(world, "ppr", whole, synonyms=None)} == {2}
-    assert {trace.calls for trace in answer_all(world, "ppr", whole, synonyms=None, filter=False)} == {1}
+    alone = found("standard", 1)
+    assert found("gear", 1, variant="naive") > alone
+    assert found("gear", 2, variant="sync") > alone
+    assert found("ppr", 2, synonyms=None) > alone + 0.1 * len(world.questions)
+    assert found("ppr", 1, synonyms=None, filter=False) > alone
 
 
 def test_pagerank_searches_each_thought_of_ircot(world, whole):
@@ -192,23 +143,3 @@ def test_pagerank_searches_each_thought_of_ircot(world, whole):
     assert all(right(world, graph))
     assert sum(len(trace.steps) for trace in graph) < sum(len(trace.steps) for trace in alone)
     assert all(trace.tallies["calls.ircot.filter"] == len(trace.steps) for trace in graph)
-
-
-def test_thrag_calls_once_for_topics_and_once_for_each(world, whole):
-    for question, trace in zip(world.questions, answer_all(world, "thrag", whole)):
-        kinds = {world.entities[title].kind for title in question.helpful}
-        assert trace.tallies["calls.thrag.topics"] == trace.tallies["calls.thrag.answer"] == 1
-        assert trace.tallies["calls.thrag.subtopics"] == len(kinds)
-        assert trace.calls == 2 + len(kinds), "the graph is no cost of a question"
-        assert trace.tallies["topics_not_listed"] == trace.tallies["subtopics_not_listed"] == 0
-        assert set(trace.details["selected"]) == kinds
-        assert len(trace.steps[0].triples) <= 30
-        assert len(trace.steps[0].passages) <= 5
-
-
-@pytest.mark.parametrize("settings", [{"chunks": 0}, {"sentences": 0}, {"traversal": False}], ids=str)
-def test_ablations_of_thrag(world, whole, settings):
-    traces = answer_all(world, "thrag", whole, **settings)
-    assert sum(right(world, traces)) <= sum(right(world, answer_all(world, "thrag", whole)))
-    assert {len(trace.steps[0].passages) == 0 for trace in traces} == {settings.get("chunks") == 0}
-    assert {trace.calls == 1 for trace in traces} == {"traversal" in settings}

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tripletune.rag.embedding import Embedder
-from tripletune.rag.text_index import Bm25Index, embed_rows, open_text_index, reciprocal_rank_fusion
+from tripletune.rag.text_index import embed_rows, open_text_index, reciprocal_rank_fusion
 
 ROWS = ["a cab", "bad", "face", "face", "the of", "cage bead"]
 
@@ -81,12 +81,6 @@ def test_hybrid_fuses_both(tmp_path, embedder):
     hybrid = opened("hybrid", tmp_path, embedder)
     assert ranked(hybrid, "bad cage", 4) == reciprocal_rank_fusion(parts)[:4]
     assert rows(hybrid, "?!", 2) == rows(opened("dense", tmp_path, embedder), "?!", 2)
-
-
-def test_bm25_is_built_again_for_other_settings(tmp_path):
-    folder = tmp_path / "bm25"
-    first = ranked(Bm25Index(folder, {}, lambda: ROWS), "face", 1)
-    assert first != ranked(Bm25Index(folder, {}, lambda: ROWS, k1=0.2, b=0.0), "face", 1)
 
 
 def test_vectors_of_a_killed_build_are_kept(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from tests.cli import write_lines
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.rag.triple_store import Extraction, TripleStore, is_store, open_triples, read_gold
+from tripletune.rag.triple_store import Extraction, TripleStore, open_triples, read_gold
 
 OSLO = Passage("Oslo", "Oslo is in Norway.")
 TRIPLES = (Triple("Oslo", "located in", "Norway"), Triple("日本, (x)", "|", '"'))
@@ -64,15 +64,6 @@ def test_several_extractors_must_be_told_apart(store):
     assert store.choose("1").model == "m"
     with pytest.raises(ValueError, match="holds no triples of x"):
         store.choose("x")
-
-
-def test_a_store_is_known_by_its_head(store, tmp_path):
-    store.extractor("m", "p")
-    assert is_store(store.path)
-    other = tmp_path / "other.sqlite"
-    with sqlite3.connect(other) as database:
-        database.execute("CREATE TABLE mine (a)")
-    assert not any(map(is_store, (other, tmp_path)))
 
 
 def fill(path, first):
@@ -139,19 +130,9 @@ def test_database_is_used_again_until_the_source_changes(source, tmp_path):
     store = open_triples(source, database)
     assert store.get(Passage("T", "t")) == (Triple("a", "b", "c"),)
     assert store.get(Passage("Oslo", "Oslo is in Norway.")) is None
-
-
-def test_bad_sources_are_named(tmp_path):
-    path = tmp_path / "triples.jsonl"
-    with pytest.raises(FileNotFoundError, match=r"triples\.jsonl"):
-        open_triples(path, tmp_path / "db")
-    for text, message in (
-        ('{"title": "a", "text": "b", "triples": []}\n{oops\n', r"triples\.jsonl:2: not valid JSON"),
-        ('{"text": "b"}\n', "no row holds a passage with triples"),
-    ):
-        path.write_text(text)
-        with pytest.raises(ValueError, match=message):
-            open_triples(path, tmp_path / "db")
+    write_lines(source, [{"title": "T", "text": "t"}])
+    with pytest.raises(ValueError, match="no row holds a passage with triples"):
+        open_triples(source, database)
 
 
 def test_gold_links_are_read_by_question_and_other_lines_named(tmp_path):

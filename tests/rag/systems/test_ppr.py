@@ -49,6 +49,10 @@ def run(tools, *replies, **settings):
     return trace, [(asked.role, asked.text) for asked in chat.asked]
 
 
+def titles(trace):
+    return [passage["title"] for passage in trace.steps[0].passages]
+
+
 def test_edges(tools):
     edges = _graph(tools.triples, None, None).toarray()
     # Entities: Ada, Glass Harbour, Velsund (in both spellings), the sea, Bo, songs; then the passages.
@@ -61,8 +65,7 @@ def test_edges(tools):
 
 def test_the_walk_leads_past_what_the_question_names(tools):
     trace, asked = run(tools, "[1]", "Velsund", top_k=3, triples=2)
-    assert [passage["title"] for passage in trace.steps[0].passages] == ["Ada", "Harbour", "Velsund"]
-    assert trace.answer == "Velsund"
+    assert (titles(trace), trace.answer) == (["Ada", "Harbour", "Velsund"], "Velsund")
     assert asked[0] == (
         "ppr.filter",
         "Facts:\n1. Ada wrote Glass Harbour\n2. Glass Harbour set in Velsund\n\nQuestion: Where?",
@@ -72,17 +75,15 @@ def test_the_walk_leads_past_what_the_question_names(tools):
     assert len(trace.details["ranking"]) == 3, "no walk leads to Bo"
 
 
-@pytest.mark.parametrize("reply", ["[]", "none of them", "[7, true]"])
+@pytest.mark.parametrize("reply", ["[]", "[7, true]"])
 def test_without_a_triple_the_retrieval_stands(tools, reply):
-    replies = [reply, reply, "x"] if "[" not in reply else [reply, "x"]
-    trace, _ = run(tools, *replies, top_k=4)
-    titles = [passage["title"] for passage in trace.steps[0].passages]
-    if "[" in reply:
-        assert titles == ["Ada", "Harbour"]
-        assert trace.steps[0].triples == []
-    else:
-        assert trace.tallies["filter.no_json"] == 1, "all triples stay"
-        assert titles == ["Ada", "Harbour", "Velsund"]
+    trace, _ = run(tools, reply, "x", top_k=4)
+    assert (titles(trace), trace.steps[0].triples) == (["Ada", "Harbour"], [])
+
+
+def test_an_unreadable_filter_keeps_all_triples(tools):
+    trace, _ = run(tools, "none of them", "none of them", "x", top_k=4)
+    assert (titles(trace), trace.tallies["filter.no_json"]) == (["Ada", "Harbour", "Velsund"], 1)
 
 
 def test_all_triples_without_the_filter(tools):

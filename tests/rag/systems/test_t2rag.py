@@ -1,11 +1,8 @@
 import asyncio
-import json
 
 import pytest
 
 from tests.fakes import Client
-from tripletune.data_builders.world.build import WorldOptions, write_world
-from tripletune.eval.__main__ import main
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import triple_rows
@@ -182,24 +179,3 @@ def test_a_question_mark_in_a_name_is_no_unknown():
 )  # fmt: skip
 def test_rows_of_a_reply(reply, rows):
     assert [f"{number}:{'|'.join(f)}" if number else "|".join(f) for number, f in triple_rows(reply)] == rows
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("world")
-    write_world(WorldOptions(seed=5, train=0, validation=0, test=8, common_knowledge=0), folder)
-    return folder
-
-
-def test_from_the_command_line(world, tmp_path, capsys):
-    more = ["--corpus", f"{world}/test.corpus.jsonl", "--triples", f"{world}/test.triples.jsonl"]
-    command = ["run", "--system", "t2rag", "--task", "hotpotqa", "--data", f"{world}/test.jsonl", "--oracle",
-               f"{world}/test", "--output", str(tmp_path / "run")]  # fmt: skip
-    assert main([*command, *more]) == 0
-    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    assert metrics["metrics"]["exact_match"]["mean"] >= 0.85
-    assert metrics["counts"]["tallies"]["calls.t2rag.resolve"] == metrics["counts"]["rounds"]
-    assert main([*command, *more, "--max-rounds", "1"]) == 2
-    assert "'max_rounds': 1" in capsys.readouterr().err
-    assert main([*command, *more[:2]]) == 2
-    assert "--system t2rag reads triples: give --triples FILE" in capsys.readouterr().err

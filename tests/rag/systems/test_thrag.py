@@ -127,8 +127,6 @@ def test_the_ablations_and_long_answers():
     assert "[Bo] Bo keeps bees." in chat.others[0][1]
     _, chat = run("x", traversal=False, sentences=0, chunks=3)
     assert chat.others[0][1].startswith("Passages:\nAda\n")
-    with pytest.raises(ValueError, match="nothing would be read; min_topics is greater than max_topics"):
-        ThragOptions(sentences=0, chunks=0, max_topics=2)
 
 
 def test_without_a_selection_all_sentences_are_compared():

@@ -28,11 +28,11 @@ ENTITIES = '{"entities": ["Kelm", "Sarn"]}'
 TRIPLES = '{"triples": [["Kelm", "is", "town"], ["Kelm", "lies on", "Sarn"], ["Kelm", "is", "town"]]}'
 
 
-def read(*replies, joint=False):
+def read(*replies):
     client, trace, issues = Client(*replies), Trace("Q?"), Counter()
     prompts = load_prompts(PROMPT_NAMES)
     llm = QuestionClient(client, trace, "q1", Sampling(temperature=0.5, seed=3), prompts=prompts)
-    options = CiragOptions(extraction="joint" if joint else "two_step", max_extraction_tokens=99)
+    options = CiragOptions(max_extraction_tokens=99)
     found = asyncio.run(passage_triples(PASSAGE, llm, issues, options))
     return found, dict(+issues), client, trace
 
@@ -47,12 +47,6 @@ def test_two_steps_name_the_entities_in_the_second_prompt():
     assert client.asked[0][2:] == (Sampling(temperature=0.5, seed=3, max_tokens=99), "q1")
     assert (trace.calls, trace.prompt_tokens, trace.completion_tokens) == (2, 20, 4)
     assert trace.tallies == {"calls.cirag.entities": 1, "calls.cirag.triples": 1}
-
-
-def test_one_prompt_asks_for_both():
-    found, _, client, _ = read(TRIPLES, joint=True)
-    assert len(found) == 2
-    assert client.roles == ["cirag.joint"]
 
 
 def test_a_refused_passage_costs_no_question_but_a_server_that_is_down_does():
@@ -83,16 +77,9 @@ def test_malformed_triples_are_counted_and_cost_no_neighbour():
     assert read(ENTITIES, '{"triples": []}')[0] == ()
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        '{"triples": [["a","b","c"],["d","e","f"],["g","h',
-        '{"entities": ["x","y","z"], "triples": [["a","b","c"],["d","e","f"],["g"',
-        '{"triples": [["a","b","c"] ["d","e","f"]]}',
-    ],
-)
-def test_a_reply_that_is_cut_off_keeps_its_complete_triples_and_is_not_asked_for_again(reply):
-    found, issues, _, _ = read(ENTITIES, reply)
+def test_a_reply_that_is_cut_off_keeps_its_complete_triples_and_is_not_asked_for_again():
+    cut_off = '{"entities": ["x","y","z"], "triples": [["a","b","c"],["d","e","f"],["g"'
+    found, issues, _, _ = read(ENTITIES, cut_off)
     assert found == (Triple("a", "b", "c"), Triple("d", "e", "f"))
     assert issues["incomplete_json"] == 1
     assert issues.keys() <= {"incomplete_json", "malformed_triples"}, "the client counts cut_off.<role>"
@@ -101,8 +88,6 @@ def test_a_reply_that_is_cut_off_keeps_its_complete_triples_and_is_not_asked_for
 def test_other_forms_are_read():
     assert read_entities('{"named entities": ["A", "A", " "]}') == ("A",)
     assert read_entities('["A", 1902]') == ("A", "1902")
-    objects = read_passage_triples('{"triples": [{"subject": "a", "predicate": "b", "object": "c"}]}')
-    assert objects.triples == (Triple("a", "b", "c"),)
     assert read_passage_triples("(S> a| P> b| O> c)").triples == (Triple("a", "b", "c"),)
     for text in ("", "[1", '{"other": 1}', '{"entities": "A"}', '{"entities": [["A"]]}'):
         with pytest.raises(UnusableReply):

@@ -85,7 +85,6 @@ def test_levels_without_evidence_are_passed_over_but_for_the_last():
     [
         ("Thought: a.\nAnswer: Kelm", "Kelm", ()),
         ("Thought: the answer: is near. Answer: **Kelm**", "Kelm", ()),
-        ("**Answer:** Kelm", "Kelm", ()),
         ("Answer: Kelm\nBecause I said so.", "Kelm", ("text_after_answer",)),
         ("Answer: Unanswerable. The triples do not say it.", "Unanswerable", ("text_after_answer",)),
         ("Answer: **unanswerable** from this\nSorry.", "Unanswerable", ("text_after_answer",)),

@@ -57,7 +57,6 @@ def test_a_reply_in_the_papers_form_has_no_fault():
         ("I do not know.", (), None,
          ["text_before_sections", "missing_thought", "missing_fact_after_filter", "missing_question"]),
         (reply().split("[[## question")[0], (BORN,), None, ["missing_question"]),
-        (reply().split("\n\n", 1)[1], (BORN,), "Where is London?", ["missing_thought"]),
         (reply().replace("fact_after_filter", "thoughts"), (), "Where is London?",
          ["unknown_section", "missing_fact_after_filter"]),
         (reply(question=""), (BORN,), None, ["empty_question"]),
@@ -65,11 +64,9 @@ def test_a_reply_in_the_papers_form_has_no_fault():
         (reply(question="Who is Ada? Where is Kelm?"), (BORN,), "Who is Ada?", ["several_questions"]),
         (reply(question="1. Who is Ada?\n2. Where is Kelm?"), (BORN,), "Who is Ada?",
          ["several_questions", "loose_question"]),
-        (reply(question="Who wrote Quo Vadis? in 1895?"), (BORN,), "Who wrote Quo Vadis? in 1895?", []),
-        (reply(question="..."), (BORN,), None, ["empty_question"]),
-        (reply(question="No question is needed."), (BORN,), "", ["loose_question"]),
         (reply(question='"Who is Ada?"'), (BORN,), "Who is Ada?", ["loose_question"]),
-        (reply(facts='{"fact": [["Ada", "wrote", "notes"]]}'), (), "Where is London?", ["invented_triple"]),
+        (reply(question="Who wrote Quo Vadis? in 1895?"), (BORN,), "Who wrote Quo Vadis? in 1895?", []),
+        (reply(question="No question is needed."), (BORN,), "", ["loose_question"]),
         (reply(facts='{"fact": [["Bob", "is", "old"], ["Ada", "died in", "Kelm"]]}'), (DIED,), "Where is London?",
          ["earlier_triple"]),
         (reply(facts='{"fact": [["ada", "Born in", "london."]]}'), (BORN,), "Where is London?", ["respelled_triple"]),
@@ -84,9 +81,7 @@ def test_a_reply_in_the_papers_form_has_no_fault():
          "Where is London?", ["unreadable_facts"]),
         (reply(facts='{"fact": [["Ada", "born in", "London"], ["Ada", "died'), (BORN,), "Where is London?",
          ["unreadable_facts"]),
-        (reply(facts="nothing helps"), (), "Where is London?", ["unreadable_facts"]),
         (reply().replace("[[## question ##]]", "[[##Question##]]"), (BORN,), "Where is London?", ["loose_marker"]),
-        ("Sure! " + reply(), (BORN,), "Where is London?", ["text_before_sections"]),
         (reply() + '\n\n[[## fact_before_filter ##]]\n{"fact": []}\n' + reply(question=NO_QUESTION), (BORN,),
          "Where is London?", ["runs_on"]),
         ("\n\n".join(sorted(reply().split("\n\n"), reverse=True)), (BORN,), "Where is London?", ["section_order"]),
@@ -233,9 +228,6 @@ def test_what_is_left_is_written_as_the_loop_writes_it():
 def test_other_layouts_stay_as_they_are_and_broken_sections_are_named():
     section = chat(layout="section")
     assert shorten(section, words, 1) == (section, 0)
-    plain: list[Message] = [{"role": "user", "content": "a b"}, {"role": "user", "content": "c"}]
-    assert shorten(plain, words, 1) == (plain, 0)
-    assert shown_candidates("nothing") is None
     broken: list[Message] = [{"role": "user", "content": "[[## fact_before_filter ##]]\nnone"}, *chat()]
     with pytest.raises(ValueError, match="the section fact_before_filter of a turn cannot be read"):
         shorten(broken, words, 1)

@@ -54,11 +54,10 @@ FIRST = says("Which river flows through Kelm?", ("Ada", "born in", "Kelm"))
 SECOND = says("", ("Sarn", "flows through", "Kelm"))
 
 
-def run(script, shelf=None, store=None, integrator=None, **options):
+def run(script, shelf=None, store=None, **options):
     store = store or Facts(lambda passage: TRIPLES.get(passage.title))
     tools = Tools(
-        retriever=shelf or Shelf(kelm_or_ada), store=store, llm=script, integrator=integrator,
-        reranker=Later(), question_id="q7",
+        retriever=shelf or Shelf(kelm_or_ada), store=store, llm=script, reranker=Later(), question_id="q7",
     )  # fmt: skip
     return asyncio.run(SYSTEM.run(QUESTION, QUESTION, tools, CiragOptions(**{"extraction": "store"} | options)))
 
@@ -139,18 +138,6 @@ def test_an_unreadable_decision_ends_the_loop_with_what_was_kept():
     assert trace.tallies["integration.repaired"] == 1
 
 
-def test_a_student_takes_the_teachers_place_in_the_integration_alone():
-    teacher, student = Script(), Script(FIRST, SECOND)
-    trace = run(teacher, integrator=student)
-    assert (teacher.roles, student.roles) == (["cirag.answer.triples"], ["cirag.integrate"] * 2)
-    assert trace.calls == 3
-
-
-def test_passages_without_triples_are_counted():
-    trace = run(Script(says("")), store=Facts(lambda passage: None))
-    assert (trace.steps[0].passages_without_triples, trace.steps[0].triples) == (1, [])
-
-
 def test_every_call_of_a_round_is_made_before_a_pending_one_is_told():
     script = Client(*[RepliesPending("waits")] * 2)
     with pytest.raises(RepliesPending):
@@ -158,16 +145,11 @@ def test_every_call_of_a_round_is_made_before_a_pending_one_is_told():
     assert script.roles == ["cirag.entities"] * 2
 
 
-def test_prompts_can_be_replaced_and_the_history_told_in_a_section(tmp_path):
-    (tmp_path / "cirag_integrate.md").write_text("My own words.")
+def test_the_history_can_be_a_section():
     script = Script(FIRST, SECOND)
-    run(script, prompts=str(tmp_path), history="section")
+    run(script, history="section")
     assert [len(asked.messages) for asked in script.asked[:2]] == [2, 2]
     assert "[[## historical_context ##]]" in script.asked[1].text
-    assert script.asked[0].messages[0]["content"] == "My own words."
-    assert script.asked[2].messages[0]["content"].startswith("You answer a question")
-    options = CiragOptions(prompts=str(tmp_path))
-    assert SYSTEM.files(options)["cirag_integrate"] != SYSTEM.files(CiragOptions())["cirag_integrate"]
 
 
 class Counting(Script):
@@ -189,8 +171,6 @@ def test_long_prompts_lose_their_oldest_candidates():
     assert '{"fact": [["Ada", "born in", "Kelm"]]}' in script.asked[1].messages[1]["content"]
     assert script.asked[1].messages[-1] == whole.asked[1].messages[-1]
     assert run(Counting(FIRST, SECOND), max_prompt_tokens=longest).tallies.get("shortened_prompts") is None
-    with pytest.raises(ValueError, match=r"tokens of script can't be counted here.*--integrator"):
-        run(Script(FIRST, SECOND), max_prompt_tokens=longest)
 
 
 def test_replies_that_ledgers_hold_are_found():
