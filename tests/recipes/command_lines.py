@@ -34,5 +34,4 @@ def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess
 
 def lines(config: Any, name: str = "losses.jsonl") -> list[dict[str, Any]]:
     """The lines of a log, without the time."""
-    rows = read_lines(Path(config.output_dir) / name)
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+    return read_lines(Path(config.output_dir) / name, "seconds")
