@@ -258,26 +258,11 @@ def test_fields_named_on_the_training_page_exist():
 # What these checks find, so that they can't pass by finding nothing.
 
 
-def test_commands_are_found_in_bash_blocks_alone():
-    text = (
-        "```bash\ntripletune eval run \\\n  --system ras  # why\npip install x\n"
-        "OMP_NUM_THREADS=1 accelerate launch --config_file recipes/accelerate/cpu.yaml recipes/ras_multitask.py "
-        "--dry-run\ncd x && python -m benchmarks loop --questions 4\n```\n"
-        "```text\ntripletune eval nonsense\n```\n"
-    )
-    found = commands_in(text, "here")
-    run, recipe, loop = ("-m", "tripletune", "eval", "run"), ("recipes/ras_multitask.py",), ("-m", "benchmarks", "loop")
-    assert [program(command.words) for command in found] == [run, recipe, loop]
-    assert own_arguments(found[0].words) == ["--system", "ras"]
-    assert own_arguments(found[1].words) == ["--dry-run"]
-
-
 @pytest.mark.parametrize(
     ("text", "trouble"),
     [
         ("tripletune eval run --sistem ras", "has no --sistem"),
         ("tripletune eval run --retriever bm2", "--retriever bm2 is not one of"),
-        ("tripletune build world --train=4 --sizes 5", "has no --sizes"),
         ("accelerate launch recipes/ras_multitask.py --config recipes/configs/none.yaml", "there is no file"),
         ("accelerate launch recipes/ras_multitask.py --train.learning_rat 1", "has no --train.learning_rat"),
     ],
@@ -297,7 +282,3 @@ def test_dangling_references_are_found(tmp_path):
     assert dangling(good, tmp_path) == []
     found = dangling("`rag/x.py:B` `rag/y.py:run` `rag/gone.md`", tmp_path)
     assert found == ["rag/gone.md: no such file", "rag/x.py has no B", "rag/y.py: no such file"]
-
-
-def test_anchors_are_those_of_the_forge():
-    assert anchors("# Run it\n## What's `in` a row?\n```bash\n# no heading\n```\n") == {"run-it", "whats-in-a-row"}

@@ -46,8 +46,3 @@ def test_a_trained_model_and_what_makes_its_inputs(tiny_llama, make_graph_llm, t
     found, tokenizer = load_model(tiny_llama)
     ids = found.generate(**tokenizer("Oslo", return_tensors="pt"), max_new_tokens=2, do_sample=False)
     assert ids.shape[0] == 1
-
-
-def test_an_unknown_system_is_an_error_with_the_names():
-    with pytest.raises(ValueError, match=r"'raz' is not one of .*did you mean ras"):
-        load_system("raz")

@@ -23,37 +23,21 @@ KINDS = {
 }
 
 
-def test_settings_that_contradict_each_other():
-    with pytest.raises(ConfigError, match=r"the prompts would hold no facts"):
-        load_config(GraphConfig, None, {"data.evidence": "graph", "model.use_graph": False})
-    with pytest.raises(ConfigError, match=r"needs one graph a row"):
-        load_config(GraphConfig, None, {"data.prompt_order": "interleaved", "train.graph_warmup_steps": 5})
-
-
 @pytest.mark.parametrize(
-    ("key", "value", "message"),
+    ("settings", "message"),
     [
-        ("train.scheduler", "cosin", r"did you mean cosine\?"),
-        ("model.graph_architecture", "transformer", "not one of graph_transformer, gat, gcn"),
-        ("model.graph_hidden_width", 12, "not a multiple of model.graph_heads 8"),
-        ("model.lora_targets", [], "at least one linear layer"),
-        ("data.tasks", [], "name planning, answering or both"),
-        ("data.tasks", "planing", r"did you mean planning\?"),
-        ("data.planning_prompt", "/nowhere.md", "there is no file /nowhere.md"),
-        ("train.learning_rate", float("nan"), "not a number"),
-        ("train.adam_beta1", 2, "must be at least 0 and below 1"),
+        ({"data.evidence": "graph", "model.use_graph": False}, "the prompts would hold no facts"),
+        ({"data.prompt_order": "interleaved", "train.graph_warmup_steps": 5}, "needs one graph a row"),
+        ({"model.lora": False, "model.use_graph": False}, "nothing is left to train"),
+        ({"model.graph_hidden_width": 12}, "not a multiple of model.graph_heads 8"),
+        ({"data.tasks": []}, "name planning, answering or both"),
+        ({"train.learning_rate": float("nan")}, "not a number"),
     ],
 )
-def test_values_that_cannot_work(key, value, message):
+def test_settings_that_cannot_work(settings, message):
     with pytest.raises(ConfigError, match=message) as error:
-        load_config(GraphConfig, None, {key: value})
+        load_config(GraphConfig, None, settings)
     assert "1 problem(s)" in str(error.value)
-    assert key.split(".")[-1] in str(error.value)
-
-
-def test_nothing_left_to_train():
-    with pytest.raises(ConfigError, match="nothing is left to train"):
-        load_config(GraphConfig, None, {"model.lora": False, "model.use_graph": False})
 
 
 def test_defaults_are_the_papers():

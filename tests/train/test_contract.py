@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import TrainerCallback
 
 from tests.cli import read_lines
 from tripletune.models.program import names_in
@@ -82,28 +81,15 @@ def test_a_run_its_logs_and_its_result(case, make_task, tmp_path, monkeypatch, w
 @pytest.mark.parametrize(
     ("case", "steps", "saved", "killed"), [*((case, 6, 2, 5) for case in CASES), ("ras", 12, 6, 7), ("ras", 12, 8, 9)]
 )
-def test_a_resumed_run_is_the_uninterrupted_run(case, steps, saved, killed, make_task, tmp_path, monkeypatch, whole):
+def test_a_resumed_run_is_the_uninterrupted_run(case, steps, saved, killed, make_task, tmp_path, killed_behind, whole):
     settings = {**STEPS, "train.max_steps": steps, "train.save_steps": saved}
     if (case, steps) not in whole:
         whole[case, steps] = tmp_path / "whole"
         train(made(make_task, case, {**settings, "output_dir": str(tmp_path / "whole")}))
 
-    class Killed(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == killed:
-                raise KeyboardInterrupt
-
-    original = EngineMixin.begin_run
-
-    def begin_run(self, task):
-        original(self, task)
-        self.add_callback(Killed())
-
     parts = made(make_task, case, {**settings, "output_dir": str(tmp_path / "parts")})
-    with monkeypatch.context() as patch:
-        patch.setattr(EngineMixin, "begin_run", begin_run)
-        with pytest.raises(KeyboardInterrupt):
-            train(parts)
+    with killed_behind(killed):
+        train(parts)
     last = killed // saved * saved
     assert newest_checkpoint(parts.config.output_dir) == tmp_path / "parts" / f"checkpoint-{last}"
     train(made(make_task, case, {**settings, "output_dir": str(tmp_path / "parts")}))

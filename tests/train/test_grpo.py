@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, TrainerCallback
+from transformers import AutoTokenizer
 from trl import GRPOTrainer
 
+from tests.cli import read_lines
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.models.data.triples import Triple
 from tripletune.models.local.chat import ChatEncoder
@@ -21,7 +22,6 @@ from tripletune.models.sqlite import UnusableFile
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 from tripletune.train import train
 from tripletune.train import trl_trainers as grpo
-from tripletune.train.engine import EngineMixin
 from tripletune.train.tasks.grpo import GrpoConfig, GrpoTask
 
 FACTS = (Triple("Ada", "saw", "Kelm"), Triple("Bo", "saw", "Ada"))
@@ -130,12 +130,11 @@ def by_length(row):
 
 
 def rows(task, name):
-    lines = (Path(task.config.output_dir) / name).read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
+    return read_lines(Path(task.config.output_dir) / name, "seconds")
 
 
 @pytest.mark.parametrize(("together", "rolled_out"), [(1, [1, 2, 3, 4]), (2, [1, 3])])
-def test_a_resumed_run_is_the_uninterrupted_run(make, tmp_path, monkeypatch, together, rolled_out):
+def test_a_resumed_run_is_the_uninterrupted_run(make, tmp_path, monkeypatch, killed_behind, together, rolled_out):
     monkeypatch.setattr(grpo, "reward_parts", by_length)
     same = {"train.kl_on": "failed", "train.rollout_steps": together}
     whole = make({"output_dir": str(tmp_path / "whole"), **same})
@@ -143,15 +142,8 @@ def test_a_resumed_run_is_the_uninterrupted_run(make, tmp_path, monkeypatch, tog
     with pytest.raises(UnusableFile, match="closed"):
         whole.suite.clients[0].ledger.get("")
 
-    class Killed(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 3:
-                raise KeyboardInterrupt
-
-    original = EngineMixin.begin_run
     settings = {"output_dir": str(tmp_path / "parts"), **same}
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(EngineMixin, "begin_run", lambda self, task: (original(self, task), self.add_callback(Killed())))
+    with killed_behind(3):
         train(make(settings))
     parts = make(settings)
     train(parts)
@@ -198,12 +190,8 @@ def test_what_is_computed_at_written_tokens_alone_is_what_trl_computes(make):
     ("change", "message"),
     [
         ({"corpus": None}, "give it corpus"),
-        ({"oracle": None}, "needs a chat model|a teacher that answers at once"),
-        ({"integrator": "x"}, "leave out integrator"),
         ({"system": "ras"}, "leave out system: CIRAG's integrator is the student"),
         ({"candidats": 3}, r"a run of cirag has no option 'candidats' \(did you mean candidates\?"),
-        ({"top_k": "many"}, "top_k"),
-        ({"concurrency": 0}, "data.loop: concurrency: 0 must be at least 1"),
     ],
 )
 def test_a_loop_that_no_student_can_be_trained_in(change, message, make):

@@ -12,6 +12,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 from safetensors.torch import load_file
 
+from tests.cli import read_lines
 from tests.conftest import GRAPH_WIDTHS, RUN, _writer
 from tests.recipes.command_lines import ROOT, run
 from tests.train.launched import CHUNK, PART_BYTES, digest_of_replies
@@ -79,10 +80,8 @@ def folder(tmp_path_factory, tiny_llama, tiny_t5, tiny_encoder, records, extract
         patch.setattr("tripletune.eval.suites.records.score_predictions", digest_of_replies)
         patch.setattr("tripletune.models.data.records.PART_BYTES", PART_BYTES)
         patch.setattr("tripletune.models.graph_llm.embeddings.CHUNK", CHUNK)
-        assert [main(task, argv=line) for _, task, line in (job("one"), job("one_t5", task="text_to_triples"))] == [
-            0,
-            0,
-        ]
+        for _, task, line in (job("one"), job("one_t5", task="text_to_triples")):
+            assert main(task, argv=line) == 0
         jobs = [job("one_then_two", "ddp", copy="one", step=2), job("t5", "ddp", "text_to_triples")]
         ways = ["fsdp2", *(["zero2", "zero3"] if importlib.util.find_spec("deepspeed") else [])]
         for way in ways:
@@ -98,7 +97,7 @@ def folder(tmp_path_factory, tiny_llama, tiny_t5, tiny_encoder, records, extract
 
 
 def lines(folder, name, key="loss"):
-    return [json.loads(line)[key] for line in (folder / name).read_text().splitlines()]
+    return [line[key] for line in read_lines(folder / name)]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -1,7 +1,6 @@
 """A run continues with what it was started with, and says what differs."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from tripletune.models.files import lock_folder
 from tripletune.models.options import load_config
 from tripletune.train.resume import check_same_run, newest_checkpoint, save_run_settings
 from tripletune.train.tasks.ras import GraphConfig
@@ -51,12 +49,7 @@ def test_how_it_is_watched_kept_and_computed_may_change(change, tmp_path):
     ("change", "message"),
     [
         ({"train.learning_rate": 0.5}, "train.learning_rate was 1e-05 and is 0.5"),
-        (
-            {"model.lora_targets": "all-linear"},
-            r"model.lora_targets was \['q_proj', 'v_proj'\] and is \['all-linear'\]",
-        ),
-        ({"data.tasks": "planning"}, "data.tasks was"),
-        ({"seed": 1}, "seed was 42 and is 1"),
+        ({"model.lora_targets": "all-linear"}, "model.lora_targets was"),
         ({"data.prompt_order": "history_first"}, "data.prompt_order was 'instruction_first' and is 'history_first'"),
         ({"train.batch_size": 4}, "records per step were 4 on 1 process\(es\) and are 8 on 1"),
     ],
@@ -73,25 +66,6 @@ def test_other_data_under_the_same_name_are_noticed(tmp_path):
     save_run_settings(begun(tmp_path), "aa")
     with pytest.raises(ValueError, match="the training data have another content"):
         check_same_run(begun(tmp_path), "bb")
-
-
-def test_the_folder_of_a_killed_process_is_free(tmp_path):
-    hold = (
-        "import sys\nfrom tripletune.models.files import lock_folder\n"
-        "with lock_folder(sys.argv[1], ''):\n    print('held', flush=True)\n    sys.stdin.read()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", hold, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"held\n"
-        with pytest.raises(ValueError, match="another process"):
-            lock_folder(tmp_path, "another process")
-        other.kill()
-    lock_folder(tmp_path, "").close()
 
 
 def test_settings_that_an_earlier_version_did_not_have_are_no_difference(tmp_path):

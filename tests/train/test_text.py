@@ -1,13 +1,12 @@
 """Training on plain text in this process: what a step computes, labels alone, packs, and encoder-decoders."""
 
-import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
+from tests.cli import read_lines
 from tripletune.models.losses import learn_labels_only
 from tripletune.train import engine_of
 from tripletune.train.batches import TextCollator
@@ -21,8 +20,7 @@ def kind(request):
 
 
 def log(trainer):
-    lines = (Path(trainer.config.output_dir) / "losses.jsonl").read_text().splitlines()
-    return [json.loads(line)["loss"] for line in lines]
+    return [line["loss"] for line in read_lines(Path(trainer.config.output_dir) / "losses.jsonl")]
 
 
 @pytest.fixture
@@ -59,20 +57,6 @@ def test_the_logged_loss_is_the_mean_over_label_tokens(trainer_of, kind):
         losses += own[labels[0, shift:] != -100].tolist()
     trainer.train()
     assert log(trainer)[0] == pytest.approx(sum(losses) / len(losses), rel=1e-4)
-
-
-def test_a_checkpoint_holds_adapter_tokenizer_and_prompt(trainer_of, kind):
-    trainer = trainer_of({"train.save_steps": 3})
-    trainer.train()
-    folder = Path(trainer.config.output_dir) / "checkpoint-3"
-    names = {path.name for path in folder.iterdir()}
-    assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "extractor.json"} <= names
-    assert ("prompt.md" in names) == (kind != "seq2seq")
-    stored = load_file(folder / "adapter_model.safetensors")
-    trained = (p.numel() for p in trainer.model.parameters() if p.requires_grad)
-    assert sum(tensor.numel() for tensor in stored.values()) == sum(trained)
-    settings = json.loads((folder / "adapter_config.json").read_text())
-    assert settings["base_model_name_or_path"] == trainer.config.model.base
 
 
 def test_training_all_weights_leaves_a_plain_model(trainer_of, kind):

@@ -1,10 +1,10 @@
 import dataclasses
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from tripletune.models.data.pairs import NO_FACTS, ExtractionPair, extraction_chat, load_instruction, read_reply
 from tripletune.models.data.triples import Triple, format_triples
@@ -65,9 +65,9 @@ def test_a_long_source_is_cut_at_a_word_and_keeps_its_title(tokenizer, seq2seq):
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=60), st.integers(16, 40))
-def test_a_cut_text_fits_and_is_the_beginning(text, limit):
-    encoder = decoder(_TOKENIZERS[0], source=limit)
+@given(text=st.text(st.characters(codec="utf-8"), min_size=1, max_size=60), limit=st.integers(16, 40))
+def test_a_cut_text_fits_and_is_the_beginning(text, limit, tokenizer_folder):
+    encoder = decoder(AutoTokenizer.from_pretrained(tokenizer_folder), source=limit)
     text = " ".join(text.split()) or "x"
     counts: Counter[str] = Counter()
     (cut,) = encoder.cut_sources([text], counts)
@@ -75,17 +75,6 @@ def test_a_cut_text_fits_and_is_the_beginning(text, limit):
     assert cut
     assert len(encoder.tokenizer(cut, add_special_tokens=False)["input_ids"]) <= limit
     assert (cut != text) == bool(counts["cut_sources"])
-
-
-_TOKENIZERS: list[Any] = []
-
-
-@pytest.fixture(autouse=True)
-def _tokenizer_for_properties(tokenizer_folder):
-    from transformers import AutoTokenizer
-
-    if not _TOKENIZERS:
-        _TOKENIZERS.append(AutoTokenizer.from_pretrained(tokenizer_folder))
 
 
 def test_a_word_of_fifty_thousand_characters_is_cut_too(tokenizer):
@@ -143,9 +132,3 @@ def test_the_end_is_the_one_the_chat_template_writes(tokenizer):
         )
     )
     assert row["labels"][-1] == 2
-
-
-def test_a_base_model_without_template_is_refused(tokenizer):
-    tokenizer.chat_template = None
-    with pytest.raises(ValueError, match="no chat template"):
-        decoder(tokenizer)

@@ -145,17 +145,6 @@ def test_a_long_label_that_is_an_error_is_found_before_the_model_is_loaded(make_
         make_task("ras", {"data.max_label_tokens": 3, "data.long_labels": "error"}).load()
 
 
-def test_the_layout_of_a_batch_is_shown(begin_task):
-    def layout(**overrides):
-        (found,) = (
-            note for note in begin_task("ras", {"model.attention": "blocks", **overrides}).notes() if "the rows" in note
-        )
-        return str(found).removeprefix("the rows of a batch ")
-
-    assert layout() == "lie end to end, without padding"
-    assert layout(**{"model.attention": "eager"}) == "are padded: model.attention is eager, not blocks"
-
-
 def test_the_weight_of_answers_is_shown(begin_task, records):
     task = begin_task("ras")
     sizes = [sum(token >= 0 for token in row) for row in task.train["labels"][:]]
