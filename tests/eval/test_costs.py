@@ -45,6 +45,3 @@ def test_sent_and_cached_calls_indexing_apart(system, tmp_path, monkeypatch, cap
     assert f"--price {system}.anwser=…: unknown role; this run used {system}." in shown.err
     assert "gear.read" not in shown.err
     assert set(first["roles"]) == {row["role"] for row in stored}
-    assert main(["report", str(tmp_path / "one"), "--price", "gear.read=1,1", "--output", f"{tmp_path}/r"]) == 0
-    assert "--price gear.read=…: unknown role in these runs" in capsys.readouterr().err
-    assert main(["run", *words, "--price", "1", "--output", str(tmp_path / "one")]) == 2

@@ -68,9 +68,6 @@ def test_help_lists_every_field_with_its_default(capsys):
         parse_command_line(GraphConfig, "what it is", ["--help"])
     assert stop.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "--train.learning_rate VALUE peak learning rate" in shown
-    assert "about 30 % more time" in shown
-    assert "model.attention {auto,sdpa,eager,blocks," in shown
     for section in ("model", "data", "train"):
         for item in dataclasses.fields(getattr(GraphConfig(), section)):
             assert f"{section}.{item.name} " in shown

@@ -147,8 +147,6 @@ def test_a_teacher_is_scored(data, clients, capsys):
     shown = capsys.readouterr().out
     assert "normalised/micro/f1" in shown
     assert "errors 1" in shown
-    settings = read(data, "settings.json")
-    assert "S> subject" in settings["settings"]["instruction"]
 
 
 def test_run_again_asks_nothing_and_other_settings_are_refused(data, clients, error_of):

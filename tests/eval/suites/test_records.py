@@ -63,11 +63,6 @@ def test_another_action_scores_0_in_subquery_f1(reply):
     assert score_predictions([plan("q:0", Action.SUBQ, "Who?")], [reply])["planning"]["subquery_f1"]["mean"] == 0.0
 
 
-def test_a_subquery_about_sufficient_is_no_stop():
-    metrics = score_predictions([plan("q:0", Action.SUFFICIENT)], ["[SUBQ] Is it sufficient? [SUFFICIENT]"])
-    assert metrics["planning"]["action_accuracy"]["mean"] == 0.0
-
-
 def test_missing_kinds_are_none_and_left_out_of_the_flat_form():
     metrics = score_predictions([answer("q:a", "x")], ["x"])
     assert metrics["planning"]["action_accuracy"] == {"mean": None, "low": None, "high": None, "n": 0}
