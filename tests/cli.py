@@ -1,7 +1,5 @@
 """The `tripletune` command in this process, `run("build world", "--output", folder)`, and its JSON lines and SQLite."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import json

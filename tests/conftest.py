@@ -1,7 +1,5 @@
 """Tiny models, tokenizers and records for every test; nothing is downloaded, everything runs on one core."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -112,7 +110,6 @@ def _config(family, vocabulary):
         "gptj": (transformers.GPTJConfig, {"rotary_dim": 4}),
         # A convolution beside an attention layer, and positions that the mask stands for.
         "lfm2": (transformers.Lfm2Config, {"layer_types": ["conv", "full_attention"]}),
-        "bloom": (transformers.BloomConfig, {}),
         "mamba": (transformers.MambaConfig, {"state_size": 4}),
     }
     kind, more = special[family]

@@ -1,7 +1,5 @@
 """What stands in for models and indexes: a chat model, a Graph-LLM, an extractor, passages, triples, a reranker."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import re

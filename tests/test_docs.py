@@ -1,7 +1,5 @@
 """The documents against the code: links, commands and references must exist."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import functools

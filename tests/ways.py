@@ -10,8 +10,6 @@ first time; the work is all after that (of training: not what follows a backward
 function may be in both. Those of one item are called more often when there are two records, or two questions.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

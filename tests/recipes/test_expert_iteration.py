@@ -1,7 +1,5 @@
 """Expert iteration's steps are commands of the programs; rounds build on each other and continue where they stopped."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

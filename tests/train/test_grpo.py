@@ -1,7 +1,5 @@
 """Reinforcement learning in the loop: what a row holds, rewards, which runs the divergence counts in, exact resume."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -29,13 +29,6 @@ def test_the_report(begin_task):
     assert f"for 2 x {max(task.train['length'])} tokens" in text
 
 
-def test_steps_count_the_records_of_every_process(begin_task, monkeypatch):
-    monkeypatch.setattr("tripletune.train.resume.process_count", lambda: 2)
-    text = dry_run_report(begin_task("ras", {"train.epochs": 2}))
-    assert "4 optimiser steps, 1 of them warm-up" in text
-    assert "8 records per optimiser step (batch_size 2 x 2 micro-batch(es) x 2 process(es))" in text
-
-
 def test_one_process_on_several_gpus_is_refused(make_task, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     with pytest.raises(ValueError, match="one process sees 8 GPUs: start one per GPU"):

@@ -1,7 +1,5 @@
 """What of a trajectory is learned, for chat templates in the style of four families."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from itertools import groupby

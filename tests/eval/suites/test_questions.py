@@ -65,13 +65,9 @@ def files(tmp_path):
 
 def command(files, system="ras", output="out", **more):
     options = {
-        "system": system,
-        "task": "hotpotqa",
-        "data": files / "hotpot.jsonl",
-        "model": files / "model",
-        "output": files / output,
-        "triples": files / "triples.jsonl",
-    } | more
+        "system": system, "task": "hotpotqa", "data": files / "hotpot.jsonl", "model": files / "model",
+        "output": files / output, "triples": files / "triples.jsonl", **more,
+    }  # fmt: skip
     words = ["run"]
     for name, value in options.items():
         if name in WITHOUT_FLAG:

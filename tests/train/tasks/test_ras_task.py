@@ -222,22 +222,13 @@ def test_inputs_are_checked_before_anything_is_loaded(make_task, write_records):
 def test_settings_reach_model_and_processor(make_task, tmp_path):
     plan = tmp_path / "plan.md"
     plan.write_text("Plan it my way.\n")
-    task = make_task(
-        "ras",
-        {
-            "data.planning_prompt": str(plan),
-            "data.prompt_format": "plain",
-            "data.prompt_order": "history_first",
-            "data.max_input_tokens": 321,
-            "data.max_label_tokens": 45,
-            "data.evidence": "text",
-            "model.graph_architecture": "gat",
-            "model.graph_pooling": "union",
-            "model.lora_rank": 3,
-            "model.lora_alpha": 5,
-            "model.lora_targets": ["k_proj"],
-        },
-    )
+    values = {
+        "data.planning_prompt": str(plan), "data.prompt_format": "plain", "data.prompt_order": "history_first",
+        "data.max_input_tokens": 321, "data.max_label_tokens": 45, "data.evidence": "text",
+        "model.graph_architecture": "gat", "model.graph_pooling": "union", "model.lora_rank": 3,
+        "model.lora_alpha": 5, "model.lora_targets": ["k_proj"],
+    }  # fmt: skip
+    task = make_task("ras", values)
     model, processor = task.load()
     settings = processor.settings
     assert settings.planning_instruction == "Plan it my way."

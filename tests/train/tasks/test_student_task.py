@@ -1,7 +1,5 @@
 """Several teachers, held-out questions, prompts for on-policy distillation, and scores while training."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 
