@@ -1,5 +1,3 @@
-import json
-
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, inject_adapter_in_model
@@ -126,11 +124,3 @@ def test_what_can_not_be_merged(merged, tiny_export, tmp_path):
     code, _, err = run("checkpoints", "merge", tiny_export, "--output", merged)
     assert (code, err.count("\n")) == (2, 1)
     assert "is not empty" in err
-
-
-def test_card_keeps_the_story_of_the_run(merged, tiny_export):
-    card = (merged / "README.md").read_text()
-    assert "0123abcd" in card
-    assert "library_name: transformers" in card
-    exported = json.loads((tiny_export / "provenance.json").read_text())
-    assert json.loads((merged / "provenance.json").read_text()) == exported

@@ -87,21 +87,6 @@ def test_the_mask_is_shown_in_any_script(begin_task, write_records, records):
     assert "�" not in text
 
 
-def test_an_interleaved_question_is_shown_as_one_row(begin_task):
-    task = begin_task("ras", {"data.prompt_order": "interleaved"})
-    text = dry_run_report(task)
-    # Of four questions, one has records of two.
-    assert "train: rows 5, " in text
-    assert "tokens as separate records " in text
-    assert "4 questions per optimiser step" in text
-    shown = text.rsplit("first row", 1)[1]
-    # Its three records, a graph for each of the two steps, and its facts once.
-    assert shown.count("⟦") == 1 + 3
-    assert shown.count("<|graph|>") == 2
-    assert shown.count("(S> Ada Lovelace| P> born in| O> London)") == 1
-    assert "⟦England<|im_end|>⟧" in shown
-
-
 def test_a_result_that_was_cut_off_is_not_there(make_task, tmp_path, monkeypatch):
     def killed(*args):
         raise KeyboardInterrupt
