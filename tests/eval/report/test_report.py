@@ -32,11 +32,9 @@ def home(tmp_path_factory):
     world = home / "world"
     write_world(WorldOptions(seed=5, train=0, validation=0, test=10, common_knowledge=0, one_hop=0), world)
     ids = {passage.title: passage.id for passage in read_corpus(world / "test.corpus.jsonl")}
-    with (home / "gold.jsonl").open("w") as file:
-        for line in (world / "test.jsonl").read_text().splitlines():
-            row = json.loads(line)
-            wanted = [ids[title] for title, _ in row["supporting_facts"]]
-            file.write(json.dumps({"question_id": row["_id"], "passages": wanted}) + "\n")
+    questions = read_lines(world / "test.jsonl")
+    wanted = {row["_id"]: [ids[title] for title, _ in row["supporting_facts"]] for row in questions}
+    write_lines(home / "gold.jsonl", ({"question_id": name, "passages": found} for name, found in wanted.items()))
     for name, more in VARIANTS.items():
         words = [
             "run", "--system", "cirag", "--task", "hotpotqa", "--data", f"{world}/test.jsonl",

@@ -105,17 +105,12 @@ class Student(Backend):
             raise CallError("too long")
         return Completion(says("", *facts(int("Ada 1" in messages[-1]["content"]))[:1]), 7, 3)
 
-    async def close(self):
-        pass
-
 
 @pytest.fixture
 def data(tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
     rows = [trajectory(f"t{n}", f"q{n}").to_json() for n in range(3)]
-    write_lines(folder / "validation-00000.jsonl", rows)
-    return folder
+    write_lines(tmp_path / "data" / "validation-00000.jsonl", rows)
+    return tmp_path / "data"
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from tripletune.models.llm.replies import UnusableReply
 
 def run(tmp_path, name, *answers):
     rows = [{"id": f"q{n}", "question": f"Q{n}?", "prediction": one, "scores": {}} for n, one in enumerate(answers)]
-    (tmp_path / name).mkdir()
     write_lines(tmp_path / name / "results.jsonl", rows)
     return str(tmp_path / name)
 

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
+from tests.cli import write_lines
 from tripletune.models.data.pairs import Trajectory
 from tripletune.models.data.triples import Triple
 from tripletune.models.loading import load_causal_lm
@@ -32,10 +33,9 @@ def trajectory(number, teacher="a", prompt="Go."):
 def folders(tmp_path):
     """Two teachers on the same hundred questions; the second has validation questions of its own."""
     for teacher, splits in (("a", {"train": range(100)}), ("b", {"train": range(90), "validation": range(90, 100)})):
-        (tmp_path / teacher).mkdir()
         for split, numbers in splits.items():
-            rows = (json.dumps(trajectory(number, teacher).to_json()) + "\n" for number in numbers)
-            (tmp_path / teacher / f"{split}-00000.jsonl").write_text("".join(rows))
+            rows = (trajectory(number, teacher).to_json() for number in numbers)
+            write_lines(tmp_path / teacher / f"{split}-00000.jsonl", rows)
     return tmp_path / "a", tmp_path / "b"
 
 
