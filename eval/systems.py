@@ -26,7 +26,7 @@ from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.models.llm.question_client import load_prompts
 from tripletune.models.loading import resolve, usual_dtype
-from tripletune.models.options import ConfigError, convert, load_config, no_option, setting
+from tripletune.models.options import ConfigError, convert, load_config, no_option, rare, setting
 from tripletune.models.program import CommandParser, add_arguments, add_short_flags
 from tripletune.models.run_folders import PROMPT_FILE
 from tripletune.rag.answering import SystemOptions, model_spec, system_problems
@@ -62,7 +62,7 @@ class QuestionOptions(SystemOptions, SuiteOptions):
         dataclasses.MISSING, f"benchmark: {', '.join(task_names())}, or your own YAML file; or several", also="tasks"
     )
     data: str = setting(dataclasses.MISSING, "the task's question file (or hub id); {task} in it is the task's name")
-    retry_errors: bool = setting(False, "ask again the questions that failed in an earlier run", flag=False)
+    retry_errors: bool = rare(False, "ask again the questions that failed in an earlier run")
     concurrency: int = setting(64, "questions under way at once", at_least=1)
     gold: str | None = setting(
         None, "gold links of --corpus, from `build corpus` (default: the questions' contexts, found in --corpus)"
@@ -70,11 +70,9 @@ class QuestionOptions(SystemOptions, SuiteOptions):
     set: list[str] = setting([], SET_HELP)
     llm: list[str] = setting([], LLM_HELP)
     price: list[str] = setting([], PRICE_HELP)
-    control: Control | None = setting(
-        None, "what --model reads in place of the loop's facts: a control of its score", flag=False
-    )
-    control_run: str | None = setting(
-        None, "with control=other_…: folder of the same run without it, whose loops found the other facts", flag=False
+    control: Control | None = rare(None, "what --model reads in place of the loop's facts: a control of its score")
+    control_run: str | None = rare(
+        None, "with control=other_…: folder of the same run without it, whose loops found the other facts"
     )
     integrator: str | None = setting(None, "cirag: local model that integrates, instead of the teacher")
     oracle: str | None = setting(None, "DIR/SPLIT of a `build world` folder: a perfect teacher")

@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -59,7 +60,7 @@ def setting(
         below: The value must be less than this.
         is_prefix: With a prefix of flags, such as "teacher", the field's flag is the prefix alone: `--teacher`.
         also: A second flag of the same field.
-        flag: False where few need it: it has no flag of its own, YAML and `--set NAME=VALUE` reach it.
+        flag: False (`rare`) where few need it: it has no flag of its own, YAML and `--set NAME=VALUE` reach it.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     metadata: dict[str, Any] = {"help": help, "choices": choices, "is_prefix": is_prefix, "also": also, "flag": flag}
@@ -67,6 +68,10 @@ def setting(
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+# A setting that few need: it has no flag of its own.
+rare = partial(setting, flag=False)
 
 
 def other_default(section: type, name: str, default: Any) -> Any:

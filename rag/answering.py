@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from tripletune.models.llm import Endpoint, LLMClient, Sampling
 from tripletune.models.llm.backends import LLMOptions, open_client
 from tripletune.models.loading import DTYPE_HELP, resolve, usual_dtype
-from tripletune.models.options import setting
+from tripletune.models.options import rare, setting
 from tripletune.models.run_folders import check_model_folder, read_json, trained_folder
 from tripletune.rag import WATCH, Trace, TraceAction, TraceStep
 from tripletune.rag.extract import CorpusExtraction
@@ -53,20 +53,19 @@ class SystemOptions(SearchOptions):
     model: str | None = setting(
         None, "folder of a Graph-LLM: run, checkpoint or export; a chat model is a --teacher-model"
     )
-    planner_model: str | None = setting(None, "plan with this Graph-LLM; --model or the teacher answers", flag=False)
+    planner_model: str | None = rare(None, "plan with this Graph-LLM; --model or the teacher answers")
     untrained: bool = setting(False, "allow a base model that was not trained, as a reference")
-    batch_size: int = setting(16, "inputs per forward pass of --model", at_least=1, flag=False)
+    batch_size: int = rare(16, "inputs per forward pass of --model", at_least=1)
     dtype: str | None = setting(None, DTYPE_HELP)
     ledger: str | None = setting(
         None,
         "SQLite file that stores all calls (default: OUTPUT/ledger.sqlite of `eval run` for a teacher, none for "
         "--model)",
     )
-    student_seed: int | None = setting(
+    student_seed: int | None = rare(
         None,
         "draw replies of a student (--model, --integrator) at temperature 1: the number of a sample; part of the "
         "ledger key",
-        flag=False,
     )
     set: list[str] = setting([], "an option of the system's own, for example top_k=10; repeatable")
 

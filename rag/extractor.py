@@ -28,7 +28,7 @@ from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted, 
 from tripletune.models.llm.question_client import QuestionClient
 from tripletune.models.llm.replies import UnusableReply, all_of, ask
 from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, resolve, usual_dtype
-from tripletune.models.options import CheckedOptions, setting
+from tripletune.models.options import CheckedOptions, rare, setting
 from tripletune.models.program import from_arguments, to_arguments
 from tripletune.models.run_folders import CONFIG, PROMPT_FILE
 from tripletune.rag import NOTING
@@ -56,9 +56,7 @@ class LocalOptions(CheckedOptions):
         None, "longest reply (default: 512; of a teacher 1536); the paper trains on up to 256", at_least=1
     )
     beams: int = setting(1, "beams of beam search; 1 is greedy", at_least=1)
-    grammar: bool = setting(
-        False, "enforce the format of triples while writing (needs xgrammar, greedy decoding)", flag=False
-    )
+    grammar: bool = rare(False, "enforce the format of triples while writing (needs xgrammar, greedy decoding)")
     batch_size: int = setting(64, "most texts under way; it changes no reply in float32", at_least=1)
     dtype: str | None = setting(
         None,

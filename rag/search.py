@@ -9,7 +9,7 @@ from pathlib import Path
 from tripletune.models.llm import LLMClient
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.loading import PYPI
-from tripletune.models.options import set_values, setting
+from tripletune.models.options import rare, set_values, setting
 from tripletune.rag.embedding import Embedder, Similarity, open_embedder
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import LocalOptions, open_local_extractor, teacher_extractor
@@ -38,30 +38,22 @@ class SearchOptions:
         f"'{TEACHER}', the run's chat model, that reads retrieved passages which the store --triples (default: in "
         "--index) does not hold yet",
     )
-    extractor_set: tuple[str, ...] = setting(
-        (), "options of that trained model, as beams=4,max_tokens=256,dtype=bfloat16", flag=False
-    )
+    extractor_set: tuple[str, ...] = rare((), "options of that trained model, as beams=4,max_tokens=256,dtype=bfloat16")
     retriever: RetrieverKind = setting("bm25", "how passages (or triples) are found")
     encoder: str | None = setting(
         None,
         "sentence encoder of dense retrieval and of reranking: hub id, folder, pypi:<package>, or openai:<model> on an "
         "OpenAI-compatible server (OPENAI_BASE_URL, OPENAI_API_KEY)",
     )
-    vectors: VectorSearch = setting(
-        "flat",
-        "compare a query with all vectors, or find the nearest through an HNSW graph: for a million and more",
-        flag=False,
+    vectors: VectorSearch = rare(
+        "flat", "compare a query with all vectors, or find the nearest through an HNSW graph: for a million and more"
     )
-    query_prompt: str | None = setting(
-        None, "put before queries (default: what the encoder's settings say)", flag=False
+    query_prompt: str | None = rare(None, "put before queries (default: what the encoder's settings say)")
+    text_prompt: str | None = rare(None, "put before texts (default: what the encoder's settings say)")
+    similarity: Similarity | None = rare(
+        None, "how vectors are compared (default: what the encoder's settings say, else cosine); dot for Contriever"
     )
-    text_prompt: str | None = setting(None, "put before texts (default: what the encoder's settings say)", flag=False)
-    similarity: Similarity | None = setting(
-        None,
-        "how vectors are compared (default: what the encoder's settings say, else cosine); dot for Contriever",
-        flag=False,
-    )
-    trust_remote_code: bool = setting(False, "run Python code that comes with the encoder", flag=False)
+    trust_remote_code: bool = rare(False, "run Python code that comes with the encoder")
     index: str | None = setting(None, "folder of the indexes (default: OUTPUT/index of a run, a temporary one of ask)")
 
 

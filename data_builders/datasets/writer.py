@@ -21,7 +21,7 @@ import yaml
 from tripletune.data_builders.datasets import R, RowKind, Statistics
 from tripletune.models.data.records import normalize_answer
 from tripletune.models.files import check_folder, file_digest, new_folder, write_json, write_text
-from tripletune.models.options import require, setting
+from tripletune.models.options import rare, require, setting
 from tripletune.models.tables import Table, code_span, on_one_line, plain, printable
 
 CARD, STATISTICS = "README.md", "statistics.json"
@@ -40,7 +40,7 @@ class FolderOptions:
 
     output: str = field(metadata={"help": "folder of the data set"})
     format: Literal["jsonl", "parquet"] = setting("jsonl", "format of the shards")
-    shard_size: int = setting(50_000, "rows per shard", at_least=1, flag=False)
+    shard_size: int = rare(50_000, "rows per shard", at_least=1)
     overwrite: bool = setting(False, "replace a data set in the output folder")
     tokenizer: str | None = setting(None, "count the card's tokens with this model's tokenizer instead of words")
 

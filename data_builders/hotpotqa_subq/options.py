@@ -16,7 +16,7 @@ from tripletune.data_builders.hotpotqa_subq.annotations import PARTS
 from tripletune.data_builders.readers import get_reader
 from tripletune.models.data.questions import Dropped, DropReason, Question
 from tripletune.models.llm.backends import LLMOptions, backend_names
-from tripletune.models.options import require, setting
+from tripletune.models.options import rare, require, setting
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, progress
 
 # No model: recorded replies and gold annotations, as they are.
@@ -98,18 +98,14 @@ class BuildOptions(FolderOptions):
     triples_from: str = setting(
         "teacher", "where triples of kept documents come from: teacher, or a file like --triple-file"
     )
-    show_documents: Shown = setting(
-        "supporting",
-        "documents the teacher's filter chooses from: the supporting passages (the paper) or all passages",
-        flag=False,
+    show_documents: Shown = rare(
+        "supporting", "documents the teacher's filter chooses from: the supporting passages (the paper) or all passages"
     )
     prompts: str | None = setting(
         None, "folder with prompts of your own: subq_filter.md, subq_query.md, subq_triples.md; ours for the others"
     )
-    json_schema: bool = setting(
-        False,
-        "send a JSON schema with each call, for OpenAI-compatible servers; such calls have other ledger keys",
-        flag=False,
+    json_schema: bool = rare(
+        False, "send a JSON schema with each call, for OpenAI-compatible servers; such calls have other ledger keys"
     )
     on_call_error: Literal["stop", "drop"] = setting(
         "stop", "when a retry cannot fix a call: stop, or drop the question"
@@ -119,19 +115,17 @@ class BuildOptions(FolderOptions):
         None, "base model of the direct-answer test: hub id, folder or pypi:package; without it and without stored "
         "answers there is no test",
     )  # fmt: skip
-    direct_answers: str | None = setting(
-        None, "stored answers of that test: JSON lines of question_id, answer", flag=False
+    direct_answers: str | None = rare(None, "stored answers of that test: JSON lines of question_id, answer")
+    filtered_answers: bool = rare(
+        False,
+        "give a question that the base model answers, but whose documents the filter drops, an answering record and no "
+        "plan (RAS, section C.4); by default it is not shown to the filter",
     )
-    filtered_answers: bool = setting(
-        False, "give a question that the base model answers, but whose documents the filter drops, an answering record "
-        "and no plan (RAS, section C.4); by default it is not shown to the filter", flag=False)  # fmt: skip
-    batch_size: int = setting(8, "questions per batch in the direct-answer test", at_least=1, flag=False)
-    max_new_tokens: int = setting(16, "longest answer in the direct-answer test, in tokens", at_least=1, flag=False)
+    batch_size: int = rare(8, "questions per batch in the direct-answer test", at_least=1)
+    max_new_tokens: int = rare(16, "longest answer in the direct-answer test, in tokens", at_least=1)
     limit: int | None = setting(None, "only the first N questions of each source", at_least=1)
-    asqa_count: int = setting(PARTS["asqa"], "questions to take from sources of asqa", at_least=1, flag=False)
-    arc_easy_count: int = setting(
-        PARTS["arc_easy"], "questions to take from sources of arc_easy", at_least=1, flag=False
-    )
+    asqa_count: int = rare(PARTS["asqa"], "questions to take from sources of asqa", at_least=1)
+    arc_easy_count: int = rare(PARTS["arc_easy"], "questions to take from sources of arc_easy", at_least=1)
     validation_fraction: float = setting(0.05, "share of the questions for validation", at_least=0, below=1)
     split_name: str | None = setting(None, "put everything into one split of this name instead")
     seed: int = setting(0, "seed of split, distractors and failed searches")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tripletune.models.options import setting
+from tripletune.models.options import rare, setting
 
 
 @dataclass
@@ -19,31 +19,26 @@ class GraphSettings:
 
     encoder: str = setting("sentence-transformers/all-roberta-large-v1", "sentence encoder for node and edge texts")
     use_graph: bool = setting(True, "false: no graph encoder and no graph token (ablation No GraphEncode)")
-    graph_architecture: str = setting(
+    graph_architecture: str = rare(
         "graph_transformer",
         "graph convolution; …_authors: as in their code, without edge features",
         choices=("graph_transformer", "gat", "gcn", "gat_authors", "gcn_authors"),
-        flag=False,
     )
-    graph_hidden_width: int = setting(1024, "hidden width of the graph encoder", above=0, flag=False)
-    graph_layers: int = setting(3, "graph convolutions", above=0, flag=False)
-    graph_heads: int = setting(8, "attention heads of the graph encoder", above=0, flag=False)
-    graph_dropout: float = setting(0.1, "dropout of the graph encoder", at_least=0, at_most=1, flag=False)
-    graph_attention_dropout: float = setting(
-        0.0, "dropout of its attention weights; 0.1 in the authors' code", at_least=0, at_most=1, flag=False
+    graph_hidden_width: int = rare(1024, "hidden width of the graph encoder", above=0)
+    graph_layers: int = rare(3, "graph convolutions", above=0)
+    graph_heads: int = rare(8, "attention heads of the graph encoder", above=0)
+    graph_dropout: float = rare(0.1, "dropout of the graph encoder", at_least=0, at_most=1)
+    graph_attention_dropout: float = rare(
+        0.0, "dropout of its attention weights; 0.1 in the authors' code", at_least=0, at_most=1
     )
-    graph_pooling: str = setting(
-        "subgraphs",
-        "subgraphs: mean per sub-graph, then across; union: mean over G_Q",
-        choices=("subgraphs", "union"),
-        flag=False,
+    graph_pooling: str = rare(
+        "subgraphs", "subgraphs: mean per sub-graph, then across; union: mean over G_Q", choices=("subgraphs", "union")
     )
-    projector_width: int = setting(2048, "intermediate width of the projector", above=0, flag=False)
-    graph_token: str = setting(
+    projector_width: int = rare(2048, "intermediate width of the projector", above=0)
+    graph_token: str = rare(
         "paper",
         "normalised: without the projector's offset, and as long as the mean token embedding",
         choices=("paper", "normalised"),
-        flag=False,
     )
 
 
@@ -56,11 +51,10 @@ class PromptSettings:
         "triples; text: passages instead of triples (ablation No Text-to-Triple); graph: facts in the graph alone",
         choices=("triples", "text", "graph"),
     )
-    prompt_format: str = setting(
+    prompt_format: str = rare(
         "auto",
         "chat is the tokenizer's template; auto: chat where there is one",
         choices=("auto", "chat", "plain", "llama2"),
-        flag=False,
     )
     prompt_order: str = setting(
         "instruction_first",
@@ -68,10 +62,8 @@ class PromptSettings:
         "question is one growing sequence with a graph token for each step, and one row in training",
         choices=("instruction_first", "history_first", "interleaved"),
     )
-    max_input_tokens: int = setting(
-        2500, "longest prompt; triples of the oldest step are left out first", at_least=16, flag=False
-    )
-    max_label_tokens: int = setting(300, "longest label, with its end-of-sequence token", at_least=2, flag=False)
+    max_input_tokens: int = rare(2500, "longest prompt; triples of the oldest step are left out first", at_least=16)
+    max_label_tokens: int = rare(300, "longest label, with its end-of-sequence token", at_least=2)
 
 
 def values_of(kind: type, section: Any) -> dict[str, Any]:

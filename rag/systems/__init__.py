@@ -13,7 +13,7 @@ from tripletune.models.data.records import Passage
 from tripletune.models.data.rendering import Evidence
 from tripletune.models.llm import Generator, LLMClient, Sampling
 from tripletune.models.llm.question_client import NO_PROMPTS, PromptSet, QuestionClient
-from tripletune.models.options import CheckedOptions, no_option, set_values, setting
+from tripletune.models.options import CheckedOptions, no_option, rare, set_values, setting
 from tripletune.models.program import load_from, names_in
 from tripletune.rag import Trace
 from tripletune.rag.embedding import Embedder
@@ -68,7 +68,7 @@ class Tools:
 class LoopOptions(CheckedOptions):
     """Options of a loop; the defaults are the RAS paper's (sections 4.1, F.2).
 
-    `--set NAME=VALUE` gives each, and those without `flag=False` have a flag (`models.program.add_short_flags`).
+    `--set NAME=VALUE` gives each, and those that are not `rare` have a flag (`models.program.add_short_flags`).
     """
 
     max_rounds: int = setting(5, "most rounds of retrieval; with 0 the question is answered directly", at_least=0)
@@ -79,28 +79,23 @@ class LoopOptions(CheckedOptions):
     first_query: FirstQuery = setting(
         "main_question", "q_0: the main question (paper), or the first sub-query that the planner generated"
     )
-    context: Context = setting(
+    context: Context = rare(
         "none",
         "the passages that come with a question: none; first, as t_0 instead of the first search (PopQA, TriviaQA); "
         "static, one a round without plans and searches (ASQA, ELI5)",
-        flag=False,
     )
-    triples_per_step: int | None = setting(
-        None, "most triples per step, in the order of the passages; none keeps all", at_least=1, flag=False
+    triples_per_step: int | None = rare(
+        None, "most triples per step, in the order of the passages; none keeps all", at_least=1
     )
-    triples_share: float = setting(
-        1.0, "share of a step's triples that is kept, drawn at random (figure 4)", above=0, at_most=1, flag=False
+    triples_share: float = rare(
+        1.0, "share of a step's triples that is kept, drawn at random (figure 4)", above=0, at_most=1
     )
-    triples_shuffled: bool = setting(
-        False, "show them in the order in which they are drawn, as figure 4 does", flag=False
-    )
-    share_seed: int = setting(0, "seed of that draw; the paper averages over five", flag=False)
-    graph: bool = setting(
-        True, 'with no, prompts without the graph token (ablation "No GraphEncode" at inference)', flag=False
-    )
+    triples_shuffled: bool = rare(False, "show them in the order in which they are drawn, as figure 4 does")
+    share_seed: int = rare(0, "seed of that draw; the paper averages over five")
+    graph: bool = rare(True, 'with no, prompts without the graph token (ablation "No GraphEncode" at inference)')
     max_plan_tokens: int = setting(64, "longest planning reply; table 4 has labels of up to 62 tokens", at_least=1)
     max_answer_tokens: int = setting(100, "longest answer", at_least=1)
-    prompts: str | None = setting(None, "folder of custom prompts for a chat model: ras_*.md, answer_*.md", flag=False)
+    prompts: str | None = rare(None, "folder of custom prompts for a chat model: ras_*.md, answer_*.md")
 
 
 @dataclass(frozen=True, slots=True)

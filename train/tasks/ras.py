@@ -21,7 +21,7 @@ from tripletune.models.data.graph_settings import GraphSettings, PromptSettings,
 from tripletune.models.data.records import IGNORED, TASKS, ModelInput, Record
 from tripletune.models.files import weights_fingerprint
 from tripletune.models.loading import resolve
-from tripletune.models.options import other_default, setting
+from tripletune.models.options import other_default, rare, setting
 from tripletune.train.tasks import (
     DataSection,
     Examples,
@@ -75,18 +75,13 @@ class RecordSection(PromptSettings, DataSection):
     tasks: list[str] = setting(
         ["planning", "answering"], "one task alone for the ablation No Multi-Task", choices=("planning", "answering")
     )
-    planning_prompt: str | None = setting(None, "file that replaces the planning instruction", flag=False)
-    answering_prompt: str | None = setting(None, "file that replaces the answering instruction", flag=False)
+    planning_prompt: str | None = rare(None, "file that replaces the planning instruction")
+    answering_prompt: str | None = rare(None, "file that replaces the answering instruction")
     # The authors' code cuts them.
-    long_labels: str = setting(
-        "truncate",
-        "longer labels: cut, leave the record out, or stop",
-        choices=("truncate", "skip", "error"),
-        flag=False,
+    long_labels: str = rare(
+        "truncate", "longer labels: cut, leave the record out, or stop", choices=("truncate", "skip", "error")
     )
-    learn_copies: bool = setting(
-        True, "learn the words of a first sub-query that repeats the main question", flag=False
-    )
+    learn_copies: bool = rare(True, "learn the words of a first sub-query that repeats the main question")
 
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
@@ -110,25 +105,19 @@ class GraphTrainSection(TrainSection):
     adam_beta2: float = other_default(TrainSection, "adam_beta2", 0.95)
     max_grad_norm: float = other_default(TrainSection, "max_grad_norm", 0.5)
     eval_max_new_tokens: int = other_default(TrainSection, "eval_max_new_tokens", 64)
-    eval_generate: bool = setting(True, "evaluate by generating replies, besides the loss", flag=False)
-    action_weight: float = setting(
-        1.0, "weight of the tokens of [SUBQ], [SUFFICIENT], [NO_RETRIEVAL] in the loss", above=0, flag=False
+    eval_generate: bool = rare(True, "evaluate by generating replies, besides the loss")
+    action_weight: float = rare(
+        1.0, "weight of the tokens of [SUBQ], [SUFFICIENT], [NO_RETRIEVAL] in the loss", above=0
     )
-    answer_weight: float = setting(
-        1.0, "weight of the tokens of answering records' labels in the loss", above=0, flag=False
+    answer_weight: float = rare(1.0, "weight of the tokens of answering records' labels in the loss", above=0)
+    loss_per: str = rare(
+        "token", "what counts alike in the loss: each label token, or each record", choices=("token", "record")
     )
-    loss_per: str = setting(
-        "token",
-        "what counts alike in the loss: each label token, or each record",
-        choices=("token", "record"),
-        flag=False,
-    )
-    graph_warmup_steps: int = setting(
+    graph_warmup_steps: int = rare(
         0,
         "steps before training in which graph encoder and projector alone learn to give the mean embedding of a "
         "label's tokens, from its graph (the paper: none); the language model is not run",
         at_least=0,
-        flag=False,
     )
 
 

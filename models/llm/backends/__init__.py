@@ -20,7 +20,7 @@ from typing import Any
 from tripletune.models.llm import TIMED_OUT, Backend, Completion, Message, Sampling, TransientError, ledger_name
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Limits, Retry
-from tripletune.models.options import CheckedOptions, not_one_of, setting
+from tripletune.models.options import CheckedOptions, not_one_of, rare, setting
 from tripletune.models.program import load_from, names_in
 
 _BACKENDS = "tripletune.models.llm.backends"
@@ -39,34 +39,23 @@ class LLMOptions(CheckedOptions):
     url: str | None = setting(
         None, "base URL of the server (default: the provider's); several, separated by commas, share the calls"
     )
-    api_key_env: str | None = setting(
-        None, "name of the environment variable with the key (default: the provider's)", flag=False
-    )
+    api_key_env: str | None = rare(None, "name of the environment variable with the key (default: the provider's)")
     ledger: str | None = setting(None, "SQLite file of the call ledger: cache, resume and account of all calls")
     concurrency: int = setting(64, "most calls under way", above=0)
-    requests_per_minute: float | None = setting(None, "most calls per minute", above=0, flag=False)
-    tokens_per_minute: float | None = setting(
-        None, "most tokens per minute, prompts and replies together", above=0, flag=False
-    )
+    requests_per_minute: float | None = rare(None, "most calls per minute", above=0)
+    tokens_per_minute: float | None = rare(None, "most tokens per minute, prompts and replies together", above=0)
     timeout: float = setting(120.0, "seconds for one attempt at a call over the network", above=0)
-    attempts: int = setting(8, "most attempts at a call, when errors are temporary", above=0, flag=False)
+    attempts: int = rare(8, "most attempts at a call, when errors are temporary", above=0)
     temperature: float = setting(0.0, "0 is greedy", at_least=0)
-    top_p: float = setting(1.0, "nucleus sampling; 1 keeps every token", above=0, at_most=1, flag=False)
+    top_p: float = rare(1.0, "nucleus sampling; 1 keeps every token", above=0, at_most=1)
     seed: int | None = setting(None, "seed, for servers that take one; part of the ledger key")
-    send_temperature: str = setting(
-        "auto", "whether temperature and top_p are sent; hosted reasoning models refuse them",
-        choices=("auto", "yes", "no"), flag=False,
-    )  # fmt: skip
-    token_field: str = setting(
-        "auto",
-        "name of the reply's limit in requests",
-        choices=("auto", "max_tokens", "max_completion_tokens"),
-        flag=False,
+    send_temperature: str = rare("auto", "whether temperature and top_p are sent; hosted reasoning models refuse them",
+        choices=("auto", "yes", "no"))  # fmt: skip
+    token_field: str = rare(
+        "auto", "name of the reply's limit in requests", choices=("auto", "max_tokens", "max_completion_tokens")
     )
-    extra: str | None = setting(
-        None, 'more fields of the request body as JSON, for example {"reasoning_effort": "low"}', flag=False
-    )
-    batch_layout: str = setting("openai", "layout of request files", choices=("openai", "anthropic"), flag=False)
+    extra: str | None = rare(None, 'more fields of the request body as JSON, for example {"reasoning_effort": "low"}')
+    batch_layout: str = rare("openai", "layout of request files", choices=("openai", "anthropic"))
     batch_size: int = setting(32, "most calls in one forward pass of a local model", above=0)
     dtype: str = setting("auto", "number type of a local model: auto, float32, bfloat16 or float16")
 

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 
 import pytest
 
-from tripletune.models.options import setting
+from tripletune.models.options import rare, setting
 from tripletune.models.program import CommandParser, add_short_flags
 from tripletune.rag.systems import LoopOptions, make_options
 from tripletune.rag.systems.cirag import SYSTEM, CiragOptions
@@ -45,7 +45,7 @@ def test_a_new_option_of_a_loop_is_declared_in_one_place():
     class More(LoopOptions):
         depth: int = setting(1, "levels of a tree", at_least=1)
         greedy: bool = setting(True, "take the nearest")
-        width: int = setting(2, "beams", flag=False)
+        width: int = rare(2, "beams")
 
     system, parser = replace(RAS, options=More), CommandParser(others="options of the system")
     add_short_flags(parser.add_argument_group("the loop"), More)
