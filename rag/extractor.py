@@ -261,19 +261,17 @@ def choose_shots(data: str | Path, count: int) -> tuple[tuple[str, str], ...]:
     if not count:
         return ()
     least, most = _SHOT_TRIPLES
-    fit = (
-        (hashlib.sha256(pair.source_text.encode(errors="replace")).digest(), pair.source_text, pair.target)
-        for pair in read_pairs(data, "train" if Path(data).is_dir() else None)
-        if least <= len(pair.triples) <= most and len(pair.source_text) <= _SHOT_CHARACTERS
-    )
-    chosen: Sequence[tuple[bytes, str, str]] = heapq.nsmallest(count, fit)
-    distinct = {digest: (text, target) for digest, text, target in chosen}
-    if len(distinct) < count:
+    targets: dict[str, str] = {}
+    for pair in read_pairs(data, "train" if Path(data).is_dir() else None):
+        if least <= len(pair.triples) <= most and len(pair.source_text) <= _SHOT_CHARACTERS:
+            targets[pair.source_text] = min(pair.target, targets.get(pair.source_text, pair.target))
+    chosen = heapq.nsmallest(count, targets, lambda text: hashlib.sha256(text.encode(errors="replace")).digest())
+    if len(chosen) < count:
         raise ValueError(
-            f"{data}: only {len(distinct)} of {count} examples found; they need {least} to {most} triples and at most "
+            f"{data}: only {len(chosen)} of {count} examples found; they need {least} to {most} triples and at most "
             f"{_SHOT_CHARACTERS} characters: take fewer, or another folder"
         )
-    return tuple(distinct.values())
+    return tuple((text, targets[text]) for text in chosen)
 
 
 def source_pieces(title: str, text: str, limit: int = PIECE_LIMIT) -> list[str]:

@@ -181,3 +181,5 @@ def test_the_choice_depends_on_the_texts_alone(tmp_path):
     first = choose_shots(write_lines(tmp_path / "a.jsonl", rows), 3)
     turned = [one | {"id": f"x{one['id']}"} for one in reversed(rows)]
     assert choose_shots(write_lines(tmp_path / "b.jsonl", turned), 3) == first
+    # A text that stands there twice is one example.
+    assert choose_shots(write_lines(tmp_path / "c.jsonl", rows + turned), 3) == first
