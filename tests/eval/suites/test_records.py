@@ -181,7 +181,7 @@ def test_records_and_the_loop_read_a_store(store, model, tmp_path, capsys):
     assert scores(tmp_path, *records)[1]["answering"]["exact_match"]["mean"] == 0.0
     code, _ = scores(tmp_path, *records, "--triples", str(store.path))
     assert code == 2, "the same folder holds the results with gold triples"
-    assert "triples was None" in capsys.readouterr().err
+    assert "triples.model was None" in capsys.readouterr().err
     found = scores(tmp_path, *records, "--triples", str(store.path), output="anew")[1]
     assert found["answering"]["exact_match"]["mean"] == 1.0
     assert "1 passages looked up, 0 of them not in" in capsys.readouterr().out
