@@ -26,7 +26,7 @@ from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
 from tripletune.models.llm.question_client import QuestionClient
-from tripletune.models.llm.replies import UnusableReply, all_of, ask
+from tripletune.models.llm.replies import UnusableReply, all_of
 from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, resolve, usual_dtype
 from tripletune.models.options import CheckedOptions, rare, setting
 from tripletune.models.program import from_arguments, to_arguments
@@ -79,12 +79,8 @@ class TextExtractor(Endpoint):
         sampling: How replies are drawn; None: greedy, at most `TEACHER_TOKENS` tokens.
         concurrency: Passages under way; a client has its own limit besides.
         by_length: Whether those of a corpus come sorted by length, which a model on this machine reads faster.
-        name: The model's name in stores; None: the client's.
+        name: The model's name in stores, which changes with a local model's weights; None: the client's.
         settings: What else its replies depend on.
-
-    Attributes:
-        model: Its name, part of the store's key. A local model's name changes with its weights.
-        settings: Everything else that its replies depend on, as text.
     """
 
     def __init__(
@@ -212,8 +208,6 @@ def teacher_extractor(
     Args:
         options: What the client was opened with.
         prompt: File with what it is asked; None: ours.
-        shots: Examples before each text.
-        max_tokens: Longest reply; None: `TEACHER_TOKENS`.
     """
     instruction, sampling = load_instruction(prompt or TEACHER_PROMPT), options.sampling(max_tokens or TEACHER_TOKENS)
     if not options.is_local:
@@ -225,21 +219,15 @@ def teacher_extractor(
 
 
 async def ask_of_passage(
-    client: LLMClient,
-    messages: Sequence[Message],
-    parse: Callable[[str], T],
-    role: str,
-    sampling: Sampling,
-    repairs: int,
-    issues: Counter[str],
+    client: QuestionClient, call: str, user: str, parse: Callable[[str], T], max_tokens: int, issues: Counter[str]
 ) -> T | None:
-    """Ask about one passage of many, as `models.llm.replies.ask` does; None where no reply can be used.
+    """Ask about one passage of many, as `QuestionClient.ask` does; None where no reply can be used.
 
     `issues` counts under the role what was `unreadable`, what was `refused`, and `repairs`.
     """
-    repaired: Counter[str] = Counter()
+    role, repaired = f"{client.system}.{call}", Counter[str]()
     try:
-        return await ask(client, messages, parse, role=role, sampling=sampling, repairs=repairs, repaired=repaired)
+        return await client.ask(call, user, parse, max_tokens, repaired)
     except UnusableReply:
         issues[f"unreadable.{role}"] += 1
     except (RetriesExhausted, SetupError):

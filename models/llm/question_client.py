@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -114,7 +115,10 @@ class QuestionClient(LLMClient):
         """The sampling of a call whose reply has at most `max_tokens` tokens."""
         return replace(self._sampling, max_tokens=max_tokens)
 
-    async def ask(self, call: str, asked: str | Sequence[Message], parse: Callable[[str], T], max_tokens: int) -> T:
+    async def ask(
+        self, call: str, asked: str | Sequence[Message], parse: Callable[[str], T], max_tokens: int,
+        repaired: Counter[str] | None = None,
+    ) -> T:  # fmt: skip
         """Ask and parse the reply, with repair turns; see `models.llm.replies.ask`.
 
         Args:
@@ -122,11 +126,13 @@ class QuestionClient(LLMClient):
             asked: The chat, or the user turn that follows the prompt `<system>_<call>`.
             parse: Turns the reply's text into a value, or raises `UnusableReply`.
             max_tokens: Longest reply.
+            repaired: Counts the reasons of repair turns.
         """
         if isinstance(asked, str):
             asked = self.prompts.chat(f"{self.system}_{call}", asked)
         role = f"{self.system}.{call}"
-        return await ask(self, asked, parse, role=role, sampling=self.up_to(max_tokens), repairs=self._repairs)
+        sampling, repairs = self.up_to(max_tokens), self._repairs
+        return await ask(self, asked, parse, role=role, sampling=sampling, repairs=repairs, repaired=repaired)
 
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""

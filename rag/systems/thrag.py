@@ -246,12 +246,12 @@ async def graph_of(
 async def _build(llm: LLMClient, passages: PassageStore, prompts: PromptSet, sampling: Any, repairs: int) -> TopicGraph:
     issues: Counter[str] = Counter()
     costs = Trace("")
-    client = QuestionClient(llm, costs)
+    client = QuestionClient(llm, costs, sampling=sampling, system="thrag", prompts=prompts, repairs=repairs)
 
     async def extract(position: int, passage: Passage) -> list[Statement]:
-        chat = prompts.chat(_EXTRACT, f"Title: {passage.title}\nText: {passage.text}")
+        user = f"Title: {passage.title}\nText: {passage.text}"
         read = lambda text: read_statements(text, passage, position, issues)  # noqa: E731
-        return await ask_of_passage(client, chat, read, "thrag.extract", sampling, repairs, issues) or []
+        return await ask_of_passage(client, "extract", user, read, sampling.max_tokens, issues) or []
 
     found = await all_of(extract(position, passage) for position, passage in enumerate(passages))
     graph = TopicGraph(one for group in found for one in group)

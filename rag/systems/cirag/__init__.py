@@ -15,9 +15,9 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 from tripletune.models.data.records import Passage, Step, normalize_answer
 from tripletune.models.data.triples import FoundTriples, Triple
@@ -50,7 +50,6 @@ PROMPT_NAMES = (
 )  # fmt: skip
 _ENTITIES = 'write one JSON object {"entities": ["...", ...]} and nothing else'
 _TRIPLES = 'write one JSON object {"triples": [["subject", "predicate", "object"], ...]} and nothing else'
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,18 +168,14 @@ async def passage_triples(
     A call depends on the passage alone, so the ledger answers it for every other question that retrieves the passage:
     what the paper calls extraction cached offline. `issues` counts what was odd about the replies, by kind.
     """
-    joint, sampling = options.extraction == "joint", llm.up_to(options.max_extraction_tokens)
-
-    async def call(name: str, user: str, parse: Callable[[str], T]) -> T | None:
-        chat = llm.prompts.chat(f"cirag_{name}", user)
-        return await ask_of_passage(llm, chat, parse, f"cirag.{name}", sampling, options.repairs, issues)
-
+    joint, limit = options.extraction == "joint", options.max_extraction_tokens
     user = f"Title: {' '.join(passage.title.split())}\nText: {' '.join(passage.text.split())}"
     if not joint:
         # Without a list the triples are asked for all the same.
-        entities = await call("entities", user, read_entities) or ()
+        entities = await ask_of_passage(llm, "entities", user, read_entities, limit, issues) or ()
         user += f"\nEntities: {json.dumps(entities, ensure_ascii=False)}"
-    if (found := await call("joint" if joint else "triples", user, read_passage_triples)) is None:
+    call = "joint" if joint else "triples"
+    if (found := await ask_of_passage(llm, call, user, read_passage_triples, limit, issues)) is None:
         return None
     issues += Counter({"malformed_triples": found.malformed, "incomplete_json": found.cut_off})
     return found.triples

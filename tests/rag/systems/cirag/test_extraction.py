@@ -31,7 +31,7 @@ TRIPLES = '{"triples": [["Kelm", "is", "town"], ["Kelm", "lies on", "Sarn"], ["K
 def read(*replies):
     client, trace, issues = Client(*replies), Trace("Q?"), Counter()
     prompts = load_prompts(PROMPT_NAMES)
-    llm = QuestionClient(client, trace, "q1", Sampling(temperature=0.5, seed=3), prompts=prompts)
+    llm = QuestionClient(client, trace, "q1", Sampling(temperature=0.5, seed=3), system="cirag", prompts=prompts)
     options = CiragOptions(max_extraction_tokens=99)
     found = asyncio.run(passage_triples(PASSAGE, llm, issues, options))
     return found, dict(+issues), client, trace
