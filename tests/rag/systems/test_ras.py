@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from tests.fakes import Model, Shelf
+from tests.fakes import Facts, Model, Shelf
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.rag.systems import LoopOptions, Tools
@@ -11,25 +11,19 @@ from tripletune.rag.systems.ras import SYSTEM, ras
 QUESTION = "Who directed Alien?"
 
 
-class Facts:
-    """Two facts a passage, of which one is common to both passages of a query; knows no second passage on demand."""
-
-    def __init__(self, known=True, second=True):
-        self.known, self.second = known, second
-
-    async def read(self, passages):
-        return [self._one(passage) for passage in passages]
-
-    def _one(self, passage):
-        query, number = passage.title.rsplit(" ", 1)
-        if not self.known or (number == "2" and not self.second):
-            return None
-        return (Triple(query, "has", "common"), Triple(query, "has", number))
+def two_facts(passage):
+    """Two facts a passage, of which one is common to both passages of a query."""
+    query, number = passage.title.rsplit(" ", 1)
+    return (Triple(query, "has", "common"), Triple(query, "has", number))
 
 
-def run(script, options=None, facts=None, search=QUESTION):
+FACTS = Facts(two_facts)
+NOTHING = Facts(lambda passage: None)
+
+
+def run(script, options=None, facts=FACTS, search=QUESTION):
     shelf = Shelf()
-    trace = asyncio.run(ras(QUESTION, search, Tools(script, script, shelf, facts or Facts()), options or LoopOptions()))
+    trace = asyncio.run(ras(QUESTION, search, Tools(script, script, shelf, facts), options or LoopOptions()))
     return trace, [query for query, _ in shelf.queries]
 
 
@@ -90,17 +84,18 @@ def test_how_planning_ends(plans, options, queries, stop, counts):
 def test_malformed_plan_after_a_step_without_evidence_asks_the_question():
     shelf, script = Shelf(lambda query: []), Model("[SUBQ] other", "garbage", "garbage")
     options = LoopOptions(first_query="generated", top_k=3)
-    trace = asyncio.run(ras(QUESTION, QUESTION, Tools(script, script, shelf, Facts()), options))
+    trace = asyncio.run(ras(QUESTION, QUESTION, Tools(script, script, shelf, FACTS), options))
     assert shelf.queries == [("other", 3), (QUESTION, 3)]
     assert (trace.stop_reason, trace.malformed) == ("repeated_subquery", 2)
-    trace, queries = run(Model("x", "x"), facts=Facts(known=False))
+    trace, queries = run(Model("x", "x"), facts=NOTHING)
     assert (queries, trace.stop_reason, trace.malformed) == ([QUESTION], "repeated_subquery", 2)
-    trace, _ = run(Model("x", "x"), LoopOptions(evidence="text"), facts=Facts(known=False))
+    trace, _ = run(Model("x", "x"), LoopOptions(evidence="text"), facts=NOTHING)
     assert trace.stop_reason == "malformed"
 
 
 def test_passages_without_triples_are_counted_and_triples_capped():
-    trace, _ = run(Model("[SUBQ] q", "[SUFFICIENT]"), facts=Facts(second=False))
+    first = Facts(lambda passage: two_facts(passage) if passage.title.endswith("1") else None)
+    trace, _ = run(Model("[SUBQ] q", "[SUFFICIENT]"), facts=first)
     assert trace.steps[0].passages_without_triples == 1
     assert len(trace.steps[0].triples) == 2
     trace, _ = run(Model("[SUBQ] q", "[SUFFICIENT]"), LoopOptions(triples_per_step=1))
@@ -127,7 +122,7 @@ OWN = tuple(Passage(f"own {number}", f"text {number}") for number in range(1, 8)
 
 def test_the_passages_of_a_question_are_its_initial_context():
     script, shelf = Model("[SUBQ] q", "[SUBQ] r", "[SUFFICIENT]"), Shelf()
-    tools = Tools(script, script, shelf, Facts(), context=OWN)
+    tools = Tools(script, script, shelf, FACTS, context=OWN)
     trace = asyncio.run(ras(QUESTION, QUESTION, tools, LoopOptions(context="first", top_k=2)))
     titles = [[passage["title"] for passage in step.passages] for step in trace.steps]
     assert (titles[0], [query for query, _ in shelf.queries]) == (["own 1", "own 2"], ["r"])
@@ -136,12 +131,12 @@ def test_the_passages_of_a_question_are_its_initial_context():
 
 def test_a_static_context_is_read_in_fixed_rounds_without_plans():
     options = LoopOptions(context="static")
-    trace = asyncio.run(ras(QUESTION, "search", Tools(*[Model()] * 2, store=Facts(), context=OWN), options))
+    trace = asyncio.run(ras(QUESTION, "search", Tools(*[Model()] * 2, store=FACTS, context=OWN), options))
     assert [step.triples[1][2] for step in trace.steps] == ["1", "2", "3", "4", "5"]
     assert (trace.stop_reason, trace.calls, trace.steps[4].query) == ("static_context", 1, "search")
     assert not SYSTEM.needs_corpus(options)
     with pytest.raises(ValueError, match="needs 'context'"):
-        asyncio.run(ras(QUESTION, QUESTION, Tools(*[Model()] * 2, store=Facts()), options))
+        asyncio.run(ras(QUESTION, QUESTION, Tools(*[Model()] * 2, store=FACTS), options))
 
 
 def test_text_evidence_needs_no_store():
