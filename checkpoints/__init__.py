@@ -111,15 +111,10 @@ def merge_adapter(
     """Merge an adapter into its base model.
 
     Args:
-        folder: Export, run or checkpoint folder with an adapter.
-        output: Folder to write; it appears when it is complete and checked.
         dtype: Weight type of the language model that is written. float32 gives the adapter's replies; 16 bits halve
             the folder and round, so replies can differ (the report says how many). Graph modules stay float32.
         language_model_only: Write the language model of a Graph-LLM as a plain transformers folder. Sensible for a
             model trained without graph token.
-
-    Returns:
-        How the merged folder compares with the adapter.
     """
     source, output = _checked_source(folder, output, overwrite), Path(output)
     provenance = collect_provenance(source)

@@ -61,15 +61,8 @@ def score_run(
 ) -> dict[str, Interval]:
     """Score one run, and write the scores beside its results; scores of other metrics that are there stay.
 
-    Args:
-        gold: Ids of the supporting passages by question; None: those in the results.
-
-    Returns:
-        The mean of each metric with its interval; a metric whose gold no question has is left out with a warning.
-
-    Raises:
-        ValueError: it is no such folder or a program writes into it, it has no result, no question has the gold that
-            the metrics read, or no gold id is known in the run.
+    `gold` are the ids of the supporting passages by question instead of those in the results. A metric whose gold no
+    question has is left out with a warning.
     """
     folder = Path(folder)
     path, values = folder / SCORES, dict[str, list[float]]({name: [] for name in metrics})
@@ -145,10 +138,8 @@ def mauve(args: argparse.Namespace, console: Console) -> None:
     `args.model`. Texts are made as for ALCE (Gao et al., 2023): question and answer, the first 100 words. Scores
     compare only where the model and the number of texts are the same; the papers take GPT-2 large.
     """
-    try:
-        from mauve import compute_mauve
-    except ImportError as error:
-        raise ValueError(f"MAUVE needs mauve-text ({error}): pip install 'tripletune[mauve]'") from None
+    from mauve import compute_mauve
+
     from tripletune.models.loading import load_causal_lm
 
     model, tokenizer = load_causal_lm(args.model)

@@ -176,15 +176,8 @@ def _empty(folder: Path) -> None:
 def lock_folder(folder: str | Path, refusal: str, wait: bool = False) -> IO[str] | None:
     """Lock a folder, which is made when it is missing; the system releases it when the process ends in any way.
 
-    Args:
-        refusal: The message when another process holds it.
-        wait: Log that message and wait for the other process, instead of raising.
-
-    Returns:
-        The open lock file: closing it releases the lock. None where there are no such locks (Windows).
-
-    Raises:
-        ValueError: another process holds the folder.
+    Where another process holds it, `refusal` is an error, or with `wait` a log line. Closing the file that is returned
+    releases the lock; None where there are no such locks (Windows).
     """
     try:
         import fcntl

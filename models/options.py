@@ -310,16 +310,7 @@ def _text(value: Any) -> str:
 
 
 def set_values(kind: type, settings: Sequence[str], owner: str) -> tuple[dict[str, Any], list[str]]:
-    """Values of `--set NAME=VALUE` texts for the fields of a dataclass.
-
-    Args:
-        kind: The dataclass.
-        settings: The texts.
-        owner: Whose options they are, for messages: "system 'ras'".
-
-    Returns:
-        Values by field, and what is wrong with the texts.
-    """
+    """Values by field of `--set NAME=VALUE` texts, and what is wrong with them; the owner is named in messages."""
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
     found = []

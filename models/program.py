@@ -26,7 +26,7 @@ T = TypeVar("T")
 NOISY = ("absl", "anthropic", "bm25s", "faiss", "httpcore", "httpcore2", "httpx", "httpx2", "openai",
          "sentence_transformers", "urllib3")  # fmt: skip
 # Packages that not everybody has, and the extra that brings them.
-EXTRAS = {"openai": "teachers", "ray": "ray"}
+EXTRAS = {"anthropic": "teachers", "matplotlib": "plots", "mauve": "mauve", "openai": "teachers", "ray": "ray"}
 
 
 def run_program(
@@ -40,10 +40,7 @@ def run_program(
     """Run a program; what goes wrong becomes one line on stderr and an exit code.
 
     Args:
-        program: What to run; it may return an exit code.
         verbose: Log everything, with tracebacks.
-        form: Format of log lines.
-        level: Lowest level that is logged.
         stopped: What Ctrl-C prints.
 
     Returns:

@@ -42,13 +42,10 @@ class Kind:
 def open_database(path: Path, kind: Kind, create: bool = True) -> sqlite3.Connection:
     """Open a file, from any thread; no transaction begins by itself.
 
-    Args:
-        create: Whether to make it when it is not there; without, a file or folder without rights to write is only read.
+    Without `create` it must be there, and where there are no rights to write it is only read.
 
     Raises:
         UnusableFile: it is no file of that kind and version, or is damaged.
-        FileNotFoundError: it is not there and may not be made.
-        OSError: the disk is full.
     """
     if path.is_dir():
         raise UnusableFile(f"{path} is a folder, not a {kind.name}; name a file in it")

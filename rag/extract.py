@@ -273,13 +273,7 @@ def export_triples(
 ) -> tuple[int, int]:
     """Write `{"title", "text", "triples"}` for the passages of a corpus; the file appears when it is complete.
 
-    Args:
-        stores: Where triples are looked up, the first one first.
-        extractor: See `TripleStore.choose`.
-        allow_missing: Whether passages that no store has are left out, instead of an error.
-
-    Returns:
-        Passages written, and passages left out.
+    Triples come from the first store that has the passage; how many were written, and how many left out, is returned.
     """
     chosen = [(store, store.choose(extractor).id) for store in stores]
     written = missing = 0

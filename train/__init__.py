@@ -32,16 +32,9 @@ Steps = Callable[[Any, Path | None], None]
 
 
 def main(name: str, description: str = "", argv: Sequence[str] | None = None, run: Steps | None = None) -> int:
-    """Train what a task's name says, as a command line says.
+    """Train the task of a module of `train/tasks/` as a command line says, by a recipe's steps or by `fit`.
 
-    Args:
-        name: A module of `train/tasks/`.
-        description: Help text; the module's own unless given.
-        argv: The words of the command line; those of this process unless given.
-        run: The recipe's steps; `fit` unless given.
-
-    Returns:
-        The exit code.
+    The description of the help is the module's own unless given.
     """
 
     def program() -> None:

@@ -63,8 +63,7 @@ async def label_question(
         The planning records in order, then the answering record.
 
     Raises:
-        UnlabelledQuestion: there is no helpful document, one of them has no sub-query or no triples, or a sub-query
-            would give away the answer.
+        UnlabelledQuestion: with the reason.
     """
     if direct_answer:
         return [record_of(question, name, Action.NO_RETRIEVAL) for name in ("plan0", "answer")]

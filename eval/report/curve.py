@@ -74,13 +74,11 @@ def _logged(where: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
     """A learning curve as PNG: loss, rewards, ROUGE and triple F1 over steps; the same rows give the same bytes."""
-    try:
-        import matplotlib
-        from cycler import cycler
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError(f"a curve needs {error.name}: pip install 'tripletune[plots]'") from None
+    import matplotlib
+    from cycler import cycler
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     # It tells of every font list it makes.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     panels, picture = panels_of(evaluations), io.BytesIO()

@@ -190,13 +190,8 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
     ) -> Completion:
         """Reply to a chat; see `models.llm.LLMClient.chat`.
 
-        Equal calls under way together are sent once; all but the first get `cached=True`.
-
-        Raises:
-            RetriesExhausted: every attempt failed for a passing reason.
-            CallError: no attempt will do better, or the messages can't be sent.
-            RepliesPending: it waits in a request file.
-            OSError: the disk is full: no call goes out any more.
+        Equal calls under way together are sent once; all but the first get `cached=True`. `RetriesExhausted` is the
+        `CallError` after the last attempt; a full disk is an `OSError`, after which no call goes out.
         """
         sampling = sampling or Sampling()
         try:

@@ -161,8 +161,7 @@ def find_json(text: str, *kinds: type[Any], advice: str = "", notes: Counter[str
     Python's way of writing (single quotes, True, None) are repaired; what is cut off never is.
 
     Args:
-        kinds: `dict`, `list` or both; nothing means both.
-        advice: What to write instead, for the explanation of a refusal.
+        kinds: `dict`, `list`; nothing means both.
         notes: Counts `REPAIRED` when the JSON had to be repaired.
 
     Raises:

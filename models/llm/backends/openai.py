@@ -66,12 +66,7 @@ class HostedBackend(Backend):
     read: Callable[[Mapping[str, Any]], Completion | None]
 
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
-        try:
-            self.sdk = importlib.import_module(self.kind)
-        except ImportError:
-            raise ValueError(
-                f"the {self.kind} backend needs the package {self.kind}; run: pip install 'tripletune[teachers]'"
-            ) from None
+        self.sdk = importlib.import_module(self.kind)
         self._url = options.url or os.environ.get(self.url_variable) or self.default_url
         if not is_plain_url(self._url):
             raise ValueError(f"{self.url_variable} {URL_FORM}")
