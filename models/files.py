@@ -221,11 +221,9 @@ def build_together(
 
     Args:
         folder: The folder, whose name says all that its content depends on.
-        result: Name of the file that is written last, in one step, in every part and in the folder itself. Where it
-            is, there is nothing to do.
+        result: Name of the file that is written last, in every part and in the folder. Where it is, nothing is done.
         parts: Functions that write a part into the folder they are given; the same on all processes.
         merge: Makes the folder's content from the folders of the parts, in order.
-        what: What is done, for the progress bar.
     """
     from tqdm.auto import tqdm
 

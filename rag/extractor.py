@@ -132,10 +132,8 @@ def open_local_extractor(
     The weights of the decoder or encoder-decoder are loaded when the first text comes.
 
     Args:
-        instruction: What it is asked; None: the prompt file in its folder, or else `models/prompts`'s. Without effect
-            on encoder-decoders, which read the text alone.
+        instruction: What a decoder is asked; None: the prompt file in its folder, or else `models/prompts`'s.
         shots: Examples that go before each text.
-        ledger: SQLite file of the call ledger; None keeps no calls.
     """
     from tripletune.models.llm.backends.hf import HFBackend
 

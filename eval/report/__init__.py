@@ -187,10 +187,9 @@ def compare_folders(folders: Sequence[str | Path], metric: str | None = None) ->
     """Compare runs with the first one, question by question or text by text.
 
     Args:
-        folders: Output folders of `tripletune eval run`, or all of `tripletune eval extraction`. `A,B,C` are seeds of
-            one system: each question or text counts with their mean.
-        metric: The score to compare, for `extraction` also the beginning of several names, such as "soft"; None takes
-            the headline of the task, or all scores of `extraction`.
+        folders: Of `tripletune eval run`, or all of `tripletune eval extraction`; `A,B,C` are seeds of one system.
+        metric: The score to compare, for `extraction` also the beginning of several names; None takes the headline of
+            the task, or all scores of `extraction`.
 
     Returns:
         `{"what", "unit", "items", "runs": [{"folder", "name", "cost"}], "scores": {name: [{"score", "seeds",
