@@ -59,12 +59,8 @@ def open_text_index(
 ) -> TextIndex:
     """Open the index of some rows, building what is missing or out of date.
 
-    Args:
-        folder: Holds one sub-folder for BM25 and one for vectors.
-        wanted: What names the rows, for the manifest: JSON values.
-        rows: Gives the rows; called only where an index is built.
-        count: How many there are.
-        embedder: For "dense" and "hybrid".
+    The folder has a sub-folder for BM25 and one for vectors; `wanted` names the rows in the manifest, and `rows` gives
+    them where an index is built.
     """
     if kind == "bm25":
         return Bm25Index(Path(folder) / "bm25", wanted, rows)

@@ -61,12 +61,7 @@ def build(
     sampling: Sampling | None = None,
     open_base_model: Callable[[], LLMClient] | None = None,
 ) -> dict[str, Any]:
-    """Build the data set folder.
-
-    Args:
-        open_client: Opens the client of the teacher LLM, which labels the sources without annotations.
-        sampling: Temperature, top_p and seed of its calls; None: greedy.
-        open_base_model: Opens the model of the direct-answer test.
+    """Build the data set folder; the client's LLM labels the sources without annotations.
 
     Raises:
         NothingLabelled: a teacher LLM was asked, and not one question could be labelled.

@@ -139,12 +139,7 @@ class RunsFailed(RuntimeError):
 def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
     """Run suites one after the other and write `metrics.json` of each that is complete.
 
-    Args:
-        suites: At least one; one of several that fails does not stop the others.
-        console: Where the metrics are shown; None shows nothing.
-
-    Returns:
-        The exit code: 1 when every single item failed.
+    One that fails does not stop the others. The exit code is 1 when every single item failed.
     """
     logs: list[ResultLog] = []
     launched = Launched()

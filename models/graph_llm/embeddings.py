@@ -110,12 +110,8 @@ class EmbeddingTable:
 
         Processes that build the same table at one time share the work; see `models.files.build_together`. Chunks of
         strings follow the order in which they come first, so a vector does not depend on the number of processes.
-
-        Args:
-            strings: May repeat; a column of a memory-mapped `datasets.Dataset` stays on disk.
-            encoder_spec: The encoder, loaded by processes that embed something.
-            folder: Where the table goes; its name says what the strings and the encoder are.
-            keys: The `string_key` of each string.
+        Strings may repeat, and a column of a memory-mapped `datasets.Dataset` stays on disk; `keys` are their
+        `string_key`s. The folder's name says what the strings and the encoder are.
         """
         folder = Path(folder)
         if keys is None:

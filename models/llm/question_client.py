@@ -121,12 +121,8 @@ class QuestionClient(LLMClient):
     ) -> T:  # fmt: skip
         """Ask and parse the reply, with repair turns; see `models.llm.replies.ask`.
 
-        Args:
-            call: What the call is for: its role is `<system>.<call>`.
-            asked: The chat, or the user turn that follows the prompt `<system>_<call>`.
-            parse: Turns the reply's text into a value, or raises `UnusableReply`.
-            max_tokens: Longest reply.
-            repaired: Counts the reasons of repair turns.
+        The role of the call is `<system>.<call>`; `asked` is the chat, or the user turn that follows the prompt
+        `<system>_<call>`; `repaired` counts the reasons of repair turns.
         """
         if isinstance(asked, str):
             asked = self.prompts.chat(f"{self.system}_{call}", asked)
