@@ -84,9 +84,7 @@ class SystemOptions(SearchOptions):
 class OpenSystem:
     """A system and what it works with; it answers any number of questions, several at once.
 
-    Attributes:
-        options: Of the class `system.options`.
-        scratch: The folder of its indexes where the options name none.
+    `options` are of the class `system.options`; `scratch` holds the indexes where no option names their folder.
     """
 
     system: System
@@ -167,9 +165,7 @@ class OpenSystem:
 def open_system(options: SystemOptions, teacher: LLMOptions | None = None) -> OpenSystem:
     """Open a system; indexes that `options.index` lacks are built.
 
-    Args:
-        options: The system, its corpus, triples and Graph-LLM.
-        teacher: A chat model instead of the Graph-LLM, or beside it: RAS then plans with the chat model.
+    The `teacher` is a chat model instead of the Graph-LLM, or beside it: RAS then plans with the chat model.
     """
     system = find_system(options.system)
     loop = make_options(system, options.set)

@@ -102,7 +102,7 @@ class Together(Generic[K, V]):
                     future.set_result([values[key] for key in keys])
 
         # Once a loop: each call into it from another thread costs a turn of the interpreter's lock.
-        for loop in {id(found): found for found in (future.get_loop() for _, future in calls)}.values():
+        for loop in {future.get_loop() for _, future in calls}:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(answer, loop)
 

@@ -56,10 +56,7 @@ def open_retriever(
 ) -> CorpusRetriever:
     """Open the index of a corpus, building what is missing or out of date.
 
-    Args:
-        kind: "bm25" (the paper's choice for 2WikiMultiHopQA), "dense", or "hybrid" (both).
-        index_dir: Holds all indexes of this corpus, one sub-folder a kind.
-        embedder: For "dense" and "hybrid".
+    Of the kinds "bm25" is the paper's choice for 2WikiMultiHopQA; "dense" and "hybrid" (both) need the embedder.
     """
     passages = PassageStore(corpus, index_dir)
     wanted = {"corpus_sha256": passages.sha256}

@@ -87,12 +87,7 @@ def extracts(options: SearchOptions) -> bool:
 def open_source(
     options: SearchOptions, index: Path, llm: LLMClient | None, teacher: LLMOptions | None
 ) -> StoredTriples | CorpusExtraction:
-    """The triples of a run, stored or read in the loop; see `extracts`.
-
-    Args:
-        index: Folder of the store where `--triples` names none.
-        llm: The chat model of the run, and what it was opened with.
-    """
+    """The triples of a run, stored or read in the loop (see `extracts`); `llm` was opened with `teacher`."""
     kept = index / "triples.sqlite"
     if not (options.extractor and extracts(options)):
         return open_triples(str(options.triples), kept, options.extractor)

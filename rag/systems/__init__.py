@@ -142,12 +142,7 @@ def find_system(name: str) -> System:
 
 
 def make_options(system: System, settings: Sequence[str] = (), **values: Any) -> Any:
-    """An instance of `system.options`; what is not given has its default, which is the paper's.
-
-    Args:
-        settings: `NAME=VALUE` texts; they go before `values`.
-        **values: Values by field.
-    """
+    """An instance of `system.options`, by default the paper's; `settings`, `NAME=VALUE` texts, go before `values`."""
     owner = f"system {system.name!r}"
     given, problems = set_values(system.options, settings, owner)
     known = [item.name for item in fields(system.options)]
