@@ -3,11 +3,11 @@
     python tests/ways.py        (with PYTHONPATH naming another checkout: that one)
 
 The ways: a training record from its file to the loss (`train ras` of a tiny model), a question (`ask` and `eval run`
-with RAS and a stub server), and a teacher's calls for a question (`build subq` and a stub server). A process of its own
-runs each program. Counted are distinct code objects in the package's files that begin to run, with lambdas and
-comprehensions, without modules and bodies of classes. Start-up is all before the user's data file is opened for the
-first time; the work is all after that (of training: not what follows a backward pass, until the next batch is read). A
-function may be in both. Those of one item are called more often when there are two records, or two questions.
+with RAS and a stub server), and a teacher's calls for a question (`build subq`), each in its own process. Counted are
+distinct code objects in the package's files that begin to run, with lambdas and comprehensions, without modules and
+bodies of classes. Start-up is all before the user's data file is opened for the first time; the work is all after that
+(of training: not what follows a backward pass, until the next batch is read). A function may be in both. Those of one
+item are called more often when there are two records, or two questions.
 """
 
 import inspect

@@ -1,7 +1,5 @@
 """The benchmarks' harness, and the case that needs no model."""
 
-from __future__ import annotations
-
 import json
 
 from benchmarks import Way, take_turns

@@ -1,7 +1,5 @@
 """One way to write: whole or not at all, one writer, nothing of another making lost."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
