@@ -33,6 +33,7 @@ def test_lines_modules_and_functions():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_flags_of_all_programs(monkeypatch, capsys):
     def flags(*words):
         monkeypatch.setattr("sys.argv", ["tripletune", *words, "--help"])
