@@ -10,11 +10,9 @@ finished prompt in `input` (figures 9-13):
     ...
     Question: Q
 
-An input without history is `Question: Q`, or `[NO_RETRIEVAL]` and `Question: Q`, or the bare question. The task is
-read from the instruction, else from the label. What a row does not say: the question's id is a hash of its normalised
-text, so that all rows of a question fall on one side of a split; planning rows have no answers, steps no text; repeated
-triples of a step, of which the data has many (figure 10), are kept once. `graphs` is not read: the text of a step names
-the same triples.
+Without history it is `Question: Q`, or `[NO_RETRIEVAL]` and `Question: Q`, or the bare question. The task is
+read from the instruction, else from the label; the question's id is a hash of its normalised text. Planning rows have
+no answers, steps no text; repeated triples of a step are kept once. `graphs`, the same triples, is not read.
 
 **ExplaGraphs** (Saha et al., 2021), the graph task G-Retriever reports on: does argument 2 support argument 1? The file
 is tab-separated `arg1, arg2, label, graph`, the graph written `(s; p; o)(s; p; o)`. A row becomes one answering record

@@ -105,6 +105,8 @@ def _sources(results: Sequence[str], ledgers: Sequence[str], records: bool) -> l
     if len(ledgers) > 1 and len(ledgers) != len(results):
         raise ValueError(f"{len(ledgers)} ledgers and {len(results)} results: name one ledger for all, or one for each")
     files = [Path(text) / RESULTS if Path(text).is_dir() else Path(text) for text in results]
+    if missing := [str(file) for file in files if not file.is_file()]:
+        raise FileNotFoundError(f"no such file: {', '.join(missing)}")
     if records:
         return [(file,) for file in files]
     named = [Path(text) for text in ledgers]

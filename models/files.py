@@ -42,6 +42,8 @@ def read_json(path: str | Path) -> dict[str, Any]:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error.msg}); the file is damaged") from None
+    except RecursionError:
+        raise ValueError(f"{path}: nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value

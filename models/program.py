@@ -96,11 +96,24 @@ class _Printable(logging.Formatter):
         return printable(super().format(record))
 
 
+class _Lines:
+    """Standard error, on which tqdm begins each state of a bar with a carriage return instead of ending a line."""
+
+    def write(self, text: str) -> None:
+        if line := text.strip("\r\n"):
+            sys.stderr.write(f"{line}\n")
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
 def progress(items: Iterable[Any] | None = None, name: str = "", unit: str = "question", **more: Any) -> Any:
     """A bar of tqdm on a terminal, and elsewhere (logs, pipes) a line a minute; `more` are tqdm's arguments."""
     from tqdm import tqdm
 
     seconds = 0.1 if sys.stderr.isatty() else 60.0
+    if not sys.stderr.isatty():
+        more["file"] = _Lines()
     # A bar that is redrawn every `seconds` and not before that time: a short pass shows none in a log.
     more |= {"mininterval": seconds, "maxinterval": max(seconds, 10.0), "delay": seconds}
     return tqdm(items, name, unit=f" {unit}s", **more)
@@ -192,7 +205,7 @@ class CommandParser(argparse.ArgumentParser):
         word = unknown[0].split("=")[0].lstrip("-")
         hint = nearest(word, [flag.lstrip("-") for flag in self._option_string_actions]).replace("mean ", "mean --")
         for name, one in self.settable.items():
-            if one.dest == word.replace("-", "_"):
+            if self.how.startswith("--set") and one.dest == word.replace("-", "_"):
                 hint = f" (it is set by --set {name}=VALUE)"
         return f"unrecognized arguments: {' '.join(unknown)}{hint}"
 

@@ -76,8 +76,11 @@ def open_database(path: Path, kind: Kind, create: bool = True) -> sqlite3.Connec
 def unusable(path: Path, kind: Kind, error: sqlite3.Error) -> UnusableFile | OSError:
     """What SQLite says about a file, as an error of ours."""
     # Errors of the module itself, such as a parameter of the wrong type, have no code.
-    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what SQLite adds to it
+    if code == sqlite3.SQLITE_FULL:
         return OSError(errno.ENOSPC, f"the {kind.name} can't be written", str(path))
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR):
+        return OSError(errno.EIO, f"{error}; the {kind.name} needs a local disk, and rights on its folder", str(path))
     return UnusableFile(
         f"{path} can't be used as a {kind.name}: {error}. If it is damaged, bring back what can be read with "
         f"`sqlite3 {path} .recover`; if it is another program's file, name a new one"

@@ -97,7 +97,7 @@ class Table:
         shown = RichTable(title=self.title or None, title_justify="left")
         for place, name in enumerate(self.head):
             numbers = all(_NUMBER.fullmatch(row[place]) for row in self.rows)
-            shown.add_column(name, justify="right" if numbers else "left", no_wrap=not place)
+            shown.add_column(name, justify="right" if numbers else "left", overflow="fold")
         for row in self.rows:
             shown.add_row(*row)
         console.print(shown)

@@ -62,14 +62,10 @@ class Trace:
             ("max_rounds", "repeated_subquery", "malformed"), or a system that does not plan ("single_pass",
             "static_context", "retrieval_off"). CIRAG's planner says "no_question"; T2RAG has "no_searchable" when no
             clue can be searched any more.
-        malformed: Planning replies without a readable action.
         unexpected: Planning replies with an action that does not belong there.
         calls: Model calls, answering included; the next four are sums over them.
-        truncated_triples: Triples left out of prompts so that they fit.
-        truncated_words: Words of raw text left out of prompts so that they fit.
         seconds: Wall-clock seconds, waiting for other questions included.
         structuring_seconds: Those of them in which the triples of passages were waited for (RAS, figure 5).
-        error: The message of the exception that ended the run, else empty.
         tallies: Counts of a system's own, such as recovered replies by kind; a run's metrics add them up.
         details: What else a system notes, as JSON values.
         cached: Of each role the calls that were not sent, and the tokens that they would have read and written. As

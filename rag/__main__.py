@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import sqlite3
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -51,6 +50,8 @@ def _ask(args: argparse.Namespace) -> None:
     """Answer the question and show every step as it happens."""
     if not args.question.strip():
         raise ValueError("the question is empty")
+    if not args.teacher_model and args.teacher != LLMOptions.backend:
+        raise ValueError(f"--teacher {args.teacher}: name its --teacher-model")
     teacher = from_arguments(LLMOptions, args, "teacher") if args.teacher_model else None
 
     def show(event: TraceAction | TraceStep | Trace) -> None:
@@ -92,9 +93,6 @@ def extract(args: argparse.Namespace) -> int:
         counts, next_step = asyncio.run(read_all())
     except SetupError as error:
         raise ValueError(str(error)) from error
-    except sqlite3.Error as error:
-        logger.error("error: %s can't be written (%s): what was read before is kept; run again", args.output, error)
-        return 1
     finally:
         store.close()
     logger.info("%s: %s", args.output, counts.line())

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from tripletune.models.llm import Endpoint, LLMClient, Sampling
 from tripletune.models.llm.backends import LLMOptions, open_client
 from tripletune.models.loading import DTYPE_HELP, resolve, usual_dtype
-from tripletune.models.options import rare, setting
+from tripletune.models.options import rare, require, setting
 from tripletune.models.run_folders import check_model_folder, read_json, trained_folder
 from tripletune.rag import WATCH, Trace, TraceAction, TraceStep
 from tripletune.rag.extract import CorpusExtraction
@@ -167,6 +167,7 @@ def open_system(options: SystemOptions, teacher: LLMOptions | None = None) -> Op
 
     The `teacher` is a chat model instead of the Graph-LLM, or beside it: RAS then plans with the chat model.
     """
+    require(options)
     system = find_system(options.system)
     loop = make_options(system, options.set)
     problems = system_problems(options, system, loop, teacher)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import logging
+import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tripletune.models.data.records import Passage, read_jsonl
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import file_digest, lock_folder
 from tripletune.models.llm.replies import triple_of
-from tripletune.models.sqlite import Kind, application_of, open_database
+from tripletune.models.sqlite import Kind, application_of, open_database, unusable
 
 logger = logging.getLogger(__name__)
 
@@ -112,9 +113,17 @@ class TripleStore:
 
     def put(self, extractor: int, extractions: Iterable[Extraction]) -> None:
         """Store passages in one transaction; of a passage that is there already the first reading stays."""
-        with self._database:
-            self._database.execute("BEGIN IMMEDIATE")
+        with self._writing():
             self._insert(extractor, extractions)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            with self._database:
+                self._database.execute("BEGIN IMMEDIATE")
+                yield
+        except sqlite3.Error as error:
+            raise unusable(self.path, _STORE, error) from None
 
     def fill(self, source: str | Path, counts: Counter[str] | None = None) -> int:
         """Take in the triples of a JSON-lines file, unless they are there already; an earlier file's go.
@@ -128,8 +137,7 @@ class TripleStore:
             if prompt == digest:
                 return int(number)
         counts = Counter() if counts is None else counts
-        with self._database:
-            self._database.execute("BEGIN IMMEDIATE")
+        with self._writing():
             for number, _ in files:
                 self._database.execute("DELETE FROM extractions WHERE extractor = ?", (number,))
                 self._database.execute("DELETE FROM extractors WHERE id = ?", (number,))

@@ -80,6 +80,8 @@ class ExpertConfig:
         role = "integrator" if self.loop["system"] == "cirag" else "model"
         given = {role: student, "ledger": f"{self.output_dir}/ledger.sqlite", "output": output}
         options, teacher = read_options(self.loop | values | given)
+        if sample is not None and self.draw == "teacher" and teacher is None:
+            raise ValueError("draw: teacher draws replies of loop.teacher_model, which is not set")
         if sample is not None and self.draw == "student":
             options.student_seed = sample
         elif sample is not None and teacher is not None:

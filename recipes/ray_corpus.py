@@ -56,7 +56,7 @@ class RayOptions:
     workers: int = setting(2, "processes that work at once, on all machines together", at_least=1)
     worker_cpus: float = setting(1.0, "CPU cores that Ray sets aside for each", above=0)
     worker_gpus: float = setting(0.0, "GPUs for each", at_least=0)
-    block: int = setting(256, "questions, passages or texts that a worker gets at once", at_least=1)
+    block: int = setting(256, "passages or texts that a worker gets at once", at_least=1)
     replies: str = setting(
         f"{tempfile.gettempdir()}/tripletune-replies.sqlite", "ledger on each machine for replies on their way back"
     )
@@ -197,6 +197,8 @@ def share_subq(argv: list[str], shared: RayOptions) -> int:
         # The workers try again; here a call is made once.
         return LedgerClient(workers, Ledger(str(llm.ledger)), retry=Retry(1, empty_attempts=1))
 
+    # Each worker has as many questions under way as one process would.
+    options = replace(options, concurrency=options.concurrency * shared.workers)
     build(sources, options, client, llm.sampling(1))
     return 0
 

@@ -223,7 +223,7 @@ def encode_rows(
         for each placeholder.
     """
     grows = processor.settings.prompt_order == "interleaved"
-    for _, group in groupby(records, key=lambda record: record.question_id):
+    for _, group in groupby(records, key=lambda record: record.question_id if grows else record.id):
         rows = []
         for record in group:
             label, marker = processor.encode_label(record, "error" if long_labels == "error" else "truncate")

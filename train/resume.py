@@ -79,15 +79,19 @@ def check_same_run(config: Any, train_digest: str) -> None:
     folder = Path(config.output_dir)
     if not (folder / SETTINGS).is_file() or not (folder / ENVIRONMENT).is_file():
         return
-    before, now = flatten(read_yaml(folder / SETTINGS), "."), flatten(dataclasses.asdict(config), ".")
+    saved, now = flatten(read_yaml(folder / SETTINGS), "."), flatten(dataclasses.asdict(config), ".")
     # A setting that the run's version did not have was at its default.
-    before = {**flatten(dataclasses.asdict(type(config)()), "."), **before}
+    before = {**flatten(dataclasses.asdict(type(config)()), "."), **saved}
     about = read_json(folder / ENVIRONMENT)
     changed = [
-        f"{name} was {before[name]!r} and is {now[name]!r}"
+        f"{name} was {before.get(name)!r} and is {now[name]!r}"
         for name in now
-        if before[name] != now[name] and name not in _FREE and not name.startswith(_FREE_BEGINNINGS)
+        if before.get(name) != now[name] and name not in _FREE and not name.startswith(_FREE_BEGINNINGS)
     ]
+    # Revision b3f73d5 made other rows of these settings.
+    interleaved = "train.shared_prefixes" in saved and now.get("data.prompt_order") == "interleaved"
+    if saved.get("train.shared_prefixes") or interleaved:
+        changed.append("an earlier version made its rows otherwise")
     counts = about[PROCESSES], process_count()
     per_step = [
         settings.get("train.records_per_step")
@@ -101,9 +105,9 @@ def check_same_run(config: Any, train_digest: str) -> None:
             f"records per step were {per_step[0]} on {counts[0]} process(es) and are {per_step[1]} on {counts[1]}"
         )
     # Optimiser states lie in other files, and those of ZeRO in as many as there were processes.
-    saved, divided = about.get(SHARDING, ""), sharding()
-    if saved != divided or (divided.startswith("ZeRO") and counts[0] != counts[1]):
-        ways = [f"{how or 'DDP or one process'} on {count}" for how, count in zip((saved, divided), counts)]
+    before_divided, divided = about.get(SHARDING, ""), sharding()
+    if before_divided != divided or (divided.startswith("ZeRO") and counts[0] != counts[1]):
+        ways = [f"{how or 'DDP or one process'} on {count}" for how, count in zip((before_divided, divided), counts)]
         changed.append(f"states were saved under {ways[0]} process(es), and this is {ways[1]}")
     if about[TRAIN_DIGEST] != train_digest:
         changed.append("the training data have another content")

@@ -40,13 +40,11 @@ async def label_question(
     seed: int = 0,
     failures: Callable[[Question, list[Annotation], Annotation], list[list[Found]]] | None = None,
 ) -> list[Record]:
-    """Label one question (Algorithm 1).
+    """The planning records of one question in order, then its answering record (Algorithm 1).
 
     With n kept documents there are n + 1 planning records: after i steps the label is `[SUBQ] q_i`, after all of them
-    `[SUFFICIENT]`. Algorithm 1 as printed starts at i = 1, but table 4 needs the record with an empty history: it
-    counts 71,676 SUBQ for 45,722 SUFFICIENT labels and 0.8 sub-queries in a history on average. With that record
-    this means 1.57 documents a question and 0.75 steps a record; without it 2.57 documents, where HotpotQA has two
-    supporting paragraphs, and 1.66 steps.
+    `[SUFFICIENT]`. Algorithm 1 as printed starts at i = 1, but table 4 (1.57 SUBQ labels for a SUFFICIENT one) needs
+    the record with an empty history.
 
     Args:
         direct_answer: Whether the base model answers the question without retrieval. Then there is one
@@ -54,13 +52,9 @@ async def label_question(
         first_subquery: "main_question": q_0 is the main question, as in the paper; "generated": it is the first
             generated sub-query, as in the authors' code.
         distractors: Unrelated passages of the question whose triples join those of each kept document, as a
-            retriever with k > 1 would bring them. The paper has none; a small model trained without them takes any
-            longer list for sufficient (docs/data.md).
+            retriever with k > 1 would bring them. The paper has none.
         failures: Gives what failed searches for a document brought, before the one that finds it. The label after a
             failed search asks for the same again, in other words where the teacher knows some. The paper has none.
-
-    Returns:
-        The planning records in order, then the answering record.
 
     Raises:
         UnlabelledQuestion: with the reason.

@@ -141,11 +141,6 @@ class PartTeacher(Teacher):
     - **The question** is put to the model with the words of its task at evaluation (the roles of table 5). The
       sub-query is the bare question, as in retrieval.
     - **Which questions.** The first ones of the file, as many as asked for (`PARTS`).
-
-    Args:
-        triple_file: JSON lines `{"title", "text", "triples"}` of the questions' passages (ASQA's knowledge, or the
-            passages in Self-RAG's output); None leaves every history empty.
-
     """
 
     collects_failures = False

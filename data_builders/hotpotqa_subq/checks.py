@@ -60,7 +60,7 @@ def read_documents(text: str, shown: int, recovered: Counter[str] | None = None)
     """
     forms = Counter[str]() if recovered is None else recovered
     plain = without_thoughts(text).strip()
-    if _NUMBERS.fullmatch(plain) and plain.count("[") == plain.count("]"):
+    if plain == "[]" or (_NUMBERS.fullmatch(plain) and plain.count("[") == plain.count("]")):
         value = {"documents": re.findall("[0-9]+", plain)}
     else:
         value = find_json(text, dict, advice=_DOCUMENTS, notes=forms)

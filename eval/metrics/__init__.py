@@ -6,11 +6,9 @@ blank. One whose second argument is `short_answers` gets those of ASQA in its pl
 one whose second argument is `supporting`, the final ranking of passages (`eval/rescore.py:final_ranking`) and the ids
 that it should hold. One with a `k` is named for each of `CUTS`: `recall@5`.
 
-Here are the papers' metrics; each gives 0 to 1. Names keep rules apart that papers mix up: `f1` is plain token F1 (RAS,
-eq. 10-12), `f1_hotpotqa` the official rule of HotpotQA and 2WikiMultiHopQA, `f1_triviaqa` that of TriviaQA;
-`golden_match` normalises both sides (RAS, eq. 9), `match_raw` is Self-RAG's case-sensitive test; `accuracy` takes the
-whole reply for the label, `label_accuracy` reads the label out of it. An empty prediction scores 0 everywhere:
-refusals stay in the denominator.
+Here are the papers' metrics; each gives 0 to 1, and 0 for an empty prediction. Names keep rules apart that papers mix
+up: `f1` is plain token F1 (RAS, eq. 10-12), `f1_hotpotqa` the official rule of HotpotQA and 2WikiMultiHopQA;
+`golden_match` normalises both sides (RAS, eq. 9), `match_raw` is Self-RAG's case-sensitive test.
 """
 
 from __future__ import annotations

@@ -373,7 +373,7 @@ def _options_of(
 def evaluate(
     system: str, task: str, data: str, *, teacher: LLMOptions | None = None, output: str | None = None, **options: Any
 ) -> dict[str, Any]:
-    """Run a system on a task and score it, as `tripletune eval run` does.
+    """Run a system on a task and score it, as `tripletune eval run` does, where no event loop runs.
 
     Args:
         teacher: The chat model of a system that prompts one; `llm=["openai:NAME"]` names one, too.
@@ -386,8 +386,10 @@ def evaluate(
     with tempfile.TemporaryDirectory() as scratch:
         chosen = QuestionOptions.of(system=system, task=task, data=data, output=output or scratch, **options)
         require(chosen)
-        (suite,) = suites_of(chosen, teacher)
-        run_suites([suite])
+        suites = suites_of(chosen, teacher)
+        if len(suites) > 1:
+            raise ValueError(f"evaluate runs one system on one task, and {len(suites)} pairs are named")
+        run_suites(suites)
         return read_json(Path(chosen.output) / METRICS)
 
 

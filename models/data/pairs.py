@@ -7,8 +7,7 @@ One JSON object a line: `{"id", "text", "title", "triples": [[s, p, o]], "source
     source   Oslo: Oslo is the capital of Norway.
     target   (S> Oslo| P> capital of| O> Norway)
 
-A text without facts has an empty target. A text that is only a name has the target `(S> NAME| P> is| O> NAME)` (RAS,
-figure 19, rule 7).
+A text without facts has an empty target, one that is only a name `(S> NAME| P> is| O> NAME)` (figure 19, rule 7).
 
 **Trajectories** (CIRAG, section 3.5, eq. 7 and 8): a chat with the turns a student is to learn.
 One JSON object a line: `{"id", "question_id", "role", "model", "messages": [{"role", "content"}], "learned": [bool]}`.

@@ -198,6 +198,7 @@ class LocalGenerator(DecodingService, Generator, Backend):
         self.batch_size, self._cells = batch_size, CELLS
         self._client = None if ledger is None else LedgerClient(self, Ledger(ledger), retry=Retry(1))
         self.sampling = Sampling()
+        self._closing = False
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
         """Reply to one input, together with those of other tasks."""
@@ -235,9 +236,11 @@ class LocalGenerator(DecodingService, Generator, Backend):
 
     async def close(self) -> None:
         """End the thread, and close the ledger."""
-        client, self._client = self._client, None
-        # The client closes its backend, which is this generator.
-        await (super().close() if client is None else client.close())
+        if self._client is None or self._closing:
+            await super().close()
+        else:
+            self._closing = True
+            await self._client.close()  # which closes its backend, this generator
 
     def generate_many(
         self,

@@ -47,6 +47,8 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if isinstance(self.text_config, dict):
             self.text_config = AutoConfig.for_model(**self.text_config)
+        if self.graph_token_norm is not None:  # checkpoints of before have no `graph_token`
+            self.graph_token = "normalised"
         super().__post_init__(**kwargs)
 
     def get_text_config(self, *args: Any, **kwargs: Any) -> PretrainedConfig:

@@ -73,9 +73,7 @@ class Request:
         criterion: Stopping criterion, asked after every token where there are no beams.
         inputs: What the model reads besides tokens, such as graphs, under the number of its place in the prompt.
         grows: Whether prompts may come that continue this one, or its reply: its keys and values are kept.
-        data: Anything of the caller's.
         tokens: The reply so far, without the token that ends it.
-        ended: Whether the model has ended the reply.
         stopped: Whether the stopping criterion has; else it was cut off at the limit.
         abandoned: Set by who no longer waits for it: it is dropped at its next token.
         seconds: Its share of the time: that of each step, divided by the rows under way.

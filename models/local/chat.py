@@ -131,7 +131,7 @@ class TripleGrammar:
         except ImportError as error:
             raise ValueError(
                 f"the grammar needs the package {error.name or 'xgrammar'}: pip install 'tripletune[grammar]', or "
-                "extract without --grammar"
+                "extract without --set grammar=yes"
             ) from None
         self._library: Any = xgrammar
         try:

@@ -119,13 +119,15 @@ def test_bad_options_are_one_line(tmp_path, clients, capsys):
 
 def test_a_full_disk_is_one_line_and_a_later_run_goes_on(tmp_path, clients, monkeypatch, capsys):
     def full(self, *_):
-        raise sqlite3.OperationalError("database or disk is full")
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
 
     path = corpus(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(TripleStore, "put", full)
+        patch.setattr(TripleStore, "_insert", full)
         assert extract(tmp_path, path) == 1
-    assert "can't be written (database or disk is full)" in capsys.readouterr().err
+    assert "no space left on the disk" in capsys.readouterr().err
     assert extract(tmp_path, path) == 0
 
 

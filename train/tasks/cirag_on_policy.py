@@ -90,7 +90,7 @@ class OnPolicyTask(PromptTask, StudentTask):
     """Trains a student on its own replies."""
 
     Config: ClassVar[type[RunConfig]] = OnPolicyConfig
-    usage = "--config recipes/configs/smollm2_135m_cirag_cpu.yaml --train.teacher hf:FOLDER"
+    usage = "--config recipes/configs/smollm2_135m_cirag_cpu.yaml --train.teacher FOLDER"
     method: ClassVar[str] = "on_policy"
     teacher: Any
 

@@ -11,9 +11,8 @@ A decision y_t = (r_t, core triples, a_{t+1}) is written in marked sections (fig
     [[## question ##]]
     the next query, or <no question>
 
-`write_decision` writes it and `read_decision` reads it. Everything in a reply that is not of this form, or not allowed
-by the paper, is a fault with a name: it is recovered from where the meaning is plain, dropped where it is not, and
-counted in both cases. The integrator sees its earlier decisions as they were understood, never as they were written.
+What in a reply is not of this form, or not allowed by the paper, is a fault with a name: recovered from where the
+meaning is plain, else dropped, and counted. The integrator sees its earlier decisions as they were understood.
 """
 
 from __future__ import annotations
