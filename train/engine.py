@@ -10,13 +10,15 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from accelerate.utils.other import is_repeated_blocks
 from peft.helpers import disable_input_dtype_casting
@@ -110,6 +112,18 @@ def use_bf16(choice: str) -> bool:
     return best_dtype() is torch.bfloat16 if choice == "auto" else choice == "true"
 
 
+@contextmanager
+def unnoticed() -> Iterator[None]:
+    """Draw from the global sources of chance, which afterwards go on as if nothing had been drawn."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
 class EngineMixin(Mixed):
     """What every trainer has of this engine: put in front of a trainer class, `begin_run` at the end of `__init__`."""
 
@@ -138,6 +152,10 @@ class EngineMixin(Mixed):
         if config.train.torch_compile:
             # Of a Graph-LLM the language model alone: graphs have another size in every batch.
             compile_layers(getattr(self.model, "language_model", self.model))
+        # Whoever watches a run, with trackers and callbacks too, leaves it as it was.
+        own = [(self, name) for name in ("log", "evaluate", "save_model", "_save_checkpoint")]
+        for owner, name in [(self.callback_handler, "call_event"), *own]:
+            setattr(owner, name, unnoticed()(getattr(owner, name)))
 
     # Training
 

@@ -1,15 +1,20 @@
 """What holds for everything that can be trained: one loss, its logs, exact resume, early refusals, a dry run."""
 
 import json
+import random
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import TrainerCallback
 
 from tests.cli import read_lines
+from tests.train.test_grpo import make as make_grpo  # noqa: F401
+from tests.train.test_grpo import world  # noqa: F401
 from tripletune.models.program import names_in
 from tripletune.train import TASKS, engine_of, train
 from tripletune.train.engine import EngineMixin
@@ -99,6 +104,44 @@ def test_a_resumed_run_is_the_uninterrupted_run(case, steps, saved, killed, make
     one, other = (load_file(folder / "final" / "adapter_model.safetensors") for folder in folders)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def restless(*_, **__):
+    random.random(), np.random.rand(), torch.rand(1)
+
+
+# Dropout is on. The second run is watched in every way, by watchers that draw at every turn, killed, and left alone.
+@pytest.mark.parametrize("case", [*CASES, "grpo"])
+def test_a_run_that_is_watched_is_the_run_that_is_not(case, make_task, make_grpo, tmp_path, monkeypatch, killed_behind):  # noqa: F811
+    def begin(name, **settings):
+        settings = {"train.max_steps": 6, "output_dir": str(tmp_path / name)} | {
+            f"train.{setting}": value for setting, value in settings.items()
+        }
+        return make_grpo(settings) if case == "grpo" else made(make_task, case, settings)
+
+    alone = {"logging_steps": 100, "save_steps": 4}
+    train(begin("alone", **alone))
+    watched = begin("watched", logging_steps=1, save_steps=2, **({} if case == "grpo" else {"eval_steps": 1}))
+    watched.config.report_to = ["tensorboard"]
+    begin_run, score, save = EngineMixin.begin_run, watched.score, watched.save
+    events = dict.fromkeys((name for name in dir(TrainerCallback) if name.startswith("on_")), restless)
+
+    def watch(self, task):
+        begin_run(self, task)
+        self.add_callback(type("Watcher", (TrainerCallback,), events)())
+
+    monkeypatch.setattr(EngineMixin, "begin_run", watch)
+    watched.score = lambda model: restless() or score(model)
+    watched.save = lambda folder: restless() or save(folder)
+    with killed_behind(5):
+        train(watched)
+    monkeypatch.setattr(EngineMixin, "begin_run", begin_run)
+    train(begin("watched", **alone))
+    one, other = (read_lines(tmp_path / name / "losses.jsonl", "seconds") for name in ("alone", "watched"))
+    assert one == other
+    files = (tmp_path / name / "final" / "adapter_model.safetensors" for name in ("alone", "watched"))
+    weights, others = map(load_file, files)
+    assert all(torch.equal(others[name], weight) for name, weight in weights.items())
 
 
 @pytest.mark.parametrize("case", ["ras", "text_to_triples", "cirag_on_policy"])
