@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 TEMPLATES = "additional_chat_templates"
 DTYPES = ("float32", "bfloat16", "float16")
 # All that an exported or merged folder may hold: one with other files in it is never replaced.
-MADE = (CARD, PROVENANCE, REFERENCE, CONFIG, "generation_config.json", ADAPTER_CONFIG, ADAPTER, PROCESSOR, PROMPT_FILE,
+MADE = (PROVENANCE, CARD, REFERENCE, CONFIG, "generation_config.json", ADAPTER_CONFIG, ADAPTER, PROCESSOR, PROMPT_FILE,
         *TASK_FILES, *TOKENIZER_FILES, TEMPLATES, "model*.safetensors", "model.safetensors.index.json")  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import warnings
@@ -80,6 +81,8 @@ def _export(args: argparse.Namespace) -> None:
 
 
 def _verify(args: argparse.Namespace) -> int:
+    if not 0 <= args.tolerance < math.inf:
+        raise ValueError(f"--tolerance {args.tolerance}: give a number, 0 or greater")
     comparisons = verify(args.folder, args.run, args.tolerance)
     for one in comparisons:
         if one.passed:

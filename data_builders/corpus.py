@@ -67,7 +67,7 @@ def build_corpus(options: CorpusOptions, output: str | Path, overwrite: bool = F
     Returns:
         The manifest: options, and what was counted in each split.
     """
-    made = [MANIFEST, *(f"{split}.*jsonl" for split in SPLITS)] if (Path(output) / MANIFEST).is_file() else []
+    made = [MANIFEST, *(f"{split}.*jsonl" for split in SPLITS)]
     files = options.files()
     manifest: dict[str, Any] = {"options": asdict(options), "splits": {}}
     in_train: set[str] = set()

@@ -10,13 +10,13 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.records import read_jsonl
-from tripletune.models.files import flatten, lock_folder, new_file, read_json, write_json
+from tripletune.models.files import LOCK, check_folder, few, flatten, lock_folder, new_file, read_json, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ class ResultLog:
         overwrite: Start again, whatever the folder holds of an earlier run; that goes with the first new row.
         retry_errors: Forget rows with an "error", so that they are run again.
         part: Of another process than the first one of a run: its number, and the items that are done.
+        sources: Files and folders that are read.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class ResultLog:
         retry_errors: bool = False,
         part: tuple[int, set[str]] | None = None,
         about: dict[str, Any] | None = None,
+        sources: Sequence[str | Path] = (),
     ) -> None:
         self.folder = Path(folder)
         self.path = self.folder / RESULTS
@@ -55,8 +57,8 @@ class ResultLog:
             self._lock, self._replaces, self.done = None, False, part[1]
             self._file = (self.folder / f"{self._parts}.{part[0]}.jsonl").open("w", encoding="utf-8")
             return
-        if self.folder.exists() and not self.folder.is_dir():
-            raise ValueError(f"output {self.folder} is a file: name a folder")
+        # Index and ledger may be there before.
+        check_folder(self.folder, (LOCK, "index", "*.sqlite*"), True, sources, continues=SETTINGS)
         self._lock = lock_folder(
             self.folder, f"another process writes into {self.folder}: wait for it or stop it, or give another --output"
         )
@@ -64,17 +66,19 @@ class ResultLog:
             locked.enter_context(self._lock or nullcontext())
             for old in self.folder.glob(f"{self._parts}.*") if overwrite else ():
                 old.unlink()
-            self.path.touch()
-            self._replaces = overwrite and self.path.stat().st_size > 0
             path, settings = self.folder / SETTINGS, self._settings
-            found = flatten(read_json(path), ".") if path.exists() and not self._replaces else {}
-            now = flatten(settings, ".")
+            begun = self.path.exists() and self.path.stat().st_size > 0
+            self._replaces = overwrite and begun
+            found, now = flatten(read_json(path), ".") if path.exists() else {}, flatten(settings, ".")
             changed = [key for key in sorted(found.keys() | now.keys()) if found.get(key) != now.get(key)]
-            if not self.path.stat().st_size:
+            if found and not found.keys() & now.keys():
+                raise FileExistsError(f"{path} is not of an evaluation: give another --output")
+            if not begun:
                 # A call that failed before its first answer, such as one with a misspelled model, sets nothing.
                 write_json(path, settings)
+                self.path.touch()
             elif changed and not self._replaces:
-                details = "; ".join(f"{key} was {found.get(key)!r} and is {now.get(key)!r}" for key in changed)
+                details = few([f"{key} was {found.get(key)!r:.60} and is {now.get(key)!r:.60}" for key in changed])
                 raise ValueError(
                     f"{self.folder} holds results of another run: {details}. "
                     "Pass --overwrite to start again, or another --output"

@@ -137,6 +137,8 @@ def run_problems(options: QuestionOptions, system: System, loop: Any, teacher: L
         found.append("control=other_facts or other_graph, and they alone, need control_run: the run without control")
     if options.control_run and getattr(loop, "evidence", "") == "text":
         found.append("control_run knows triples alone: leave out --evidence text")
+    if options.retry_errors and options.overwrite:
+        found.append("retry_errors: without effect, since --overwrite asks every question again; leave one out")
     if system.needs_gold and options.gold and not options.corpus:
         found.append(f"{uses} reads the passages that --gold names: give their --corpus")
     return system_problems(options, system, loop, teacher) + found

@@ -60,6 +60,11 @@ def flatten(values: Mapping[str, Any], separator: str) -> dict[str, Any]:
     return flat
 
 
+def few(sentences: Sequence[str], most: int = 3) -> str:
+    """The first of several sentences, and how many more there are."""
+    return "; ".join([*sentences[:most], *([f"and {len(sentences) - most} more"] if len(sentences) > most else [])])
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write a small file in one step."""
     with new_file(path) as scratch:
@@ -88,6 +93,8 @@ def weights_fingerprint(folder: str | Path) -> str:
 
 def check_new(output: str | Path, sources: Sequence[str | Path] = ()) -> Path:
     """The place that an output path means; refused where it is, holds or lies in one of the `sources` that are read."""
+    if not str(output):
+        raise ValueError("output: the path is empty; give a folder or file")
     place = Path(output).resolve()
     for source in map(Path, sources):
         read = source.resolve()
@@ -111,19 +118,31 @@ def new_file(path: str | Path) -> Iterator[Path]:
         scratch.unlink(missing_ok=True)
 
 
-def check_folder(output: str | Path, made: Sequence[str], overwrite: bool, sources: Sequence[str | Path] = ()) -> None:
-    """Refuse an output folder before any work is done; see `new_folder`."""
+def check_folder(
+    output: str | Path, made: Sequence[str], overwrite: bool, sources: Sequence[str | Path] = (), continues: str = ""
+) -> None:
+    """Refuse an output folder before any work is done; see `new_folder`.
+
+    Args:
+        continues: Name of the file that tells a folder in which a program continues; in one without it nothing but
+            `made` may be.
+    """
     place = check_new(output, sources)
     if place.exists() and not place.is_dir():
         raise FileExistsError(f"output {output} is a file; give a folder")
     found = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+    if continues in found:
+        return
     foreign = [name for name in found if not any(fnmatch.fnmatchcase(name, pattern) for pattern in made)]
+    # Someone else's README.md is called as ours is: the first name tells.
+    if not continues and not fnmatch.filter(found, made[0]):
+        foreign = found
     if foreign:
         raise FileExistsError(
             f"output folder {output} holds files that this program did not make ({', '.join(foreign[:3])}); "
             "give another folder"
         )
-    if found and not overwrite:
+    if found and not overwrite and not continues:
         raise FileExistsError(f"output folder {output} is not empty; give another folder, or --overwrite to replace it")
 
 
@@ -138,7 +157,8 @@ def new_folder(
     """A scratch folder beside `output` that takes its place when the block ends well.
 
     Args:
-        made: Patterns of the names (`fnmatch`) that such a folder holds; one with other names in it is never replaced.
+        made: Patterns of the names (`fnmatch`) that such a folder holds, the first of which is in each; one with other
+            names in it is never replaced.
         overwrite: Whether a folder that is there may be replaced.
         sources: Files and folders that are read, which must survive.
         resume: Whether the scratch folder stays when the block fails, and the next call continues with what it holds.

@@ -31,6 +31,9 @@ _RANGES: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 }
 
 
+EMPTY = "the value is empty: give one, or leave the option out"
+
+
 class ConfigError(ValueError):
     """A configuration that can't work; the message lists every problem."""
 
@@ -120,6 +123,8 @@ def _out_of_range(value: Any, item: dataclasses.Field[Any], hint: Any, name: str
     if allowed:
         given = value if isinstance(value, (list, tuple)) else [value]
         return [not_one_of(name, each, allowed) for each in given if each not in allowed]
+    if value == "" != item.default:
+        return [f"{name}: {EMPTY}"]
     if isinstance(value, float) and not math.isfinite(value):
         return [f"{name}: {value} is not a finite number"]
     bounds = {word: item.metadata[word] for word in _RANGES if word in item.metadata}
@@ -227,7 +232,9 @@ def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, 
     found = found or problems(config)
     if found:
         listed = "\n".join(f"  - {problem}" for problem in found)
-        raise ConfigError(f"{path or 'the command line'}: {len(found)} problem(s)\n{listed}")
+        said = any(problem.startswith(name) for problem in found for name in overrides or ())
+        where = f"{path} and the command line" if path and said else path or "the command line"
+        raise ConfigError(f"{where}: {len(found)} problem(s)\n{listed}")
     return config
 
 
@@ -238,7 +245,7 @@ def to_yaml(config: Any) -> str:
 
 def _build(kind: type[T], tree: Any, prefix: str, found: list[str]) -> T:
     if not isinstance(tree, dict):
-        found.append(f"{prefix.rstrip('.')}: expected names and values, found {tree!r}")
+        found.append(f"{prefix.rstrip('.')}: expected names and values, found {tree!r:.80}")
         return kind()
     hints = typing.get_type_hints(kind)
     known = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
@@ -258,8 +265,10 @@ def _build(kind: type[T], tree: Any, prefix: str, found: list[str]) -> T:
 
 def convert(value: Any, hint: Any) -> Any:
     """A value of YAML or of a command line as the type of its field."""
+    if value == "" and hint is not str:  # of a variable that a script did not set: never "no limit"
+        raise ValueError(EMPTY)
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        if value is None or (isinstance(value, str) and value.lower() in ("none", "null", "~", "")):
+        if value is None or (isinstance(value, str) and value.lower() in ("none", "null", "~")):
             return None
         hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
     origin = typing.get_origin(hint)
@@ -271,7 +280,7 @@ def convert(value: Any, hint: Any) -> Any:
     if origin in (list, tuple):
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)):
-            raise ValueError(f"{value!r} is not a list")
+            raise ValueError(f"{value!r:.80} is not a list")
         return origin(str(item).strip() for item in items if str(item).strip())
     if origin is dict:
         try:
@@ -285,7 +294,7 @@ def convert(value: Any, hint: Any) -> Any:
         if isinstance(value, str) and value.lower() in (*_TRUE, *_FALSE):
             return value.lower() in _TRUE
         if not isinstance(value, bool):
-            raise ValueError(f"{value!r} is not true or false")
+            raise ValueError(f"{value!r:.80} is not true or false")
         return value
     return _number(value, hint) if hint in (int, float) else _text(value)
 
@@ -297,12 +306,12 @@ def _number(value: Any, hint: type) -> float:
             raise ValueError
         return int(value) if hint is int else float(value)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{value!r} is not a {'whole ' if hint is int else ''}number") from None
+        raise ValueError(f"{value!r:.80} is not a {'whole ' if hint is int else ''}number") from None
 
 
 def _text(value: Any) -> str:
     if value is None or isinstance(value, (dict, list)):
-        raise ValueError(f"{value!r} is not text")
+        raise ValueError(f"{value!r:.80} is not text")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         # YAML has made 42798 of the revision 0123456; what was written is gone.
         raise ValueError(f"{value!r} was read as a number; put text in quotes")

@@ -11,6 +11,7 @@ import importlib
 import logging
 import os
 import pkgutil
+import re
 import sys
 import textwrap
 import typing
@@ -18,13 +19,28 @@ from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
-from tripletune.models.options import ConfigError, choices_of, convert, load_config, nearest, not_one_of, problems
+from tripletune.models.options import (
+    EMPTY,
+    ConfigError,
+    choices_of,
+    convert,
+    load_config,
+    nearest,
+    not_one_of,
+    problems,
+)
 from tripletune.models.tables import printable
 
 T = TypeVar("T")
 # Third parties that log each HTTP request and index build.
 NOISY = ("absl", "anthropic", "bm25s", "faiss", "httpcore", "httpcore2", "httpx", "httpx2", "openai",
          "sentence_transformers", "urllib3")  # fmt: skip
+# How torch, numpy, safetensors, Arrow and SQLite report a full disk, besides `ENOSPC`.
+_FULL = re.compile(
+    r"no space left|disk quota|disk is full|file write failed|inline_container.*unexpected pos|\d+ requested and \d+ "
+    "written",
+    re.IGNORECASE,
+)
 # Packages that not everybody has, and the extra that brings them.
 EXTRAS = {"anthropic": "teachers", "matplotlib": "plots", "mauve": "mauve", "openai": "teachers", "ray": "ray"}
 
@@ -68,6 +84,11 @@ def run_program(
     except KeyboardInterrupt:
         return _say(stopped, 130)
     except Exception as error:
+        if full := _full_disk(error):
+            return _say(f"error: no space left on the disk ({full}); free some and run the command again", 1)
+        if str(error).startswith("Symlink loop"):  # RuntimeError of `Path.resolve` before Python 3.13
+            loop = str(error).partition(" from ")[2].strip("'")
+            error = OSError(errno.ELOOP, "a symbolic link that leads back to itself", loop)
         found = getattr(error, "exit_code", 2 if isinstance(error, (ValueError, OSError, ImportError)) else None)
         if found is None:
             raise
@@ -75,8 +96,6 @@ def run_program(
             logging.getLogger(__name__).exception("traceback")
         if isinstance(error, ImportError) and error.name in EXTRAS:
             return _say(f"error: {error}: pip install 'tripletune[{EXTRAS[error.name]}]'", found)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return _say(f"error: no space left on the disk ({error}); free some and run the command again", 1)
         if isinstance(error, OSError) and error.filename and error.strerror:
             return _say(f"error: {error.filename}: {error.strerror}", found)
         # Higher codes say how a run ended well: replies are waited for.
@@ -84,6 +103,16 @@ def run_program(
     finally:
         root.removeHandler(handler)
         root.setLevel(before)
+
+
+def _full_disk(error: BaseException | None) -> str:
+    """What an error, or one that led to it, says of a full disk."""
+    while error is not None:
+        line = str(error).partition("\n")[0]
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or _FULL.search(line):
+            return line
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def _say(line: str, code: int) -> int:
@@ -196,6 +225,10 @@ class CommandParser(argparse.ArgumentParser):
         """See `ArgumentParser`; an unknown word is an error of the command that it was given to."""
         self.add_set()
         self.words = sys.argv[1:] if args is None else list(args)
+        for before, word in zip(["", *self.words], self.words):
+            flag, equals, value = word.partition("=")
+            if not word or (flag in self._option_string_actions and equals and not value):
+                self.error(f"{flag or before or 'the command'}: {EMPTY}")
         found, unknown = super().parse_known_args(args, namespace)
         if unknown and not self.hands_on:
             self.error(self._unrecognized(unknown))
@@ -349,7 +382,7 @@ def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "
         try:
             values[item.name] = convert(value, hints[item.name]) if isinstance(value, str) else value
         except ValueError as error:
-            found.append(f"--{flag}: {error}")
+            found.append(f"--{flag}: {error}" if item.metadata.get("flag", True) else f"--set {item.name}: {error}")
     if not found:
         try:
             config = kind(**values)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Hashable
@@ -32,7 +33,7 @@ from tripletune.models.options import rare, require, setting
 from tripletune.models.run_folders import check_model_folder, read_json, trained_folder
 from tripletune.rag import WATCH, Trace, TraceAction, TraceStep
 from tripletune.rag.extract import CorpusExtraction
-from tripletune.rag.index import PassageStore
+from tripletune.rag.index import PassageStore, check_index
 from tripletune.rag.retrievers import open_retriever
 from tripletune.rag.search import SearchOptions, extracts, open_source, search_embedder
 from tripletune.rag.systems import LoopOptions, System, Tools, find_system, make_options, system_names
@@ -42,6 +43,7 @@ from tripletune.rag.triple_store import StoredTriples
 if TYPE_CHECKING:
     from tripletune.models.graph_llm import LocalGenerator
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -293,12 +295,15 @@ def open_tools(
     if teacher is not None and llm is None:
         llm = once(teacher, lambda: open_client(teacher))
     store = embedder = triples = retriever = None
+    check_index(index)
     where = (str(corpus), str(index), *(getattr(options, item.name) for item in dataclasses.fields(SearchOptions)))
     if system.needs_triples(loop):
         which = ("store", options.triples or index, options.extractor, options.extractor_set)
         store = once(which, lambda: open_source(options, index, llm, teacher))
     if options.encoder and corpus and (options.retriever != "bm25" or system.needs_reranker(loop)):
         embedder = search_embedder(options)
+    elif options.encoder:
+        logger.warning("--encoder %s: without effect, since %s embeds nothing here", options.encoder, system.name)
     search = (index, embedder, options.vectors)
     if corpus and isinstance(store, StoredTriples) and system.searches_triples(loop):
         passages, stored = PassageStore(corpus, index), store

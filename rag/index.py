@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tripletune.models.data.records import Passage, json_value, read_corpus
-from tripletune.models.files import LOCK, file_digest, lock_folder, new_folder, read_json, write_json
+from tripletune.models.files import LOCK, check_folder, file_digest, lock_folder, new_folder, read_json, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,11 @@ _OFFSETS = "offsets.npy"
 _KEPT = 4096
 # Names that indexes have, those of bm25s included.
 _MADE = (MANIFEST, _OFFSETS, "vectors.f*", "*.faiss", "triples.jsonl", "*.index.json", "*.index.npy", "*.index.jsonl")
+
+
+def check_index(folder: Path) -> None:
+    """Refuse a folder of indexes that holds other files."""
+    check_folder(folder, (LOCK, ".*", "triples*"), True, continues="passages")
 
 
 def prepare(folder: Path, wanted: dict[str, Any], build: Callable[[Path], None]) -> None:

@@ -13,6 +13,7 @@ from tripletune.models.options import rare, set_values, setting
 from tripletune.rag.embedding import Embedder, Similarity, open_embedder
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import LocalOptions, open_local_extractor, teacher_extractor
+from tripletune.rag.index import check_index
 from tripletune.rag.retrievers import open_retriever
 from tripletune.rag.text_index import RetrieverKind, VectorSearch
 from tripletune.rag.triple_index import TripleIndex
@@ -64,6 +65,11 @@ def build_indexes(options: SearchOptions, embedder: Embedder | None = None) -> N
     """
     if not options.corpus or not options.index:
         raise ValueError("an index needs --corpus, the passages, and --index, its folder")
+    if options.extractor and not (options.triples and is_store(options.triples)):
+        raise ValueError("--extractor: without effect, since --triples names no store of `rag extract`; leave it out")
+    if options.encoder and options.retriever == "bm25":
+        raise ValueError("--encoder: without effect, since BM25 embeds nothing; leave it out, or add --retriever dense")
+    check_index(Path(options.index))
     if embedder is None and options.retriever != "bm25" and options.encoder:
         embedder = search_embedder(options)
     how: tuple[Embedder | None, VectorSearch] = (embedder, options.vectors)

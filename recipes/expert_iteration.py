@@ -19,7 +19,7 @@ from typing import Any
 
 from tripletune.data_builders.trajectories import TrajectoryOptions
 from tripletune.eval.systems import read_options
-from tripletune.models.files import read_text, write_text
+from tripletune.models.files import check_folder, read_text, write_text
 from tripletune.models.options import other_default, setting, to_yaml
 from tripletune.models.program import parse_command_line, run_program, to_arguments
 from tripletune.recipes.demo import run as run_step
@@ -127,6 +127,7 @@ def main(config: ExpertConfig, dry_run: bool = False) -> int:
         sys.stdout.write("".join(f"{command}\n" for _, command, _ in steps(config)))
         return 0
     about, now = Path(config.output_dir) / "config.yaml", to_yaml(config)
+    check_folder(config.output_dir, (), True, continues=about.name)
     if about.is_file() and read_text(about) != now:
         raise ValueError(f"{about} is of another run: give another --output_dir, or the settings that it has")
     about.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from tripletune.models.files import flatten, new_file, read_json, write_json, write_text
+from tripletune.models.files import LOCK, check_folder, few, flatten, new_file, read_json, write_json, write_text
 from tripletune.models.options import read_yaml, to_yaml
 from tripletune.models.run_folders import FINAL, check_weights
 
@@ -84,7 +84,7 @@ def check_same_run(config: Any, train_digest: str) -> None:
     before = {**flatten(dataclasses.asdict(type(config)()), "."), **saved}
     about = read_json(folder / ENVIRONMENT)
     changed = [
-        f"{name} was {before.get(name)!r} and is {now[name]!r}"
+        f"{name} was {before.get(name)!r:.60} and is {now[name]!r:.60}"
         for name in now
         if before.get(name) != now[name] and name not in _FREE and not name.startswith(_FREE_BEGINNINGS)
     ]
@@ -113,7 +113,7 @@ def check_same_run(config: Any, train_digest: str) -> None:
         changed.append("the training data have another content")
     if changed:
         raise ValueError(
-            f"{folder} holds checkpoints of another run: {'; '.join(changed)}. Give another --output_dir, "
+            f"{folder} holds checkpoints of another run: {few(changed)}. Give another --output_dir, "
             "--resume false to start again here, or the settings that it was started with, to continue it"
         )
 
@@ -179,12 +179,9 @@ def set_result_aside(output_dir: str | Path) -> None:
 
 
 def check_writable(output_dir: str | Path) -> None:
-    """Make the run folder, before anything is loaded."""
-    if not str(output_dir):
-        raise ValueError("output_dir: name a folder")
+    """Make the run folder, before anything is loaded; one that holds other files is refused."""
     folder = Path(output_dir)
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"output_dir {folder} is a file: name a folder")
+    check_folder(output_dir, (LOCK, "cache"), True, continues=ENVIRONMENT)
     folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"output_dir {folder} can't be written: name another folder")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, islice
@@ -165,7 +166,8 @@ def find_rows(
         and (label is None or kind.label(row) == kind.labels[label])
     )
     if identity is None or number is not None:
-        found = list(islice(fitting, (number or 1) - 1, number or 1))
+        last = min(number or 1, sys.maxsize)
+        found = list(islice(fitting, last - 1, last))
     else:
         # The row of that id alone, else all rows of the question.
         found = list(fitting)
@@ -180,7 +182,8 @@ def find_rows(
 def row_text(kind: RowKind[Any], row: Any, split: str) -> str:
     """A row as text: what it is, the whole input of the model, and what it learns."""
     read, learned = kind.text(row)
-    return "\n".join([*kind.describe(row, split), "", read, "", f"=> {learned}"])
+    about = [" ".join(line.splitlines()) for line in kind.describe(row, split)]
+    return "\n".join([*about, "", read, "", f"=> {learned}"])
 
 
 def mermaid(kind: RowKind[Any], row: Any) -> str:

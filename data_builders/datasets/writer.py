@@ -29,7 +29,7 @@ CARD, STATISTICS = "README.md", "statistics.json"
 DROPPED = "dropped.ndjson"
 _LONGEST_SAMPLE = 2000
 # Names that a data set folder holds.
-MADE = ("*-[0-9][0-9][0-9][0-9][0-9].jsonl", "*-[0-9][0-9][0-9][0-9][0-9].parquet", CARD, STATISTICS, DROPPED)
+MADE = (STATISTICS, "*-[0-9][0-9][0-9][0-9][0-9].jsonl", "*-[0-9][0-9][0-9][0-9][0-9].parquet", CARD, DROPPED)
 _SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
 _ROW_GROUP = 512
 

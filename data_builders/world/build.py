@@ -93,6 +93,8 @@ class WorldOptions(CheckedOptions):
             found.append(f"{', '.join(_WEIGHTS)} are all 0: give one kind of question a weight")
         if self.other_wordings and not self.wordings:
             found.append("other_wordings: 0 wordings leaves none out; set wordings too")
+        if abs(self.wordings) > (most := max(len(relation.ask) for relation in RELATIONS)):
+            found.append(f"wordings: {self.wordings}: a relation has {most} at most; 0 takes all")
         unknown = sorted(self._predicates() - set(_PREDICATES))
         return found + [not_one_of("about", name, _PREDICATES) for name in unknown]
 
@@ -305,7 +307,7 @@ def write_world(options: WorldOptions, output: str | Path, overwrite: bool = Fal
     The folder is there completely or not at all.
     """
     # Without a manifest a `train.jsonl` may be anybody's.
-    made = [MANIFEST, *(f"{split}.*jsonl" for split in SPLITS)] if (Path(output) / MANIFEST).is_file() else []
+    made = [MANIFEST, *(f"{split}.*jsonl" for split in SPLITS)]
     manifest: dict[str, Any] = {"options": asdict(options), "splits": {}}
     with new_folder(output, made, overwrite) as folder:
         for split in filter(options.questions, SPLITS):

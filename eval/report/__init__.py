@@ -34,7 +34,7 @@ from tripletune.models.tables import Table
 
 logger = logging.getLogger(__name__)
 PAGE, TABLES, LATEX, FIGURES = "report.html", "report.md", "report.tex", "report.json"
-_MADE = (PAGE, TABLES, LATEX, FIGURES, "*.png")
+_MADE = (FIGURES, PAGE, TABLES, LATEX, "*.png")
 _COSTS = {"calls": "calls", "prompt_tokens": "tokens read", "completion_tokens": "tokens written"}
 
 

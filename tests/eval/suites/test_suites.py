@@ -186,8 +186,43 @@ def test_other_settings_are_refused_unless_overwritten(tmp_path):
     assert log.done == set()
     log.close()
     (tmp_path / "settings.json").unlink()
-    with pytest.raises(ValueError, match="version was None and is 2"):
+    with pytest.raises(FileExistsError, match="did not make"):
         ResultLog(tmp_path, {"version": 2})
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{"metrics.json": "mine"}, {"results.jsonl": "mine"}, {"notes.txt": "mine"}, {"settings.json": '{"tab": 4}'}],
+    ids=lambda files: next(iter(files)),
+)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_files_of_others_are_never_replaced(tmp_path, files, overwrite):
+    for name, text in {**files, "metrics.json": "mine"}.items():
+        (tmp_path / name).write_text(text)
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    with pytest.raises(FileExistsError, match="another"):
+        ResultLog(tmp_path, {"version": 1}, overwrite=overwrite)
+    (tmp_path / ".lock").unlink(missing_ok=True)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+def test_an_index_may_be_there_before_and_notes_be_put_beside_results(tmp_path):
+    (tmp_path / "out" / "index").mkdir(parents=True)
+    ResultLog(tmp_path / "out", {"version": 1}).close()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    ResultLog(tmp_path / "out", {"version": 1}).close()
+    with pytest.raises(ValueError, match="what is read"):
+        ResultLog(tmp_path / "out", {"version": 1}, overwrite=True, sources=[tmp_path / "out"])
+
+
+def test_other_settings_are_named_in_short(tmp_path):
+    settings = {f"option{number}": "x" * 1000 for number in range(20)}
+    log = ResultLog(tmp_path, {**settings, "same": 1})
+    log.append({"id": "q1"})
+    log.close()
+    with pytest.raises(ValueError, match=r"and is None; and 17 more\.") as caught:
+        ResultLog(tmp_path, {"same": 1})
+    assert len(str(caught.value)) < 700
 
 
 def test_overwritten_results_are_there_until_there_are_new_ones(tmp_path):
