@@ -70,8 +70,8 @@ def outcome(folder):
 def test_two_processes_give_what_one_does_also_after_a_kill(tmp_path, commands):
     wanted = {}
     for name, command in commands.items():
-        assert main(to(tmp_path / name, command)) == 0
-        wanted[name] = outcome(tmp_path / name)
+        assert main(to(tmp_path / f"{name}_by_one", command)) == 0
+        wanted[name] = outcome(tmp_path / f"{name}_by_one")
     assert len({row["reply"] for row in wanted["records"][0]}) > 2
     in_two_processes(to(tmp_path / "killed", commands["records"]), killed=KILLED)
     for name, whole in (("results.jsonl", KILLED), ("results.*.1.jsonl", KILLED + 1)):
