@@ -50,6 +50,7 @@ def setting(
     is_prefix: bool = False,
     also: str = "",
     flag: bool = True,
+    needs: str = "",
 ) -> Any:
     """A dataclass field with a default, its help text, and what its value may be.
 
@@ -63,10 +64,12 @@ def setting(
         below: The value must be less than this.
         is_prefix: With a prefix of flags, such as "teacher", the field's flag is the prefix alone: `--teacher`.
         also: A second flag of the same field.
+        needs: Name of the field without which this one has no effect.
         flag: False (`rare`) where few need it: it has no flag of its own, YAML and `--set NAME=VALUE` reach it.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     metadata: dict[str, Any] = {"help": help, "choices": choices, "is_prefix": is_prefix, "also": also, "flag": flag}
+    metadata |= {"needs": needs} if needs else {}
     metadata |= {k: v for k, v in bounds.items() if v is not None}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -100,6 +103,8 @@ def problems(config: Any, prefix: str = "") -> list[str]:
             found += problems(value, f"{name}.")
         elif value is not None:
             found += _out_of_range(value, item, hints[item.name], name)
+        if (needs := item.metadata.get("needs")) and value != item.default and not getattr(config, needs):
+            found.append(f"{name}: without effect, since {needs} is not set; set it, or leave {item.name} out")
     return found + (config.check() if hasattr(config, "check") else [])
 
 

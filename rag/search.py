@@ -39,7 +39,9 @@ class SearchOptions:
         f"'{TEACHER}', the run's chat model, that reads retrieved passages which the store --triples (default: in "
         "--index) does not hold yet",
     )
-    extractor_set: tuple[str, ...] = rare((), "options of that trained model, as beams=4,max_tokens=256,dtype=bfloat16")
+    extractor_set: tuple[str, ...] = rare(
+        (), "options of that trained model, as beams=4,max_tokens=256,dtype=bfloat16", needs="extractor"
+    )
     retriever: RetrieverKind = setting("bm25", "how passages (or triples) are found")
     encoder: str | None = setting(
         None,
@@ -49,10 +51,14 @@ class SearchOptions:
     vectors: VectorSearch = rare(
         "flat", "compare a query with all vectors, or find the nearest through an HNSW graph: for a million and more"
     )
-    query_prompt: str | None = rare(None, "put before queries (default: what the encoder's settings say)")
-    text_prompt: str | None = rare(None, "put before texts (default: what the encoder's settings say)")
+    query_prompt: str | None = rare(
+        None, "put before queries (default: what the encoder's settings say)", needs="encoder"
+    )
+    text_prompt: str | None = rare(None, "put before texts (default: what the encoder's settings say)", needs="encoder")
     similarity: Similarity | None = rare(
-        None, "how vectors are compared (default: what the encoder's settings say, else cosine); dot for Contriever"
+        None,
+        "how vectors are compared (default: what the encoder's settings say, else cosine); dot for Contriever",
+        needs="encoder",
     )
     trust_remote_code: bool = rare(False, "run Python code that comes with the encoder")
     index: str | None = setting(None, "folder of the indexes (default: OUTPUT/index of a run, a temporary one of ask)")

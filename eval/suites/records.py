@@ -61,7 +61,9 @@ class RecordOptions(SuiteOptions):
     split: str = setting("validation", "split of the folder")
     evidence: Evidence | None = setting(None, "what is read of a step (default: as the model was trained)")
     triples: str | None = other_default(SearchOptions, "triples", None)
-    extractor: str | None = setting(None, "which extractor's triples to take, where --triples holds several")
+    extractor: str | None = setting(
+        None, "which extractor's triples to take, where --triples holds several", needs="triples"
+    )
     untrained: bool = setting(False, "allow a base model that was not trained, as a reference")
     batch_size: int = setting(16, "inputs per forward pass", at_least=1)
     dtype: str | None = setting(None, DTYPE_HELP)
@@ -71,7 +73,7 @@ class RecordOptions(SuiteOptions):
         False, "also score a rule that reads nothing, and the model without facts or graph and with another question's"
     )
     training_data: str | None = setting(
-        None, "with --controls: records that the rule is fitted on, split train (default: of --data)"
+        None, "with --controls: records that the rule is fitted on, split train (default: of --data)", needs="controls"
     )
     seed: int = setting(0, "with --controls: seed of the choice of another question")
 

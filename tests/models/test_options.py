@@ -188,3 +188,13 @@ def test_set_values():
         "--set kind=cosin: 'cosin' is not one of cosine, linear (did you mean cosine?)",
         "--set names: write it as NAME=VALUE",
     ]
+
+
+def test_an_option_that_has_no_effect_alone_is_refused():
+    @dataclass
+    class Pair:
+        model: str | None = setting(None, "a model")
+        beams: int = setting(1, "its beams", needs="model")
+
+    assert problems(Pair()) == problems(Pair("m", 2)) == problems(Pair("m")) == []
+    assert problems(Pair(beams=2)) == ["beams: without effect, since model is not set; set it, or leave beams out"]
