@@ -70,7 +70,8 @@ class ResultLog:
             begun = self.path.exists() and self.path.stat().st_size > 0
             self._replaces = overwrite and begun
             found, now = flatten(read_json(path), ".") if path.exists() else {}, flatten(settings, ".")
-            changed = [key for key in sorted(found.keys() | now.keys()) if found.get(key) != now.get(key)]
+            names = sorted(found.keys() | now.keys(), key=lambda name: ("." in name, name))
+            changed = [name for name in names if found.get(name) != now.get(name)]
             if found and not found.keys() & now.keys():
                 raise FileExistsError(f"{path} is not of an evaluation: give another --output")
             if not begun:
@@ -78,7 +79,7 @@ class ResultLog:
                 write_json(path, settings)
                 self.path.touch()
             elif changed and not self._replaces:
-                details = few([f"{key} was {found.get(key)!r:.60} and is {now.get(key)!r:.60}" for key in changed])
+                details = few([f"{name} was {found.get(name)!r:.40} and is {now.get(name)!r:.40}" for name in changed])
                 raise ValueError(
                     f"{self.folder} holds results of another run: {details}. "
                     "Pass --overwrite to start again, or another --output"
