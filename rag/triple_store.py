@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.records import Passage, read_jsonl
-from tripletune.models.data.triples import Triple
+from tripletune.models.data.triples import Triple, triple_of
 from tripletune.models.files import file_digest, lock_folder
-from tripletune.models.llm.replies import triple_of
 from tripletune.models.sqlite import Kind, application_of, open_database, unusable
 
 logger = logging.getLogger(__name__)

@@ -22,13 +22,11 @@ from tripletune.data_builders.datasets import JsonlIndex
 from tripletune.data_builders.hotpotqa_subq.options import Source
 from tripletune.data_builders.readers._rows import Row, find_passage, source_rows
 from tripletune.models.data.questions import Dropped
-from tripletune.models.data.triples import Triple, parse_triples, plain_markers
-from tripletune.models.llm.replies import triple_of
+from tripletune.models.data.triples import Triple, parse_triples, plain_markers, triple_of
 from tripletune.models.program import load_from
 
 MALFORMED_TRIPLES = "malformed triples, left out"
 QUESTIONS_DROPPED = "questions that the reader leaves out"
-_PREDICATES = ("predicate", "relation", "property")
 
 
 class PairDrop(StrEnum):
@@ -134,8 +132,6 @@ def _marked(text: str) -> tuple[list[Triple], int]:
 
 
 def _fields(item: Any) -> tuple[list[Triple], int]:
-    if isinstance(item, dict):
-        item = item | {"predicate": next((item[name] for name in _PREDICATES if name in item), None)}
     triple = triple_of(item)
     return ([], 1) if triple is None else ([triple], 0)
 

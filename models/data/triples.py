@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # A marker counts when it is not escaped. Model output varies in spacing, so the spaces are optional when reading.
 _SUBJECT = re.compile(r"\(\s*S>")
@@ -19,6 +19,12 @@ _OBJECT = re.compile(r"\|\s*O>")
 _NEEDS_ESCAPE = re.compile(r"\\|\((?=\s*S>)|\|(?=\s*[PO]>)")
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _PREDICATE_OR_OBJECT = re.compile(r"\|\s*[PO]>")
+# What the parts of a triple are called in files and in replies.
+_PARTS = (
+    ("subject", "head", "subj"),
+    ("predicate", "relation", "relationship", "property", "type"),
+    ("object", "tail", "obj"),
+)
 # Where a triple ends and something else begins.
 _END = re.compile(r"\)(?=\s*[,;(])")
 
@@ -105,6 +111,23 @@ def triples_from_json(rows: object, where: str) -> tuple[Triple, ...]:
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
     return tuple(triples)
+
+
+def triple_of(row: object) -> Triple | None:
+    """A triple from `[s, p, o]` or `{"subject", "predicate", "object"}`, also under other names; None: neither."""
+    if isinstance(row, dict):
+        named = {str(key).strip().casefold(): value for key, value in row.items()}
+        row = [next((named[name] for name in names if name in named), None) for names in _PARTS]
+    if not isinstance(row, (list, tuple)) or len(row) != 3:
+        return None
+    # A year or a number is often written without quotation marks; NaN, which a column without a value holds, is none.
+    fields = [str(field) for field in row if type(field) in (str, int, float) and field == field]
+    return Triple(*fields) if len(fields) == 3 and all(field.strip() for field in fields) else None
+
+
+def names_subject(row: dict[Any, Any]) -> bool:
+    """Whether an object is meant as a triple."""
+    return any(str(key).strip().casefold() in _PARTS[0] for key in row)
 
 
 def _is_escaped(text: str, position: int) -> bool:

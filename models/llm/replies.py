@@ -6,19 +6,25 @@ role with `.repair` at its end, so that its cost shows.
 
 from __future__ import annotations
 
-import ast
 import asyncio
+import contextlib
 import hashlib
 import json
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from tripletune.models.data.records import whole_characters
-from tripletune.models.data.triples import FoundTriples, Triple, parse_triples, plain_markers
+from tripletune.models.data.triples import (
+    FoundTriples,
+    Triple,
+    names_subject,
+    parse_triples,
+    plain_markers,
+    triple_of,
+)
 from tripletune.models.llm import LLMClient, Message, Sampling
 
 T = TypeVar("T")
@@ -26,11 +32,22 @@ PROMPTS = Path(__file__).parents[1] / "prompts"
 REPAIR_ROLE = ".repair"
 _REPAIR_PROMPT = (PROMPTS / "repair.md").read_text(encoding="utf-8").strip()
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.MULTILINE | re.DOTALL)
-_KINDS: dict[type[Any], tuple[str, str, str]] = {dict: ("object", "{", "}"), list: ("array", "[", "]")}
-_BRACKET = re.compile(r"[\[{]")
-_JSON_START = re.compile(r"([\[{])\s*([\"'\[{])")
-_TRAILING_COMMA = re.compile(r",(?=\s*[\]}])")
-_LONGEST_REPAIRED = 20_000
+_KINDS: dict[type[Any], tuple[str, str]] = {dict: ("object", "{"), list: ("array", "[")}
+_BRACKET = re.compile(r"[\[{]|\((?=\s*[\"'“])")
+_JSON_START = re.compile(r"[\[{]\s*[\"'“\[{(]")
+_ROW_START = re.compile(r"\[\s*[\"'“]|\{\s*[\"'](?:subject|head)\b", re.IGNORECASE)
+_CLOSING = {"[": "]", "{": "}", "(": ")"}
+_NOT_FIRST = (*_CLOSING.values(), ",", ":")
+_PYTHON = {"True": True, "False": False, "None": None}
+_TOKEN = re.compile(
+    r"""\s*(?:([\[\]{}(),:])|("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|“(?:[^”\\]|\\.)*”)|([-+.\w]+))""", re.DOTALL
+)
+# An escape; an apostrophe's; a control character's, where LaTeX is not likelier (`\beta`, `\frac`); a lone backslash.
+_ESCAPE = re.compile(r"""\\(?:(u[0-9a-fA-F]{4}|["\\/])|(')|([bf](?![a-z])|[nrt])|)|(")""")
+_LATEX = re.compile(r"(?<!\\)(?:\\\\)*\\[bf][a-z]")
+# In the key of a list of triples, where an object has several lists.
+_LISTED = re.compile("triple|fact", re.IGNORECASE)
+_DEEPEST = 50
 _ROW = re.compile(
     r"^[\s*-]*(?:Triples?:\s*)?(?:\[(\d+)\]\s*|\d+[.)]\s+)?([^|\n]+)\|([^|\n]+)\|([^|\n]+)$", re.MULTILINE
 )
@@ -51,7 +68,14 @@ _REFUSAL = re.compile(
 )
 _LONGEST_REFUSAL = 40
 # Where a chat template writes the opening tag, the reply has the closing one alone.
-_THOUGHT = re.compile(r"\A(?:(?!<think).)*?</think(?:ing)?>|<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL)
+# A tag in quotation marks or alone in a field is a name, and so is one inside a line that is never closed.
+_OPEN, _CLOSE = (
+    rf"(?<![|>] )(?:(?<![\"'`]){tag}|{tag}(?![\"'`]))" for tag in (r"<think(?:ing)?>", r"</think(?:ing)?>")
+)
+_THOUGHT = re.compile(
+    rf"\A(?:(?!<think).)*?{_CLOSE}|{_OPEN}.*?</think(?:ing)?>|(?:^\s*|(?<=[\]}})])){_OPEN}.*\Z",
+    re.DOTALL | re.MULTILINE,
+)
 
 
 class UnusableReply(ValueError):
@@ -140,8 +164,17 @@ def repair_turns(messages: Sequence[Message], reply: str, explanation: str) -> l
 
 
 def without_thoughts(text: str) -> str:
-    """A reply without what stands between `<think>` tags, or before a closing tag that was never opened."""
-    return _THOUGHT.sub("", text)
+    """A reply without what stands between `<think>` tags, or before a closing tag that was never opened.
+
+    Tags inside JSON are text.
+    """
+    if "think" not in text:
+        return text
+    kept, position = [], 0
+    for thought in _THOUGHT.finditer(_masked(text, _scan(text)[0])):
+        kept.append(text[position : thought.start()])
+        position = thought.end()
+    return "".join([*kept, text[position:]])
 
 
 def is_refusal(answer: str) -> bool:
@@ -157,8 +190,9 @@ def find_json(text: str, *kinds: type[Any], advice: str = "", notes: Counter[str
 
     A value inside another does not count: in `[{"a": 1}]` there is an array and no object. Where several values are
     of the right kind, one in a code fence goes before one outside, and a later one before an earlier: models think
-    first and answer last. Text between `<think>` tags is passed over. Where none is valid JSON, trailing commas and
-    Python's way of writing (single quotes, True, None) are repaired; what is cut off never is.
+    first and answer last. Text between `<think>` tags is passed over. Where none is valid JSON, one is taken that has
+    trailing commas or is written as Python writes (single quotes, True, tuples); what is cut off never is. Strings stay
+    as they are: in one with a backslash that begins no escape of JSON, all backslashes are text (LaTeX, paths).
 
     Args:
         kinds: `dict`, `list`; nothing means both.
@@ -167,92 +201,63 @@ def find_json(text: str, *kinds: type[Any], advice: str = "", notes: Counter[str
     Raises:
         UnusableReply: there is none ("no_json"), or it is cut off or malformed ("bad_json").
     """
-    wanted = kinds or (dict, list)
-    parts = _parts(text)
-    for part in parts:
-        found = [value for value in _scan(part)[0] if isinstance(value, wanted)]
-        if found:
-            return found[-1]
-    for part in parts:
-        if (value := _repaired(part, wanted)) is not None:
-            if notes is not None:
-                notes[REPAIRED] += 1
-            return value
+    wanted, plain = kinds or (dict, list), without_thoughts(text)
+    found = _scan(plain)[0]
+    fences = [match.span(2) for match in _FENCE.finditer(_masked(plain, found))]
+
+    def rank(one: _Found) -> tuple[bool, int, int]:
+        inside = [number for number, (start, end) in enumerate(fences) if start <= one.start < end]
+        return not one.repaired, max(inside, default=-1), one.start
+
+    if values := [one for one in found if isinstance(one.value, wanted) and plain[one.start] != "("]:
+        best = max(values, key=rank)
+        if notes is not None and best.repaired:
+            notes[REPAIRED] += 1
+        return best.value
     name = " or ".join(_KINDS[kind][0] for kind in wanted)
-    if any(_KINDS[kind][1] in parts[-1] for kind in wanted):
+    if any(_KINDS[kind][1] in plain for kind in wanted):
         raise UnusableReply("bad_json", _explain(text, f"the JSON {name} in it is cut off or malformed", advice))
     raise UnusableReply("no_json", _explain(text, f"there is no JSON {name} in it", advice))
 
 
 def json_values(text: str, *kinds: type[Any]) -> list[Any]:
-    """All JSON objects and arrays of a text that do not stand inside another, from left to right."""
-    return [value for value in _scan(text)[0] if isinstance(value, kinds or (dict, list))]
+    """All JSON objects and arrays of a reply that do not stand inside another, from left to right.
+
+    Of tuples those of three; numbers are texts, as they were written.
+    """
+    found = _scan(without_thoughts(text), _AS_WRITTEN)[0]
+    return [one.value for one in found if isinstance(one.value, kinds or (dict, list))]
 
 
 def find_triples(text: str, advice: str = "") -> FoundTriples:
     """The triples of a reply, in any form that models write; every good triple of a bad reply is kept.
 
     The forms are RAS's `(S> s| P> p| O> o)`, WikiOFGraph's angled markers, and JSON rows `[s, p, o]` or objects with
-    "subject", "predicate" and "object": in an object under "triples" or its only list, in a list, or one after another.
+    "subject", "predicate" and "object" (`models.data.triples.triple_of`): in an object under "triples" or its only
+    list, in a list, or one after another. All lists are read.
 
     Raises:
         UnusableReply: nothing in it is meant as a triple, and it does not say that there are none ("NONE", an empty
             list); `advice` says what to write instead.
     """
-    # A reply that begins with a triple holds no thoughts: a tag further on is a name.
-    plain = text if _MARKER.match(plain_markers(text).lstrip()) else without_thoughts(text)
-    marked = plain if _MARKER.search(plain) else plain_markers(plain)
-    if _MARKER.search(marked):
+    # A reply that begins with a triple holds no thoughts and no JSON: a tag or bracket further on is a name.
+    begins = _MARKER.match(plain_markers(text).lstrip())
+    plain = text if begins else without_thoughts(text)
+    found, vain = ([], []) if begins else _scan(plain, _AS_WRITTEN)
+    marked, rest = (one if _MARKER.search(one) else plain_markers(one) for one in (plain, _masked(plain, found)))
+    rows = _meant([one.value for one in found])
+    read = [parse_triples(plain_markers(row)).triples if isinstance(row, str) else _one(row) for row in rows or ()]
+    triples = tuple(triple for one in read for triple in one)
+    if _MARKER.search(rest) or (not triples and _MARKER.search(marked)):
         parsed = parse_triples(marked)
         # Predicate or object markers without a subject's: something was meant.
         return FoundTriples(parsed.triples, parsed.malformed or int(not parsed.triples))
     if _NO_FACTS.fullmatch(plain):
         return FoundTriples(())
-    values: list[Any] = []
-    vain: list[str] = []
-    for part in _parts(text):
-        values, vain = _scan(part)
-        if vain and (repaired := _repaired(part, (dict, list))) is not None:
-            values, vain = [repaired], []
-        if values or vain:
-            break
-    rows = _rows_in(values)
-    malformed = sum(start in ('["', "['") for start in vain)
-    if rows is None or not (values or malformed):
+    malformed = sum(bool(_ROW_START.match(plain, start)) for start in vain)
+    if rows is None and not malformed:
         raise UnusableReply("no_triples", _explain(text, "there is no list of triples in it", advice))
-    triples = tuple(triple for row in rows if (triple := triple_of(row)) is not None)
-    return FoundTriples(triples, len(rows) - len(triples) + malformed, bool(vain))
-
-
-def triple_of(row: object) -> Triple | None:
-    """A triple from `[s, p, o]` or `{"subject", "predicate", "object"}`; None when it is neither."""
-    if isinstance(row, dict):
-        row = [row.get("subject"), row.get("predicate"), row.get("object")]
-    if not isinstance(row, (list, tuple)) or len(row) != 3:
-        return None
-    # A year or a number is often written without quotation marks; NaN, which a column without a value holds, is none.
-    fields = [str(field) for field in row if type(field) in (str, int, float) and field == field]
-    return Triple(*fields) if len(fields) == 3 and all(field.strip() for field in fields) else None
-
-
-def _rows_in(values: Sequence[Any]) -> list[Any] | None:
-    """The rows of the last list, or list in an object; None where it is not clear which one is meant."""
-    # What is neither an object with a subject nor a flat list; those are triples outside any list.
-    lists = [
-        value
-        for value in values
-        if ("subject" not in value if isinstance(value, dict) else not value or {dict, list} & set(map(type, value)))
-    ]
-    if not lists:
-        return list(values)
-    value = lists[-1]
-    if isinstance(value, dict):
-        lists = [one for one in value.values() if isinstance(one, list)]
-        only = lists[0] if len(lists) == 1 else None if any(value.values()) else []
-        value = value.get("triples", only)
-    if not isinstance(value, list):
-        return None
-    return [value] if triple_of(value) else value
+    return FoundTriples(triples, sum(not one for one in read) + malformed, bool(vain))
 
 
 def triple_rows(text: str) -> list[tuple[str, list[str]]]:
@@ -272,58 +277,151 @@ def _explain(text: str, wrong: str, advice: str) -> str:
     return f"{f'In the reply: {wrong}' if text.strip() else 'The reply is empty'}; {advice}."
 
 
-def _parts(text: str) -> list[str]:
-    """A reply's code fences, the last one first, then all of it; thoughts left out."""
-    text = without_thoughts(text)
-    return [*reversed([match.group(2) for match in _FENCE.finditer(text)]), text]
+class _Found(NamedTuple):
+    """A value, its place, and whether it is not valid JSON."""
+
+    value: Any
+    start: int
+    end: int
+    repaired: bool
 
 
-def _scan(text: str) -> tuple[list[Any], list[str]]:
-    """The outermost objects and arrays of a text, and the first two marks of those that can't be parsed."""
-    # Not strict: models put raw line breaks into strings.
-    decoder = json.JSONDecoder(parse_constant=_no_constant, strict=False)
-    found: list[Any] = []
-    vain: list[str] = []
+def _masked(text: str, found: Iterable[_Found]) -> str:
+    """A text in which closing brackets stand for values."""
+    for one in found:
+        text = text[: one.start] + "}" * (one.end - one.start) + text[one.end :]
+    return text
+
+
+def _one(row: object) -> tuple[Triple, ...]:
+    triple = triple_of(row)
+    return (triple,) if triple else ()
+
+
+def _meant(values: Sequence[Any]) -> list[Any] | None:
+    """The rows of all lists of triples, and the triples beside them; None where nothing is meant as a triple."""
+    alone = all(map(_is_row, values))  # "[1]" cites a passage
+    parts = [
+        _rows_in(one) if not _is_row(one) or triple_of(one) or (alone and len(one) > 1) else None for one in values
+    ]
+    known = [rows for rows in parts if rows is not None]
+    return [row for rows in known for row in rows] if known else None
+
+
+def _is_row(value: Any) -> bool:
+    """Whether a value is one triple, good or bad: an object with a subject, or a list without lists and objects."""
+    if isinstance(value, dict):
+        return names_subject(value)
+    marked = (isinstance(one, str) and _MARKER.match(plain_markers(one).lstrip()) for one in value)
+    return bool(value) and not any(is_marked or isinstance(one, (list, dict)) for one, is_marked in zip(value, marked))
+
+
+def _rows_in(value: Any) -> list[Any] | None:
+    """What is meant as a triple in an object or array, good or bad; None where it is not clear."""
+    if _is_row(value):
+        return [value]
+    if isinstance(value, list):
+        found: list[Any] = []
+        for one in value:
+            nested = isinstance(one, dict) or (isinstance(one, list) and {list, dict}.issuperset(map(type, one or [0])))
+            inner = _rows_in(one) if nested else None
+            found += [one] if inner is None else inner
+        return found
+    named = {key: one for key, one in value.items() if _LISTED.search(key)}
+    lists = [one for one in (named or value).values() if isinstance(one, (list, dict))]
+    if len(lists) > 1 and not named:
+        lists = [one for one in lists if not _is_row(one) and any(map(triple_of, _rows_in(one) or ()))]
+    parts = [rows for one in lists if (rows := _rows_in(one)) is not None]
+    return [row for rows in parts for row in rows] if parts or not (named or any(value.values())) else None
+
+
+def _scan(text: str, decoder: json.JSONDecoder | None = None) -> tuple[list[_Found], list[int]]:
+    """The outermost objects, arrays and tuples of a text, and where there are others that can't be read."""
+    decoder = decoder or _JSON
+    found: list[_Found] = []
+    vain: list[int] = []
     position = 0
     while bracket := _BRACKET.search(text, position):
         start = bracket.start()
         try:
-            value, position = decoder.raw_decode(text, start)
-            # JSON can spell a surrogate without its partner.
-            found.append(whole_characters(value))
+            value, end = _strict(text, start, decoder)
+            repaired = value is None
+            if repaired:
+                value, end = _loose(text, start, decoder)
         except RecursionError:
             # A thousand brackets in a row are a model that loops; trying each of them takes long.
             break
         except ValueError:
             position = start + 1
-            if match := _JSON_START.match(text, start):
-                vain.append("".join(match.groups()))
+            vain += [start] if _JSON_START.match(text, start) else []
+            continue
+        # In prose, a bracket before a quotation mark need not be a tuple's.
+        if text[start] != "(" or len(value) == 3:
+            # JSON can spell a surrogate without its partner.
+            found.append(_Found(whole_characters(value), start, end, repaired))
+        position = end
     return found, vain
 
 
-def _repaired(text: str, kinds: tuple[type[Any], ...]) -> Any:
-    """The value from the first bracket to the last, without trailing commas or as Python writes it; None: no such."""
-    for kind in sorted(kinds, key=lambda kind: text.find(_KINDS[kind][1])):
-        _, first, last = _KINDS[kind]
-        cut = text[text.find(first) : text.rfind(last) + 1]
-        balanced = cut.count("[") == cut.count("]") and cut.count("{") == cut.count("}")
-        cut_off = text.rfind(first) > text.rfind(last)
-        if not balanced or cut_off or not 1 < len(cut) < _LONGEST_REPAIRED:
-            continue
-        ways = ((partial(json.loads, strict=False), _TRAILING_COMMA.sub("", cut)), (ast.literal_eval, cut))
-        for read, written in ways:
-            try:
-                # To and fro: tuples become lists, and what JSON does not know is refused.
-                value = json.loads(whole_characters(json.dumps(read(written), allow_nan=False, ensure_ascii=False)))
-            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-                continue
-            if isinstance(value, kind):
-                return value
-    return None
+def _strict(text: str, start: int, decoder: json.JSONDecoder) -> tuple[Any, int]:
+    """A value of JSON and where it ends; None where it is not written as JSON."""
+    if text[start] != "(":
+        with contextlib.suppress(ValueError):
+            value, end = decoder.raw_decode(text, start)
+            if not _LATEX.search(text, start, end):
+                return value, end
+    return None, start
+
+
+def _loose(text: str, position: int, decoder: json.JSONDecoder, depth: int = 0) -> tuple[Any, int]:
+    """A value as JSON or Python writes it, trailing commas allowed, and where it ends."""
+    if (token := _TOKEN.match(text, position)) is None or token[1] in _NOT_FIRST or depth > _DEEPEST:
+        raise ValueError("no value")
+    mark, string, word = token.groups()
+    position = token.end()
+    if string:
+        return _string(string), position
+    if word:
+        return _PYTHON[word] if word in _PYTHON else decoder.decode(word), position
+    items: list[Any] = []
+    while (token := _TOKEN.match(text, position)) and token[1] != _CLOSING[mark]:
+        item, position = _loose(text, position, decoder, depth + 1)
+        token = _TOKEN.match(text, position)
+        if mark == "{":
+            if not isinstance(item, str) or token is None or token[1] != ":":
+                raise ValueError("no pair")
+            value, position = _loose(text, token.end(), decoder, depth + 1)
+            item, token = (item, value), _TOKEN.match(text, position)
+        items.append(item)
+        if token and token[1] == ",":
+            position = token.end()
+        elif not token or token[1] != _CLOSING[mark]:
+            raise ValueError("no comma")
+    if token is None:
+        raise ValueError("cut off")
+    return dict(items) if mark == "{" else items, token.end()
+
+
+def _string(written: str) -> str:
+    """A string in any quotation marks; in one with a backslash that begins no escape, every one is text."""
+    text = written[1:-1]
+    lone = any(match.lastindex is None for match in _ESCAPE.finditer(text))
+
+    def escape(match: re.Match[str]) -> str:
+        if match[2]:
+            return "'"
+        return match[0] if match[1] or (match[3] and not lone) else f"\\{match[0]}"
+
+    return str(_JSON.decode(f'"{_ESCAPE.sub(escape, text)}"'))
 
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+# Not strict: models put raw line breaks into strings.
+_JSON = json.JSONDecoder(parse_constant=_no_constant, strict=False)
+_AS_WRITTEN = json.JSONDecoder(parse_constant=_no_constant, strict=False, parse_int=str, parse_float=str)
 
 
 def repair_digest() -> dict[str, str]:

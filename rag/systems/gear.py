@@ -35,7 +35,6 @@ Variant = Literal["agent", "sync", "naive"]
 # The similarity of each text to the query; see `Embedder.scores`.
 Compare = Callable[[str, Sequence[str]], Awaitable[Sequence[float]]]
 _NAMES = ("gear_read", "gear_reason", "gear_rewrite", READER)
-_TUPLE = re.compile(r"\((\s*\".*?\"\s*)\)")
 _ANSWERABLE = re.compile(r"answerable[ \t*_]*:[ \t*_]*(yes|no)\b(.*)", re.IGNORECASE | re.DOTALL)
 _NEXT = re.compile(r"\A(?:next )?question[ \t*_]*:\s*", re.IGNORECASE)
 
@@ -248,7 +247,7 @@ def _shown(triples: Sequence[Triple]) -> str:
 
 def _read_triples(text: str) -> list[Triple]:
     """Triples as JSON lists, or as Python tuples, as in the paper's prompt."""
-    return list(find_triples(_TUPLE.sub(r"[\1]", text)).triples)
+    return list(find_triples(text).triples)
 
 
 def _read_verdict(text: str) -> re.Match[str]:

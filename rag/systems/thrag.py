@@ -18,10 +18,10 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from tripletune.models.data.records import Passage, Step, one_line
-from tripletune.models.data.triples import Triple
+from tripletune.models.data.triples import Triple, triple_of
 from tripletune.models.llm import LLMClient
 from tripletune.models.llm.question_client import PromptSet, QuestionClient, load_prompts
-from tripletune.models.llm.replies import UnusableReply, all_of, find_json, json_values, triple_of
+from tripletune.models.llm.replies import UnusableReply, all_of, find_json, json_values
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import bare_answer, prompt_files, show_passages

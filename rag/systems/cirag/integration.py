@@ -17,7 +17,6 @@ meaning is plain, else dropped, and counted. The integrator sees its earlier dec
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import json
 import re
@@ -27,9 +26,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tripletune.models.data.triples import Triple
+from tripletune.models.data.triples import Triple, triple_of
 from tripletune.models.llm import Message
-from tripletune.models.llm.replies import UnusableReply, find_json, json_values, triple_of, without_thoughts
+from tripletune.models.llm.replies import UnusableReply, find_json, json_values, without_thoughts
 
 History = Literal["chat", "section"]
 INTEGRATION_PROMPT = "cirag_integrate"
@@ -42,8 +41,6 @@ _INPUTS = tuple(_name.lower().replace(" ", "_") for _name in (CANDIDATES, MAIN_Q
 
 _MARKER = re.compile(r"\[\[\s*#{1,4}\s*([A-Za-z][A-Za-z_ -]{0,40}?)\s*#{0,4}\s*\]\]:?")
 _STRICT_MARKER = re.compile(r"\[\[## [a-z_]+ ##\]\]:?")
-_STRING = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
-_LISTED = re.compile(rf"[(\[]\s*{_STRING}\s*,\s*{_STRING}\s*,\s*{_STRING}\s*[)\]]", re.DOTALL)
 _NO_QUESTION = re.compile(
     r"\W*no[ _-]*(?:more |further )?questions?(?: (?:is|are|needed|required|necessary|left|remains?))*\W*"
     r"|\W*(?:none|null|n/a)\W*",
@@ -230,11 +227,7 @@ def _rows(section: str) -> tuple[list[Any], list[str]]:
     if isinstance(value, list) and not any(isinstance(row, str) for row in value):
         return value, ["loose_facts"]
     # Tuples as Python writes them, or a list that was cut off: take the triples that are whole.
-    rows = []
-    for match in _LISTED.finditer(section):
-        with contextlib.suppress(ValueError, SyntaxError):
-            rows.append(list(ast.literal_eval(match.group())))
-    return rows, ["unreadable_facts"]
+    return [row for row in json_values(section, list) if triple_of(row)], ["unreadable_facts"]
 
 
 def _read_query(section: str) -> tuple[str | None, list[str]]:

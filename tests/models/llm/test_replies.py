@@ -17,6 +17,7 @@ from tripletune.models.llm.replies import (
     find_triples,
     is_refusal,
     repair_turns,
+    without_thoughts,
 )
 
 QUESTION: list[Message] = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "A number?"}]
@@ -87,6 +88,68 @@ def test_json_is_found(text, kinds, value):
 
 
 @pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        (
+            r'"Which source emits \alpha rays, \beta rays or \frac?"',
+            r"Which source emits \alpha rays, \beta rays or \frac?",
+        ),
+        # One backslash that begins no escape: the others begin none either.
+        (r'"Who keeps C:\apps\new\temp?"', r"Who keeps C:\apps\new\temp?"),
+        (r'"\x41 \0 \101 \N{BULLET} \U0001F600 \u12"', r"\x41 \0 \101 \N{BULLET} \U0001F600 \u12"),
+        (r'"caf\u00e9 \sigma \\d \"x\""', r'café \sigma \d "x"'),
+        (r'"a\nb\tc \\beta \/"', "a\nb\tc \\beta /"),
+        (r"'It\'s \w+ \"x\" and \"y'", r"""It's \w+ "x" and "y"""),
+        (r'"Ann\'s [1,2,] and {3,}", ', "Ann's [1,2,] and {3,}"),
+        ('“He said "x] here}”', 'He said "x] here}'),
+        ('"Who sells x] here?", ', "Who sells x] here?"),
+        ('"Who drew } and ( first?", ', "Who drew } and ( first?"),
+        ('"What does <think> open?"', "What does <think> open?"),
+        ("'Who added </thinking> to it?'", "Who added </thinking> to it?"),
+        ('"a\n```json\n{}\n```\nb"', "a\n```json\n{}\n```\nb"),
+    ],
+)
+def test_a_string_is_kept_as_it_is(written, value):
+    assert find_json(f'So: {{"q": {written}}} as asked', dict) == {"q": value}
+    assert find_json(f'<think>{{"q": 1}}</think>\n```\n{{"q": {written}}}\n```', dict) == {"q": value}
+    found = find_triples(f'[["a", "b", {written}], ["d", "e", "f"],]')
+    assert [triple.object for triple in found.triples] == [" ".join(value.split()), "f"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"q": "Oslo" "Norway"}',
+        "{'q': 'Oslo' 'Norway'}",
+        '{"q": "a" + "b"}',
+        '{"q" "a"}',
+        '{"q": "a",, "b": 1}',
+        "{1: 2}",
+    ],
+)
+def test_what_has_no_meaning_is_refused(text):
+    with pytest.raises(UnusableReply, match="bad_json"):
+        find_json(text, dict)
+
+
+def test_a_tag_that_is_a_name_begins_no_thought():
+    for text in (
+        "What does <think> open?",
+        'Who wrote "</think>"?',
+        "Orm | ends with | </think>",
+        "Orm | has | `<think>`",
+    ):
+        assert without_thoughts(text) == text
+    decision = '[[## fact ##]]\n{"fact": [["Orm", "ends with", "</think>"]]}'
+    assert without_thoughts(f"It {{says}} so</think>{decision}") == decision
+    assert (
+        without_thoughts('so "Oslo"</think>Oslo')
+        == without_thoughts("<think>\nx</think>Oslo\n<think> y").strip()
+        == "Oslo"
+    )
+
+
+@pytest.mark.parametrize(
     ("text", "kinds", "reason"),
     [
         ("no JSON here", (dict,), "no_json"),
@@ -127,6 +190,43 @@ def test_a_refusal_says_what_to_write_and_a_repair_is_counted():
         ('{"triples": ["a", "b", "c"]}', ["abc"], 0, False),
         ('{"triples": [["a", "b", "c"], ["d", "e', ["abc"], 1, True),
         ('[["a", "b", "c"], ["a", "b", "c"]]', ["abc", "abc"], 0, False),
+        # Under other names, as tuples, and numbers as they are written.
+        ('[{"Head": "a", "relation": "b", "TAIL": 3.10}, {"SUBJECT ": "a", "type": "b"}]', ["ab3.10"], 1, False),
+        ("[('a', 'b', 'c'), ('d', 'e', 7)]", ["abc", "de7"], 0, False),
+        ('("a", "b", "c")\n("d", "e", "f") ("yes")', ["abc", "def"], 0, False),
+        # Of several lists all are read.
+        (
+            '```\n[["a", "b", "c"]]\n```\nMore:\n```\n[["d", "e", "f"]]\n```\n{"triples": [["g", "h", "i"]]}',
+            ["abc", "def", "ghi"],
+            0,
+            False,
+        ),
+        ('{"Oslo": [["a", "b", "c"]], "Rome": [["d", "e", "f"]]}', ["abc", "def"], 0, False),
+        ('[{"title": "x", "triples": [["a", "b", "c"]]}, {"title": "y", "triples": []}]', ["abc"], 0, False),
+        ('{"entities": ["A", "B", "C"], "edges": [["a", "b", "c"]]}', ["abc"], 0, False),
+        (
+            '{"entities": [["A", "is", "B"]], "Facts": [["a", "b", "c"]], "more_facts": [["d", "e", "f"]]}',
+            ["abc", "def"],
+            0,
+            False,
+        ),
+        # What is left out is counted.
+        ('[["a", "b", "c"], ["d", "e" "f"], ["g", "h", "i"]]', ["abc", "ghi"], 1, True),
+        (
+            '[{"subject": "a", "predicate": "b" "object": "c"}, {"subject": "d", "predicate": "e", "object": "f"}]',
+            ["def"],
+            1,
+            True,
+        ),
+        # Markers and tags in names.
+        ('Facts: [["a", "writes", "(S> x| P> y| O> z)"]]', ["awrites(S> x| P> y| O> z)"], 0, False),
+        ('["(S> a| P> b| O> c)", "(S> d| P> e| O> f)", "(<S> g| <P> h| <O> i)"]', ["abc", "def", "ghi"], 0, False),
+        (
+            'Facts: (S> a| P> is| O> ["x", "y", "z"]), (S> d| P> ends| O> </think>)',
+            ['ais["x", "y", "z"]', "dends</think>"],
+            0,
+            False,
+        ),
     ],
 )
 def test_triples_are_found_in_every_form(text, triples, malformed, cut_off):
@@ -135,26 +235,40 @@ def test_triples_are_found_in_every_form(text, triples, malformed, cut_off):
     assert (found.malformed, found.cut_off) == (malformed, cut_off)
 
 
-@pytest.mark.parametrize("text", ["", "I can't.", '{"other": 1}', '{"a": [["x"]], "b": [1]}', '{"triples": ['])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "I can't.",
+        "See [1].",
+        "<html>[2]</html>",
+        '{"triples": null}',
+        '{"other": 1}',
+        '{"a": [["x"]], "b": [1]}',
+        '{"triples": [',
+    ],
+)
 def test_a_reply_without_triples_is_refused(text):
     with pytest.raises(UnusableReply, match=r"no_triples: .*; write triples\."):
         find_triples(text, "write triples")
 
 
 plain = st.text(st.characters(exclude_characters="[]{}`~<>", exclude_categories=["Cs"]), max_size=30)
-scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+# No model means a backspace by the "\\b" of "\\beta".
+texts = st.text(st.characters(exclude_characters="\b\f", exclude_categories=["Cs"])) | st.sampled_from(
+    ["<think>", "a</think>b", "\n```json\n[1]\n```\n", "x] {", "\\alpha", "it's", "[1,2,] and {,}"]
+)
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
 values = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4), max_leaves=12
+    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4), max_leaves=12
 ).filter(lambda value: isinstance(value, (dict, list)))
 
 
 @given(values, plain, plain, st.sampled_from([None, 2]))
 def test_any_value_in_prose_or_a_fence_is_found(value, before, after, indent):
-    # Tags of thought would be struck out of strings too.
     text = json.dumps(value, indent=indent)
-    if "<think" not in text and "```" not in text and "~~~" not in text:
-        assert find_json(before + text + after, type(value)) == value
-        assert find_json(f"{before}\n```json\n{text}\n```\n{after}") == value
+    assert find_json(before + text + after, type(value)) == value
+    assert find_json(f"{before}\n```json\n{text}\n```\n{after}") == value
 
 
 @given(st.text(max_size=200) | st.text(st.sampled_from('{}[]",:1a`\n <think>'), max_size=80))
