@@ -54,7 +54,6 @@ def save_run_settings(config: Any, train_digest: str) -> None:
     """Write the resolved configuration, git revision, versions and the data's fingerprint into the run folder."""
     folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / SETTINGS, to_yaml(config))
     about = {
         "command": sys.argv,
         "git_revision": _git_revision(),
@@ -66,7 +65,8 @@ def save_run_settings(config: Any, train_digest: str) -> None:
         SHARDING: sharding(),
         TRAIN_DIGEST: train_digest,
     }
-    write_json(folder / ENVIRONMENT, about)
+    write_json(folder / ENVIRONMENT, about)  # first: it tells that the folder is a run's
+    write_text(folder / SETTINGS, to_yaml(config))
 
 
 def check_same_run(config: Any, train_digest: str) -> None:
