@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tripletune.models.llm import Message
-from tripletune.models.llm.ledger import LEDGER
+from tripletune.models.llm.ledger import open_ledger
 from tripletune.models.llm.question_client import CALL_NAME
 from tripletune.models.llm.replies import REPAIR_ROLE
-from tripletune.models.sqlite import open_database
 from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, read_decision, shown_candidates, write_decision
 
 
@@ -48,7 +47,7 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
 
     def __init__(self, path: str | Path, role: str, model: str | None = None) -> None:
         self.role, self._model = role, model
-        self._connection = open_database(Path(path), LEDGER, create=False)
+        self._connection = open_ledger(path, create=False)
         # The ledger looks calls up by key; by question there is no index, so one is made on disk beside it.
         self._connection.execute("PRAGMA temp_store = FILE")
         self._connection.execute("CREATE TEMP TABLE chosen (question_id TEXT, repair INTEGER, call_id INTEGER)")
@@ -84,7 +83,7 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
     def _calls(self, question_id: str, repair: bool, keys: Sequence[str] | None = None) -> Iterator[_Call]:
         query = (
             "SELECT model, sampling, messages, text FROM chosen JOIN calls ON calls.id = call_id "
-            "WHERE question_id = ? AND repair = ? AND status = 'ok' AND (? IS NULL OR model = ?) "
+            "WHERE question_id = ? AND repair = ? AND status = 'ok' AND has_text(text) AND (? IS NULL OR model = ?) "
             f"AND (? IS NULL OR substr(key, 1, {CALL_NAME}) IN (SELECT value FROM json_each(?))) ORDER BY calls.id"
         )
         wanted = None if keys is None else json.dumps(keys)
@@ -152,7 +151,7 @@ def _repaired(maker: tuple[str, str], messages: Sequence[Message], repairs: Sequ
 
 def roles_of(ledger: Path, system: str) -> list[str]:
     """The roles of a system whose calls a ledger holds, without repairs."""
-    with closing(open_database(ledger, LEDGER, create=False)) as connection:
+    with closing(open_ledger(ledger, create=False)) as connection:
         found = connection.execute("SELECT DISTINCT role FROM uses WHERE role GLOB ? ORDER BY role", (f"{system}.*",))
         return [role for (role,) in found if not role.endswith(REPAIR_ROLE)]
 

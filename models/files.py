@@ -103,6 +103,11 @@ def check_new(output: str | Path, sources: Sequence[str | Path] = ()) -> Path:
     return place
 
 
+def private(path: str, flags: int) -> int:
+    """An `opener` for `open`: its new files, with prompts and replies, are for their owner alone."""
+    return os.open(path, flags, 0o600)
+
+
 @contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
     """A scratch file that takes the place of `path` when the block ends well, and is removed when it fails."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import tempfile
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,21 +44,26 @@ class Kind:
 def open_database(path: Path, kind: Kind, create: bool = True) -> sqlite3.Connection:
     """Open a file, from any thread; no transaction begins by itself.
 
-    Without `create` it must be there, and where there are no rights to write it is only read.
+    Without `create` it must be there, and is only read. A new one can be read by its owner alone.
 
     Raises:
-        UnusableFile: it is no file of that kind and version, or is damaged.
+        UnusableFile: it is no file of that kind and version, or is empty or damaged.
     """
     if path.is_dir():
         raise UnusableFile(f"{path} is a folder, not a {kind.name}; name a file in it")
-    if not create and not path.is_file():
-        raise FileNotFoundError(f"no such {kind.name}: {path}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    writable = create or (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
+    if not path.exists():
+        if not create:
+            raise FileNotFoundError(f"no such {kind.name}: {path}")
+        _make(path, kind)
+    if not path.stat().st_size:
+        raise UnusableFile(
+            f"{path} is an empty file, not a {kind.name}: the disk was full, or a copy broke off; bring back what it "
+            "held, or remove it to begin again"
+        )
     # SQLite makes files beside a database even to read it, unless it is called immutable.
     read = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
-    address = f"{path.absolute().as_uri()}?{'mode=rwc' if writable else read}"
-    # Where two processes make a file, or change to WAL together, one fails at once instead of waiting.
+    address = f"{path.absolute().as_uri()}?{'mode=rw' if create else read}"
+    # Where a file is changed by another process, SQLite fails at once in some cases, instead of waiting.
     locked = retry_if_exception_message(match="database is locked")
     retry = Retrying(retry=locked, stop=stop_after_delay(_BUSY_SECONDS), wait=wait_random(0.01, 0.1), reraise=True)
     database = None
@@ -65,7 +72,7 @@ def open_database(path: Path, kind: Kind, create: bool = True) -> sqlite3.Connec
             address, timeout=_BUSY_SECONDS, isolation_level=None, uri=True, check_same_thread=False
         )
         database.execute("PRAGMA cache_size = -16384")  # 16 MB
-        retry(_prepare, database, path, kind, writable)
+        retry(_prepare, database, path, kind, create)
     except Exception as error:
         if database is not None:
             database.close()
@@ -96,29 +103,38 @@ def application_of(path: str | Path) -> int | None:
     return int.from_bytes(head[68:72]) if head.startswith(_MAGIC) else None
 
 
+def _make(path: Path, kind: Kind) -> None:
+    """Make a file with its tables: beside its place, so that it is never there without them."""
+    place = Path(os.path.realpath(path))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=place.parent)  # its owner's alone
+    os.close(descriptor)
+    try:
+        with closing(sqlite3.connect(scratch)) as database:
+            head = f"PRAGMA application_id = {kind.application}; PRAGMA user_version = {kind.version};"
+            # WAL at the end: in this mode the head would stay in the log, where `application_of` does not look.
+            database.executescript(f"{kind.tables}; {head} PRAGMA journal_mode = WAL;")
+        try:
+            with suppress(FileExistsError):  # another process was first
+                os.link(scratch, place)
+        except OSError:  # a file system without links
+            os.replace(scratch, place)
+    except sqlite3.Error as error:
+        raise unusable(path, kind, error) from None
+    finally:
+        Path(scratch).unlink(missing_ok=True)
+
+
 def _prepare(database: sqlite3.Connection, path: Path, kind: Kind, writable: bool) -> None:
-    # In one transaction: another process may be about to make the file.
-    with database:
-        database.execute("BEGIN IMMEDIATE" if writable else "BEGIN")
-        application, version, tables = database.execute(
-            "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master) "
-            "FROM pragma_application_id, pragma_user_version"
-        ).fetchone()
-        new = not (application or version or tables)
-        if application != kind.application and not new:
-            raise UnusableFile(f"{path} is an SQLite file, but no {kind.name}: name another file")
-        if version != kind.version and not new:
-            raise UnusableFile(
-                f"{path} is a {kind.name} of version {version}, and this program knows version {kind.version}: "
-                "update it, or name another file"
-            )
-        if writable and new:
-            for statement in kind.tables.split(";"):
-                database.execute(statement)
-            database.execute(f"PRAGMA application_id = {kind.application}")
-            database.execute(f"PRAGMA user_version = {kind.version}")
+    query = "SELECT application_id, user_version FROM pragma_application_id, pragma_user_version"
+    application, version = database.execute(query).fetchone()
+    if application != kind.application:
+        raise UnusableFile(f"{path} is an SQLite file, but no {kind.name}: name another file")
+    if version != kind.version:
+        raise UnusableFile(
+            f"{path} is a {kind.name} of version {version}, and this program knows version {kind.version}: "
+            "update it, or name another file"
+        )
     if writable:
-        # Only after the head of the file is written: in this mode it would stay in the log, where `application_of`
-        # does not look.
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")

@@ -228,7 +228,7 @@ def _endpoint(model: str, prompts: Prompts) -> Encode:
     import openai
 
     try:
-        client = openai.OpenAI()
+        client = openai.OpenAI(http_client=openai.DefaultHttpxClient(follow_redirects=False))
     except openai.OpenAIError as error:
         raise ValueError(f"encoder {ENDPOINT}{model}: {error}") from None
 

@@ -200,7 +200,7 @@ class CorpusExtraction:
         counts.pieces += len(texts)
         try:
             completions = await self.extractor.extract(texts)
-        except (SetupError, RetriesExhausted):
+        except (SetupError, RetriesExhausted, OSError):  # of OSErrors, that replies can't be stored
             raise
         except RepliesPending:
             counts.pending += 1

@@ -11,6 +11,8 @@ RAY_ADDRESS a cluster is used, else one is started here. docs/data.md says more.
 
 from __future__ import annotations
 
+import argparse
+import getpass
 import json
 import logging
 import math
@@ -58,7 +60,8 @@ class RayOptions:
     worker_gpus: float = setting(0.0, "GPUs for each", at_least=0)
     block: int = setting(256, "passages or texts that a worker gets at once", at_least=1)
     replies: str = setting(
-        f"{tempfile.gettempdir()}/tripletune-replies.sqlite", "ledger on each machine for replies on their way back"
+        f"{tempfile.gettempdir()}/tripletune-{getpass.getuser()}/replies.sqlite",
+        "ledger on each machine for replies on their way back, in a folder of your own",
     )
 
 
@@ -218,7 +221,7 @@ def share_extract(argv: list[str], shared: RayOptions) -> int:
         run = CorpusExtraction(open_extractor(args), store, args.piece_limit)
         passages = islice(read_corpus(args.corpus, blank_texts=True), args.limit)
         rows = (json.dumps([one.title, one.text, one.id]) for _, one in run.missing(passages))
-        for *found, counts in in_blocks(rows, extract_work, there, shared=shared, folder=store.path.parent):
+        for *found, counts in in_blocks(rows, _extract_there, there, shared=shared, folder=store.path.parent):
             store.put(run.id, map(read, found))
             for name, count in json.loads(counts).items():
                 # The passages are counted here, where it is known which were read before.
@@ -226,6 +229,16 @@ def share_extract(argv: list[str], shared: RayOptions) -> int:
     run.counts.seconds = time.monotonic() - start
     logger.info("%s: %s", args.output, run.counts.line())
     return 1 if run.counts.failed else 0
+
+
+def _extract_there(args: argparse.Namespace) -> Work:
+    """`extract_work`, its ledger in a folder that nobody else can put replies into."""
+    if args.teacher_ledger:
+        folder = Path(args.teacher_ledger).parent
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if hasattr(os, "getuid") and folder.lstat().st_uid != os.getuid():
+            raise ValueError(f"--replies: {folder} belongs to another user, who could put replies there: name your own")
+    return extract_work(args)
 
 
 def share_index(argv: list[str], shared: RayOptions) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import errno
 import logging
 import os
 import time
@@ -294,6 +295,8 @@ async def ask_items(suite: Suite, batch: list[Any]) -> list[tuple[Any, Any]]:
             return [pair for item in batch for pair in await ask_items(suite, [item])]
         if isinstance(error, RepliesPending):
             return [(batch[0], error)]
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
         logger.warning("%s %s failed: %s: %s", suite.unit, batch[0].id, type(error).__name__, error)
         logger.debug("traceback of %s %s", suite.unit, batch[0].id, exc_info=True)
         return [(batch[0], Failure(f"{type(error).__name__}: {error}", time.perf_counter() - started))]

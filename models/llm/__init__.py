@@ -65,10 +65,12 @@ class Endpoint:
     Attributes:
         model: What the ledger's key calls it, for example "openai:gpt-4o-mini". Never holds a key or a password.
         send_temperature: Whether replies are drawn as `Sampling` says, and not with a provider's own settings.
+        may_be_silent: Whether a reply without text is one: a model on this machine that wrote none has replied.
     """
 
     model: str
     send_temperature: bool = True
+    may_be_silent: bool = False
 
     def load(self) -> None:
         """Load a model on this machine now; otherwise the first call does."""

@@ -22,8 +22,10 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from types import NoneType
 from typing import IO, Any, NamedTuple
 
 try:
@@ -31,7 +33,9 @@ try:
 except ImportError:
     fcntl = None  # type: ignore[assignment]
 
+from tripletune.models.files import private
 from tripletune.models.llm import Completion, Message, Sampling
+from tripletune.models.llm.replies import has_text
 from tripletune.models.sqlite import Kind, UnusableFile, open_database, unusable
 
 OK, FAILED, PENDING = "ok", "failed", "pending"
@@ -68,7 +72,8 @@ CREATE TABLE imports (digest TEXT PRIMARY KEY, replies INTEGER NOT NULL, time TE
 # "TTLL" in ASCII.
 LEDGER = Kind("ledger", 0x54544C4C, 1, _TABLES)
 NOW = "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')"
-# A reply is never replaced. A failure gives way to anything, a call that waits for a batch only to its reply.
+# A reply is never replaced. A failure gives way to anything, as does a reply without text, which earlier versions
+# stored as one; a call that waits for a batch only to its reply.
 PUT = f"""
 INSERT INTO calls (key, model, sampling, messages, text, prompt_tokens, completion_tokens, seconds, retries,
     finish_reason, status, detail, time)
@@ -77,11 +82,12 @@ ON CONFLICT (key) DO UPDATE SET text = excluded.text, prompt_tokens = excluded.p
     completion_tokens = excluded.completion_tokens, seconds = excluded.seconds, retries = excluded.retries,
     finish_reason = excluded.finish_reason, status = excluded.status, detail = excluded.detail, time = excluded.time
 WHERE calls.status = 'failed' OR (calls.status = 'pending' AND excluded.status = 'ok')
+    OR (calls.status = 'ok' AND NOT has_text(calls.text))
 """
 ADD_USE = "INSERT OR IGNORE INTO uses (call_id, role, question_id) SELECT id, ?2, ?3 FROM calls WHERE key = ?1"
 _REPLY = """
 SELECT text, prompt_tokens, completion_tokens, seconds, finish_reason, retries FROM calls
-WHERE key = ? AND status = 'ok'
+WHERE key = ? AND status = 'ok' AND has_text(text)
 """
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 # A run has a handful of samplings, and needs the text of one at every call.
@@ -123,11 +129,12 @@ def sampling_of(text: str) -> Sampling:
     Raises:
         ValueError: the text is no sampling.
     """
-    try:
-        values = json.loads(text)
-        return Sampling(**{name: value for name, value in values.items() if name != "stop"})
-    except (TypeError, AttributeError) as error:
-        raise ValueError(f"sampling {text[:80]!r} cannot be read: {error}") from None
+    values = json.loads(text)
+    known = {"temperature": (float, int), "top_p": (float, int), "max_tokens": (int,), "seed": (int, NoneType),
+             "schema": (str, NoneType), "stop": (list,)}  # fmt: skip
+    if not isinstance(values, dict) or not all(type(value) in known.get(name, ()) for name, value in values.items()):
+        raise ValueError(f"sampling {text[:80]!r} is not made of temperature, top_p, max_tokens, seed, schema, stop")
+    return Sampling(**{name: value for name, value in values.items() if name != "stop"})
 
 
 def row_of(
@@ -136,6 +143,13 @@ def row_of(
     """The parameters of `PUT`; without a time it is now."""
     numbers = (reply.prompt_tokens, reply.completion_tokens, reply.seconds, reply.retries)
     return (*call, reply.text, *numbers, reply.finish_reason, status, detail, time)
+
+
+def open_ledger(path: str | Path, create: bool = True) -> sqlite3.Connection:
+    """Open a ledger's file (see `models.sqlite.open_database`); its SQL knows `has_text`."""
+    connection = open_database(Path(path), LEDGER, create)
+    connection.create_function("has_text", 1, has_text, deterministic=True)
+    return connection
 
 
 class NoLedger:
@@ -150,7 +164,7 @@ class NoLedger:
         """Give the reply back."""
         return completion
 
-    def fail(self, call: Call, reason: str, retries: int, role: str, question_id: str = "") -> None:
+    def fail(self, call: Call, *about: object) -> None:
         """Store nothing."""
 
     def use(self, key: str, role: str, question_id: str) -> None:
@@ -168,23 +182,26 @@ class Ledger(AbstractContextManager["Ledger"]):
     """The calls of one SQLite file; a context manager. Use it from one thread.
 
     A file that is not there is made for the first call, so that a run that can't start leaves none.
+
+    Args:
+        create: False only reads a file that must be there.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, create: bool = True) -> None:
         self.path = Path(path)
         self.to_continue = f"What was answered is kept in {path}: run the same command again to continue"
         self._uses: list[tuple[str, str, str]] = []
         self._arrived: list[tuple[asyncio.Future[Completion], tuple[Call, Completion, str, str]]] = []
         self._closed = False
         self._claims: IO[bytes] | None = None
-        self._opened = open_database(self.path, LEDGER) if self.path.exists() else None
+        self._opened = open_ledger(self.path, create) if self.path.exists() or not create else None
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def get(self, key: str) -> Completion | None:
         """The stored reply of a call, or `None`."""
-        with self._connected() as connection:
+        with self.connected() as connection:
             row = connection.execute(_REPLY, (key,)).fetchone()
         return None if row is None else _completion(key, row, cached=True)
 
@@ -193,7 +210,7 @@ class Ledger(AbstractContextManager["Ledger"]):
 
         The detail of a failed call is its reason, that of a pending one the request file it waits in.
         """
-        with self._connected() as connection:
+        with self.connected() as connection:
             return connection.execute("SELECT status, detail FROM calls WHERE key = ?", (key,)).fetchone()
 
     async def store(self, call: Call, completion: Completion, role: str, question_id: str = "") -> Completion:
@@ -232,9 +249,11 @@ class Ledger(AbstractContextManager["Ledger"]):
             else:
                 future.set_result(kept[number])
 
-    def fail(self, call: Call, reason: str, retries: int, role: str, question_id: str = "") -> None:
-        """Store that a call failed and why. It is not given back as a reply: the next run asks again."""
-        failure = Completion("", retries=retries, finish_reason="error")
+    def fail(
+        self, call: Call, reason: str, retries: int, role: str, question_id: str = "", reply: Completion | None = None
+    ) -> None:
+        """Store that a call failed, why, and what a `reply` that is of no use cost; the next run asks again."""
+        failure = replace(reply or Completion("", finish_reason="error"), text="", retries=retries)
         with self.transaction() as connection:
             connection.execute(PUT, row_of(call, failure, FAILED, reason))
             self._uses.append((call.key, role, question_id))
@@ -262,7 +281,7 @@ class Ledger(AbstractContextManager["Ledger"]):
             yield
             return
         if self._claims is None:
-            self._claims = self.path.with_name(f"{self.path.name}-claims").open("ab")
+            self._claims = open(f"{self.path}-claims", "ab", opener=private)  # noqa: SIM115
         # One byte for each key; nothing is written there.
         place = int(key[:15], 16)
         while True:
@@ -285,7 +304,7 @@ class Ledger(AbstractContextManager["Ledger"]):
             UnusableFile: the file can't be written.
             OSError: the disk is full.
         """
-        with self._connected() as connection, connection:
+        with self.connected() as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
             yield connection
             uses, self._uses = self._uses, []
@@ -307,11 +326,12 @@ class Ledger(AbstractContextManager["Ledger"]):
                     file.close()
 
     @contextmanager
-    def _connected(self) -> Iterator[sqlite3.Connection]:
+    def connected(self) -> Iterator[sqlite3.Connection]:
+        """The open file; what SQLite says about it becomes an error of ours."""
         if self._closed:
             raise UnusableFile(f"ledger {self.path} is closed")
         if self._opened is None:
-            self._opened = open_database(self.path, LEDGER)
+            self._opened = open_ledger(self.path)
         try:
             yield self._opened
         except sqlite3.Error as error:

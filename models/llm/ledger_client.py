@@ -37,6 +37,7 @@ from tripletune.models.llm import (
     redact,
 )
 from tripletune.models.llm.ledger import Call, Ledger, NoLedger, make_call
+from tripletune.models.llm.replies import FINAL, NO_TEXT, has_text, silence
 from tripletune.models.sqlite import UnusableFile
 
 logger = logging.getLogger(__name__)
@@ -59,8 +60,8 @@ class Retry:
 
     Attributes:
         patience: A server that asks for a longer wait than this, in seconds, is not tried again (a day's quota).
-        empty_attempts: Most attempts on a call whose reply is empty; then the empty reply is kept. One that is empty
-            because it was cut off at its limit or refused is kept at once: another attempt pays for the same again.
+        empty_attempts: Most attempts on a call whose reply holds no text; then it has failed. One that was cut off at
+            its limit or refused fails at once: another attempt pays for the same again.
     """
 
     attempts: int = 8
@@ -256,17 +257,19 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                 # Another process has made the call meanwhile.
                 self.ledger.use(call.key, role, question_id)
                 return stored
-            attempts = empty = 0
+            attempts, silent, completion = 0, 0, None
             CALL_ROLE.set(role)  # in the context of this call's own task
             try:
                 while True:
-                    attempts += 1
+                    attempts, completion = attempts + 1, None
                     try:
                         completion = await self._attempt(flight, messages, sampling)
-                        if completion and completion.finish_reason == "stop" and not completion.text.strip():
-                            empty += 1
-                            if empty < self._retry.empty_attempts and attempts < self._retry.attempts:
-                                raise TransientError("the reply is empty")
+                        if completion and not self.backend.may_be_silent and (reason := silence(completion)):
+                            silent += 1
+                            final = completion.finish_reason in FINAL or silent >= self._retry.empty_attempts
+                            if final or attempts >= self._retry.attempts:
+                                raise CallError(f"{self.model}, {role}: {reason}")
+                            raise TransientError(reason)
                         break
                     except TransientError as error:
                         await self._wait_after(error, attempts)
@@ -278,7 +281,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                 if isinstance(failure, (SetupError, RetriesExhausted)):
                     self.stop(failure)
                 with self._storing():
-                    self.ledger.fail(call, str(failure), attempts - 1, role, question_id)
+                    self.ledger.fail(call, str(failure), attempts - 1, role, question_id, completion)
                 # Without its cause, whose text may hold a key.
                 raise failure from None
             if completion is None:
@@ -290,7 +293,11 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                 key=call.key,
             )
             with self._storing():
-                return await self.ledger.store(call, completion, role, question_id)
+                if has_text(completion.text):
+                    return await self.ledger.store(call, completion, role, question_id)
+                # A model that is asked again may be another one by then.
+                self.ledger.fail(call, NO_TEXT, attempts - 1, role, question_id, completion)
+                return completion
 
     async def _attempt(self, flight: _Flight, messages: Sequence[Message], sampling: Sampling) -> Completion | None:
         """One attempt; None when the run has ended before it."""

@@ -26,20 +26,26 @@ from tripletune.models.llm.ledger import (
     Ledger,
     canonical,
     make_call,
+    open_ledger,
     row_of,
     sampling_of,
 )
 from tripletune.models.program import CommandParser, run_program
-from tripletune.models.sqlite import application_of, open_database, unusable
+from tripletune.models.sqlite import application_of, unusable
 from tripletune.models.tables import Table, plain_console
 
 _REPLY = ("text", "prompt_tokens", "completion_tokens", "seconds", "retries", "finish_reason")
+_KINDS: dict[str, tuple[type, ...]] = {
+    "model": (str,), "sampling": (dict,), "messages": (list,), "text": (str,), "prompt_tokens": (int,),
+    "completion_tokens": (int,), "seconds": (int, float), "retries": (int,), "finish_reason": (str,), "detail": (str,),
+}  # fmt: skip
 _MOST_TROUBLES = 20
+_SILENT = "ok without text, which the next run asks again"
 # A call counts for the role that made it first; later uses of its reply cost nothing and are counted beside.
 _STATS = """
-SELECT model, coalesce(role, ''), sum(first AND status = 'ok'), sum(first AND status = 'failed'),
-    sum(first AND status = 'pending'), sum(first * prompt_tokens), sum(first * completion_tokens), sum(first * retries),
-    sum(first * seconds), count(role)
+SELECT model, coalesce(role, ''), sum(first AND status = 'ok' AND has_text(text)), sum(first AND status = 'failed'),
+    sum(first AND status = 'ok' AND NOT has_text(text)), sum(first AND status = 'pending'), sum(first * prompt_tokens),
+    sum(first * completion_tokens), sum(first * retries), sum(first * seconds), count(role)
 FROM (
     SELECT calls.*, uses.role, uses.id IS (SELECT min(id) FROM uses WHERE call_id = calls.id) AS first
     FROM calls LEFT JOIN uses ON call_id = calls.id
@@ -47,7 +53,8 @@ FROM (
 GROUP BY 1, 2 ORDER BY 1, 2
 """
 _STAT_NAMES = (
-    "model", "role", "calls", "failed", "pending", "prompt_tokens", "completion_tokens", "retries", "seconds", "uses"
+    "model", "role", "calls", "failed", "without_text", "pending", "prompt_tokens", "completion_tokens", "retries",
+    "seconds", "uses"
 )  # fmt: skip
 _EXPORT = """
 SELECT key, model, sampling, messages, text, prompt_tokens, completion_tokens, seconds, retries, finish_reason,
@@ -63,13 +70,13 @@ ORDER BY id
 
 def statistics(path: Path) -> list[dict[str, Any]]:
     """Calls, tokens, retries and seconds of a ledger by model and role."""
-    with closing(open_database(path, LEDGER, create=False)) as connection:
+    with closing(open_ledger(path, create=False)) as connection:
         return [dict(zip(_STAT_NAMES, row, strict=True)) for row in connection.execute(_STATS)]
 
 
 def exported(path: Path, role: str | None = None, model: str | None = None) -> Iterator[dict[str, Any]]:
     """The calls of a ledger as `import_calls` reads them, in the order they were stored; without pending ones."""
-    with closing(open_database(path, LEDGER, create=False)) as connection:
+    with closing(open_ledger(path, create=False)) as connection:
         connection.row_factory = sqlite3.Row
         for row in connection.execute(_EXPORT, {"role": role, "model": model}):
             parsed = {name: json.loads(row[name]) for name in ("sampling", "messages", "uses")}
@@ -103,7 +110,7 @@ def _calls(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def ledger_troubles(path: Path) -> Iterator[str]:
     """What is wrong with a ledger: SQLite's own check, and every key computed again."""
-    with closing(open_database(path, LEDGER, create=False)) as connection:
+    with closing(open_ledger(path, create=False)) as connection:
         for (line,) in connection.execute("PRAGMA integrity_check"):
             if line != "ok":
                 yield f"SQLite: {line}"
@@ -119,6 +126,11 @@ def ledger_troubles(path: Path) -> Iterator[str]:
 def _row(values: Mapping[str, Any], where: str) -> tuple[Any, ...]:
     """The parameters of `PUT` for an exported call."""
     try:
+        for name, kinds in _KINDS.items():
+            if type(values[name]) not in kinds:
+                raise ValueError(f"{name} is {str(values[name])[:80]!r}, not {' or '.join(k.__name__ for k in kinds)}")
+        if not all(isinstance(turn, dict) and {*map(type, turn.values())} == {str} for turn in values["messages"]):
+            raise ValueError('messages is not a list of turns like {"role": "user", "content": "..."}')
         call = make_call(values["model"], sampling_of(canonical(values["sampling"])), values["messages"])
         if values["key"] != call.key:
             raise ValueError("its key is not that of its model, sampling and messages")
@@ -175,9 +187,13 @@ def _verify(arguments: argparse.Namespace) -> int:
             sys.stdout.write(f"{what}\n")
     if found > _MOST_TROUBLES:
         sys.stdout.write(f"... and {found - _MOST_TROUBLES} more\n")
-    with closing(open_database(arguments.ledger, LEDGER, create=False)) as connection:
-        by_status = dict(connection.execute("SELECT status, count(*) FROM calls GROUP BY status").fetchall())
-    counts = ", ".join(f"{by_status.get(status, 0):,} {status}" for status in (OK, FAILED, PENDING))
+    with closing(open_ledger(arguments.ledger, create=False)) as connection:
+        status = "CASE WHEN status = 'ok' AND NOT has_text(text) THEN :silent ELSE status END"
+        query = f"SELECT {status}, count(*) FROM calls GROUP BY 1"
+        by_status = dict(connection.execute(query, {"silent": _SILENT}).fetchall())
+    counts = ", ".join(
+        f"{by_status.get(name, 0):,} {name}" for name in (OK, FAILED, PENDING, *({_SILENT} & set(by_status)))
+    )
     verdict = f"{found} problems" if found else "in order"
     sys.stdout.write(f"{arguments.ledger}: {verdict}; calls: {counts}\n")
     return 1 if found else 0
@@ -193,7 +209,7 @@ def _import(arguments: argparse.Namespace) -> int:
 
 def _batch_status(arguments: argparse.Namespace) -> int:
     """Show the calls that wait, by request file."""
-    with _existing(arguments.ledger) as ledger:
+    with Ledger(arguments.ledger, create=False) as ledger:
         rows = waiting(ledger)
     lines = [f"{row.file}: {row.calls:,} calls of {row.model} wait" for row in rows]
     sys.stdout.write("\n".join(lines or [f"{arguments.ledger}: no call waits"]) + "\n")

@@ -25,7 +25,7 @@ from tripletune.models.data.triples import (
     plain_markers,
     triple_of,
 )
-from tripletune.models.llm import LLMClient, Message, Sampling
+from tripletune.models.llm import Completion, LLMClient, Message, Sampling
 
 T = TypeVar("T")
 PROMPTS = Path(__file__).parents[1] / "prompts"
@@ -67,6 +67,9 @@ _REFUSAL = re.compile(
     re.IGNORECASE,
 )
 _LONGEST_REFUSAL = 40
+NO_TEXT = "the reply holds no text"
+# Why a reply ended that the same call would end in again.
+FINAL = ("length", "refusal")
 # Where a chat template writes the opening tag, the reply has the closing one alone.
 # A tag in quotation marks or alone in a field is a name, and so is one inside a line that is never closed.
 _OPEN, _CLOSE = (
@@ -175,6 +178,16 @@ def without_thoughts(text: str) -> str:
         kept.append(text[position : thought.start()])
         position = thought.end()
     return "".join([*kept, text[position:]])
+
+
+def has_text(reply: str) -> bool:
+    """Whether anything stands in a reply but white space and thoughts."""
+    return bool(without_thoughts(reply).strip())
+
+
+def silence(completion: Completion) -> str:
+    """Why a reply counts as a failed call: it holds no text; "" for one with text."""
+    return "" if has_text(completion.text) else f"{NO_TEXT} (finish_reason {completion.finish_reason})"
 
 
 def is_refusal(answer: str) -> bool:

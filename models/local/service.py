@@ -36,6 +36,8 @@ class DecodingService(Endpoint):
     `make` makes the decoder: once, in the thread, before the first request.
     """
 
+    may_be_silent = True
+
     def __init__(self, make: Callable[[], Decoder], model: str) -> None:
         self._make, self.model = make, model
         self._decoder: Decoder | None = None

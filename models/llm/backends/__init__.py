@@ -27,6 +27,8 @@ _BACKENDS = "tripletune.models.llm.backends"
 URL_FORM = "must look like http://host:port/v1, without user, password or query"
 # Seconds in which a server that failed or did not answer in time gets no call while another one is up.
 _REST = 10.0
+# What `extra` may not set: there are options for it, or the program does.
+_OWN_FIELDS = {"model", "messages", "system", "stream", "n", "temperature", "top_p", "seed"}
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 
@@ -87,10 +89,16 @@ class LLMOptions(CheckedOptions):
         """The fields of `extra`."""
         try:
             found = None if self.extra is None else json.loads(self.extra)
-        except ValueError:
+            json.dumps(found, allow_nan=False)
+        except (ValueError, RecursionError):
             found = ()
         if found is not None and not isinstance(found, dict):
-            raise ValueError('extra must be a JSON object, for example {"reasoning_effort": "low"}')
+            raise ValueError('extra must be a JSON object, for example {"reasoning_effort": "low"}, without NaN')
+        if own := sorted(_OWN_FIELDS & set(found or ())):
+            raise ValueError(
+                f"extra holds {', '.join(own)}: leave that out; model, temperature, top_p and seed have options, and "
+                "the rest of it is the program's"
+            )
         return found
 
     @property

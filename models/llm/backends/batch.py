@@ -29,12 +29,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tripletune.models.data.records import read_jsonl
-from tripletune.models.files import new_file
+from tripletune.models.files import new_file, private
 from tripletune.models.llm import Backend, CallError, Completion, Message, RepliesPending, Sampling, redact
 from tripletune.models.llm.backends import BackendKind, LLMOptions
 from tripletune.models.llm.backends.anthropic import messages_body, read_message
 from tripletune.models.llm.backends.openai import ACCESS, TRANSIENT, chat_body, read_chat
 from tripletune.models.llm.ledger import FAILED, NOW, OK, PENDING, PUT, Call, Ledger, make_call, row_of, sampling_of
+from tripletune.models.llm.replies import FINAL, has_text, silence
 
 REFUSED = "refused in a batch: "
 # Requests and bytes that a provider takes in one file: 200 and 256 MB, counted as the smaller kind of megabyte.
@@ -130,7 +131,7 @@ def _write_files(
     while line is not None:
         path, ids, size = next(names), list[int](), 0
         path.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(path) as scratch, scratch.open("wb") as file:
+        with new_file(path) as scratch, open(scratch, "wb", opener=private) as file:
             # A request that is too large by itself gets a file of its own, and the provider's own words.
             while line is not None and (not ids or (len(ids) < room[0] and size + len(line[1]) <= room[1])):
                 file.write(line[1])
@@ -153,7 +154,7 @@ def waiting(ledger: Ledger) -> list[Waiting]:
     query = (
         "SELECT detail, model, count(*) FROM calls WHERE status = 'pending' GROUP BY 1, 2 ORDER BY detail = '', 1, 2"
     )
-    with ledger.transaction() as connection:
+    with ledger.connected() as connection:
         rows = connection.execute(query).fetchall()
     return [Waiting(file or "(no file yet)", model, calls) for file, model, calls in rows]
 
@@ -181,8 +182,9 @@ def import_replies(ledger: Ledger, path: str | Path) -> Counter[str] | None:
 
     Returns:
         None when the file was imported before, so that nothing was done. Else counts: "stored" replies that are new;
-        "known" ones; "again": calls that failed for now (errors of the provider, expired, canceled), which the next run
-        writes again; "refused": calls that fail until `reset`; "unknown": calls that the ledger does not have.
+        "known" ones; "again": calls that failed for now (errors of the provider, expired, canceled, replies without
+        text), which the next run writes again; "refused": calls that fail until `reset`; "unknown": calls that the
+        ledger does not have.
     """
     with Path(path).open("rb") as file:
         digest = hashlib.file_digest(file, "blake2b").hexdigest()[:40]
@@ -228,17 +230,19 @@ def batch_reply(line: Mapping[str, Any]) -> BatchReply:
         refused = type(status) is int and 400 <= status < 500 and status not in TRANSIENT | (ACCESS - {404})
     else:
         raise ValueError("it is not a reply of a batch: no response, error or result (is it a request file?)")
-    if good and completion is not None:
+    silent = silence(completion) if good and completion else ""
+    if good and completion and not silent:
         return BatchReply(key, completion)
-    said = "a response without a reply" if good else f"{kind}: {error.get('message') or 'no words'}"
-    return BatchReply(key, None, redact(" ".join(said.split()))[:500], refused and not good)
+    said = silent or ("a response without a reply" if good else f"{kind}: {error.get('message') or 'no words'}")
+    refused = completion is not None and completion.finish_reason in FINAL if good else refused
+    return BatchReply(key, None, redact(" ".join(said.split()))[:500], refused)
 
 
 def _store(connection: sqlite3.Connection, reply: BatchReply, ledger: Path) -> str:
     """Put a reply into the ledger; gives the name it is counted under."""
-    query = "SELECT model, sampling, messages, status FROM calls WHERE key = ?"
+    query = "SELECT model, sampling, messages, status, text FROM calls WHERE key = ?"
     row = connection.execute(query, (reply.key,)).fetchone()
-    if row is None or row[3] == OK:
+    if row is None or (row[3] == OK and has_text(row[4])):
         return "unknown" if row is None else "known"
     if reply.completion is not None:
         connection.execute(PUT, row_of(Call(reply.key, *row[:3]), reply.completion))

@@ -92,6 +92,7 @@ class HostedBackend(Backend):
             self._client = getattr(self.sdk, self.client_class)(
                 api_key=self._key(), base_url=self._url, timeout=None, max_retries=0,
                 default_headers=dict(self.headers) or None,
+                http_client=self.sdk.DefaultAsyncHttpxClient(follow_redirects=False),
             )  # fmt: skip
         start = time.perf_counter()
         try:
@@ -133,6 +134,11 @@ class HostedBackend(Backend):
         if not isinstance(error, self.sdk.APIStatusError):
             return TransientError(f"{self.host} sent a reply that cannot be read: {self._quote(error)}")
         status, text, headers = error.status_code, self._quote(error), error.response.headers
+        if 300 <= status < 400:
+            target = self._quote(headers.get("location", "nowhere"))
+            return SetupError(
+                f"{self.host} redirects to {target}, where no prompt is sent: if it is right, set url to it"
+            )
         wish = headers.get("x-should-retry")
         no_credit = any(code in f"{getattr(error, 'code', '')} {text}" for code in _NO_CREDIT)
         if wish != "false" and not no_credit and (status in TRANSIENT or status >= 500 or wish == "true"):

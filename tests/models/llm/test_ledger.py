@@ -3,6 +3,7 @@ import errno
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -309,6 +310,12 @@ def test_import_keeps_what_is_there(path, tmp_path):
         (lambda line: line[:-5], ":2: not valid JSON"),
         (lambda line: line.replace('"status": "ok"', '"status": "new"'), "status 'new' is not one of"),
         (lambda line: line.replace('"content": "b"', '"content": "x"'), ":2: its key is not that of"),
+        (lambda line: line.replace('"content": "b"', '"content": 7'), ":2: messages is not a list of turns like"),
+        (lambda line: re.sub(r'"messages": \[.*?\]', '"messages": null', line), ":2: messages is 'None', not list"),
+        (lambda line: line.replace('"seed": null', '"a": 1'), ":2: sampling '{"),
+        (lambda line: line.replace('"temperature": 0.0', '"temperature": {}'), "is not made of temperature, top_p,"),
+        (lambda line: re.sub(r'"sampling": {.*?}', '"sampling": []', line), ":2: sampling is '[]', not dict"),
+        (lambda line: line.replace('"text": "re: b"', '"text": 7'), ":2: text is '7', not str"),
     ],
 )
 def test_a_bad_line_is_named(filled, tmp_path, change, words):
@@ -329,7 +336,10 @@ def test_verify_finds_a_changed_row(filled):
     ran = run("ledger", "verify", filled)
     assert ran.code == 1
     assert f"call {call('b').key}: its key is not that of" in ran.out
-    assert "1 problems; calls: 3 ok, 1 failed, 1 pending" in ran.out
+    assert "1 problems; calls: 3 ok, 1 failed, 1 pending\n" in ran.out
+    sql(filled, "UPDATE calls SET text = '' WHERE text = 're: a'")
+    shown = "calls: 2 ok, 1 failed, 1 pending, 1 ok without text, which the next run asks again\n"
+    assert run("ledger", "verify", filled).out.endswith(shown)
 
 
 def test_a_place_without_a_ledger_is_one_line(tmp_path):

@@ -15,6 +15,7 @@ from tests.cli import sql
 from tripletune.models.llm import Backend, CallError, Completion, Message, Sampling, SetupError, TransientError
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Limits, RetriesExhausted, Retry
+from tripletune.models.llm.programs import statistics
 
 T = TypeVar("T")
 QUICK = Retry(first_wait=0, longest_wait=0)
@@ -321,19 +322,47 @@ def test_a_waiting_call_leaves_its_place_to_others():
     assert backend.asked == ["a", "b", "c", "a"]
 
 
-def test_an_empty_reply_is_asked_for_again_until_it_is_believed(path):
+@pytest.mark.parametrize(
+    ("text", "finish", "attempts"),
+    [
+        ("", "stop", 3),
+        (" \n", "tool_calls", 3),
+        ("<think>hm", "content_filter", 3),
+        ("<think>hm</think>\n", "odd", 3),
+        ("", "length", 1),
+        ("", "refusal", 1),
+    ],
+)
+def test_a_reply_without_text_is_asked_for_again_and_never_kept(path, text, finish, attempts):
+    silent = Completion(text, 10, 5, finish_reason=finish)
+
+    def ask(*script, **options):
+        backend = Fake(*script)
+        backend.may_be_silent = options.pop("local", False)
+        try:
+            return run(lambda client: client.chat(chat(), role="r"), backend, path, **options), len(backend.asked)
+        except CallError as error:
+            return (type(error), str(error)), len(backend.asked)
+
+    retry = Retry(8, 0, 0, empty_attempts=3)
+    failure = (CallError, f"fake:echo, r: the reply holds no text (finish_reason {finish})")
+    assert ask(*[silent] * 9, retry=retry) == (failure, attempts)
+    assert sql(path, "SELECT text, status, completion_tokens FROM calls") == [("", "failed", 5)]
+    # A model of this machine has replied; it is asked again all the same.
+    for _ in range(2):
+        reply, sent = ask(silent, local=True)
+        assert (reply.text, sent) == (text, 1)
+    # What an earlier version stored as a reply.
+    sql(path, f"UPDATE calls SET text = {text!r}, status = 'ok'".replace("\\n", "\n"))
+    assert statistics(path)[0]["without_text"] == 1
+    reply, sent = ask("yes")
+    assert (reply.text, sent) == ("yes", 1)
+    assert ask()[1] == 0
+
+
+def test_a_reply_after_some_without_text_is_kept(path):
     found = run(lambda client: client.chat(chat(), role="r"), Fake("", " \n", "yes"), path)
     assert (found.text, found.retries) == ("yes", 2)
-    backend, retry = Fake(TransientError("500"), *[""] * 9), Retry(8, 0, 0, empty_attempts=3)
-    assert run(lambda client: client.chat(chat("silent"), role="r"), backend, path, retry=retry).text == ""
-    assert len(backend.asked) == 4
-    assert sql(path, "SELECT text, status FROM calls") == [("yes", "ok"), ("", "ok")]
-
-
-def test_an_empty_reply_that_would_come_again_is_paid_for_once():
-    backend = Fake(Completion("", 10, 128, finish_reason="length"), "never asked for")
-    found = run(lambda client: client.chat(chat(), role="r"), backend)
-    assert (found.text, found.finish_reason, len(backend.asked)) == ("", "length", 1)
 
 
 def test_unpaired_surrogates_are_replaced_in_replies_and_refused_in_messages(path):

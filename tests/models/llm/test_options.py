@@ -37,6 +37,25 @@ def test_an_address_with_secrets_is_refused_and_not_shown(url):
     assert SECRET not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        *(
+            (f'{{"{name}": 1, "a": 2}}', f"extra holds {name}: ")
+            for name in ("model", "messages", "stream", "n", "seed")
+        ),
+        *(
+            (f'{{"a": {value}}}', "extra must be a JSON object")
+            for value in ("NaN", "[-Infinity]", "1e999", "1" * 6000)
+        ),
+        ("[" * 100_000, "extra must be a JSON object"),
+    ],
+)
+def test_fields_of_requests_that_are_not_the_users(extra, words):
+    with pytest.raises(ValueError, match=words):
+        LLMOptions(model="m", extra=extra)
+
+
 def test_a_named_variable_must_be_set(tmp_path):
     ledger = tmp_path / "l.sqlite"
     with pytest.raises(ValueError, match="the environment variable MY_KEY, named by api_key_env, is not set"):

@@ -281,8 +281,25 @@ def test_a_bad_file_changes_nothing(tmp_path, text, words):
     assert isinstance(build.run("a")[0], RepliesPending)
 
 
+def chat_reply(content, finish="stop"):
+    message = {"content": content, "reasoning_content": "hm"}
+    return {
+        "response": {"status_code": 200, "body": {"choices": [{"message": message, "finish_reason": finish}]}},
+    }
+
+
 def test_what_went_wrong_is_read():
+    for content in (None, 7, [], [1], {}, True, "", " \n"):
+        reason = "the reply holds no text (finish_reason stop)"
+        assert batch_reply({"custom_id": "k", **chat_reply(content)}) == ("k", None, reason, False)
     for line, reason, is_refused in (
+        (chat_reply(None, "length"), "the reply holds no text (finish_reason length)", True),
+        (chat_reply(None, "tool_calls"), "the reply holds no text (finish_reason tool_calls)", False),
+        (
+            {"result": {"type": "succeeded", "message": {"content": []}}},
+            "the reply holds no text (finish_reason stop)",
+            False,
+        ),
         (failed_for_now({}), "batch_expired: too late", False),
         ({"response": {"status_code": 429, "body": {"error": {"code": "busy"}}}}, "busy: no words", False),
         ({"response": {"status_code": 401, "body": "x"}}, "401: no words", False),

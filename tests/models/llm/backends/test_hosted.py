@@ -210,6 +210,16 @@ def test_what_no_attempt_will_answer(reply, advice, of_every_call):
     assert isinstance(caught.value, SetupError) is of_every_call
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@both
+def test_prompts_follow_no_redirect(kind, status):
+    with MockServer() as other:
+        reply = Reply(status=status, headers={"Location": f"{other.url}/chat/completions"})
+        with answering(reply) as server, pytest.raises(SetupError, match=f"redirects to {other.url}.*set url"):
+            ask(kind, server)
+        assert not other.bodies
+
+
 # Keys and addresses.
 
 
