@@ -15,25 +15,41 @@ from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
 from tripletune.models.llm import in_role
 from tripletune.models.llm.replies import is_refusal
 
-Prices = Mapping[str, tuple[float, float]]
-PRICE_HELP = "dollars per million tokens read and written, as 0.15,0.6, or ROLE=0.15,0.6 for those calls; repeatable"
+Prices = Mapping[str, tuple[float, float, float]]
+PRICE_HELP = (
+    "dollars per million tokens read and written, as 0.15,0.6, or ROLE=0.15,0.6 for those calls; a third number is for "
+    "prompts in the provider's cache (default: a tenth of the first); repeatable"
+)
+# What a provider takes for putting a token into its cache, in prices of a token read.
+_WRITING = 1.25
 # What is summed; with "cached_" before it, the part that the ledger or another question's equal call answered.
 COSTS = ("calls", "prompt_tokens", "completion_tokens")
 # What follows the first dot of such a role.
 _INDEXING = {"entities", "extract", "joint", "triples"}
 _SECONDS = ("seconds", "structuring_seconds")
 _TRUNCATED = ("truncated_triples", "truncated_words")
-_PRICE = re.compile(r"(?:([\w.]+)=)?(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)")
+_PRICE = re.compile(r"(?:([\w.]+)=)?(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)(?:,(\d+(?:\.\d+)?))?")
 
 
 def read_prices(texts: Sequence[str]) -> Prices:
-    """Dollars per million tokens read and written, by role: `ROLE=IN,OUT`, or `IN,OUT` for all others, under ""."""
+    """Dollars per million tokens read, written, and read from the provider's cache, by role.
+
+    `ROLE=IN,OUT` or `ROLE=IN,OUT,CACHED`; without a role for all others, under "".
+    """
     matches = {text: _PRICE.fullmatch(text) for text in texts}
     if wrong := [text for text, match in matches.items() if match is None]:
         raise ValueError(
-            f"--price {wrong[0]}: write dollars per million tokens as IN,OUT or ROLE=IN,OUT, for example 0.15,0.6"
+            f"--price {wrong[0]}: write dollars per million tokens as IN,OUT or ROLE=IN,OUT, for example 0.15,0.6, and "
+            "those of cached prompts behind them if they are not a tenth of IN: 0.15,0.6,0.075"
         )
-    return {match[1] or "": (float(match[2]), float(match[3])) for match in matches.values() if match}
+    found = ((match[1] or "", float(match[2]), float(match[3]), match[4]) for match in matches.values() if match)
+    return {role: (read, out, read / 10 if cached is None else float(cached)) for role, read, out, cached in found}
+
+
+def dollars(price: tuple[float, float, float], counts: Sequence[int]) -> float:
+    """What tokens cost: those read (all of them) and written, and those read from and put into the provider's cache."""
+    read, written, hits, puts = (*counts, 0, 0)[:4]
+    return (price[0] * (read - hits - puts + _WRITING * puts) + price[1] * written + price[2] * hits) / 1e6
 
 
 def unused_roles(named: Iterable[str], met: Iterable[str]) -> list[str]:
@@ -54,7 +70,7 @@ def spent(trace: Mapping[str, Any], prices: Prices, index: bool = False) -> dict
         found[role] = {f"{part}{name}": n for part, counts in parts.items() for name, n in zip(COSTS, counts)}
         if price := in_role(prices, role, prices.get("")):
             for part, (_, *tokens) in parts.items():
-                found[role][f"{part}dollars"] = sum(a * b for a, b in zip(price, tokens)) / 1e6
+                found[role][f"{part}dollars"] = dollars(price, tokens)
     return found
 
 

@@ -294,6 +294,8 @@ def open_tools(
     once = (opened or Opened()).once
     if teacher is not None and llm is None:
         llm = once(teacher, lambda: open_client(teacher))
+        # The system may be open for long, and answers again when the model's server is back.
+        llm.ends_run = False
     store = embedder = triples = retriever = None
     check_index(index)
     where = (str(corpus), str(index), *(getattr(options, item.name) for item in dataclasses.fields(SearchOptions)))

@@ -65,11 +65,13 @@ class Endpoint:
     Attributes:
         model: What the ledger's key calls it, for example "openai:gpt-4o-mini". Never holds a key or a password.
         send_temperature: Whether replies are drawn as `Sampling` says, and not with a provider's own settings.
+        address: Where the model's server is; "" for one on this machine.
         may_be_silent: Whether a reply without text is one: a model on this machine that wrote none has replied.
     """
 
     model: str
     send_temperature: bool = True
+    address: str = ""
     may_be_silent: bool = False
 
     def load(self) -> None:
@@ -175,6 +177,8 @@ class Completion:
         cached: Whether it came from the ledger, so that nothing was paid for it now.
         truncated_words: Words of raw text left out so that the prompt fits.
         key: The call's in the ledger; empty where there is none.
+        cache_read: Those of the prompt's tokens that the provider had in its own cache; `cache_written` likewise those
+            that it put there. They have other prices.
     """
 
     text: str
@@ -187,6 +191,8 @@ class Completion:
     cached: bool = False
     truncated_words: int = 0
     key: str = ""
+    cache_read: int = 0
+    cache_written: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", whole_characters(self.text))

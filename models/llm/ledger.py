@@ -86,7 +86,7 @@ WHERE calls.status = 'failed' OR (calls.status = 'pending' AND excluded.status =
 """
 ADD_USE = "INSERT OR IGNORE INTO uses (call_id, role, question_id) SELECT id, ?2, ?3 FROM calls WHERE key = ?1"
 _REPLY = """
-SELECT text, prompt_tokens, completion_tokens, seconds, finish_reason, retries FROM calls
+SELECT text, prompt_tokens, completion_tokens, seconds, finish_reason, retries, detail FROM calls
 WHERE key = ? AND status = 'ok' AND has_text(text)
 """
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
@@ -140,7 +140,12 @@ def sampling_of(text: str) -> Sampling:
 def row_of(
     call: Call, reply: Completion, status: str = OK, detail: str = "", time: str | None = None
 ) -> tuple[Any, ...]:
-    """The parameters of `PUT`; without a time it is now."""
+    """The parameters of `PUT`; without a time it is now.
+
+    The detail of an answered call is what of its prompt was in the provider's cache.
+    """
+    if status == OK and (reply.cache_read or reply.cache_written):
+        detail = canonical({"cache_read": reply.cache_read, "cache_written": reply.cache_written})
     numbers = (reply.prompt_tokens, reply.completion_tokens, reply.seconds, reply.retries)
     return (*call, reply.text, *numbers, reply.finish_reason, status, detail, time)
 
@@ -339,5 +344,8 @@ class Ledger(AbstractContextManager["Ledger"]):
 
 
 def _completion(key: str, row: tuple[Any, ...], cached: bool) -> Completion:
-    text, prompt_tokens, completion_tokens, seconds, finish_reason, retries = row
-    return Completion(text, prompt_tokens, completion_tokens, seconds, 0, finish_reason, retries, cached, key=key)
+    text, prompt_tokens, completion_tokens, seconds, finish_reason, retries, detail = row
+    more = json.loads(detail) if detail else {}
+    return Completion(
+        text, prompt_tokens, completion_tokens, seconds, 0, finish_reason, retries, cached, 0, key, **more
+    )

@@ -153,6 +153,8 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
 
     Attributes:
         model: The backend's; it may be made longer by what tells apart two models of one name.
+        ends_run: Whether nothing is sent after a failure that every other call would meet. A client that is open for
+            long sets it to False: its server may be back.
     """
 
     def __init__(
@@ -166,7 +168,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         self.backend, self.ledger, self.model = backend, ledger or NoLedger(), backend.model
         self.send_temperature = backend.send_temperature
         self._limits, self._retry = limits or Limits(), retry or Retry()
-        self._secrets = tuple(filter(None, secrets))
+        self._secrets, self._warned, self.ends_run = tuple(filter(None, secrets)), False, True
         self._flights: dict[str, _Flight] = {}
         # The failure that ends the run: nothing is sent after it.
         self._ended: Exception | None = None
@@ -278,13 +280,17 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                 raise
             except (CallError, TransientError) as error:
                 failure = self._failure(error, attempts, role)
-                if isinstance(failure, (SetupError, RetriesExhausted)):
+                if self.ends_run and isinstance(failure, (SetupError, RetriesExhausted)):
                     self.stop(failure)
                 with self._storing():
                     self.ledger.fail(call, str(failure), attempts - 1, role, question_id, completion)
                 # Without its cause, whose text may hold a key.
                 raise failure from None
             if completion is None:
+                if isinstance(self._ended, CallError):
+                    raise type(self._ended)(
+                        f"nothing more is sent after this failure; open a new client: {self._ended}"
+                    )
                 raise self._ended or CallError(f"{role}: the run has ended")
             completion = replace(
                 completion,
@@ -348,9 +354,12 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             raise error
         seconds = asked + random.uniform(0, min(own.longest_wait, own.first_wait * 2 ** (attempts - 1)))
         reason = redact(str(error), self._secrets)
-        logger.info(
-            "%s: attempt %d of %d failed (%s); again in %.1f s", self.model, attempts, own.attempts, reason, seconds
-        )
+        # A server that is away, or an address that is wrong, is seen before all attempts are over.
+        away = bool(self.backend.address) and not self._warned
+        self._warned |= away
+        name = f"{self.model} at {self.backend.address}" if away else self.model
+        words = "%s: attempt %d of %d failed (%s); again in %.1f s"
+        logger.log(logging.WARNING if away else logging.INFO, words, name, attempts, own.attempts, reason, seconds)
         await asyncio.sleep(seconds)
 
     def _failure(self, error: CallError | TransientError, attempts: int, role: str) -> CallError:

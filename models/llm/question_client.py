@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -86,8 +87,9 @@ class QuestionClient(LLMClient):
         client: Answers the calls.
         trace: Calls and tokens are added to it; to its tallies the calls of each role (`calls.<role>`) and the
             replies that were cut off at their limit (`cut_off.<role>`); to its details, under "tokens", the tokens
-            that each role read and wrote, and under "calls" how the keys of its calls in the ledger begin; to `cached`
-            what of them was not sent.
+            that each role read and wrote (and, where there are any, those that the provider read from its cache and put
+            there), and under "calls" how the keys of its calls in the ledger begin; to `cached` what of them was not
+            sent.
         question_id: The question, for the ledger.
         sampling: How replies are drawn; their length is each call's own.
         system: The system that asks, for the roles of `ask`.
@@ -141,13 +143,12 @@ class QuestionClient(LLMClient):
         self._trace.tally(f"calls.{role}")
         # Sorted: in which order calls made together are answered is no part of a result.
         insort(self._trace.details.setdefault("calls", {}).setdefault(role, []), completion.key[:CALL_NAME])
-        tokens = self._trace.details.setdefault("tokens", {}).setdefault(role, [0, 0])
-        tokens[0] += completion.prompt_tokens
-        tokens[1] += completion.completion_tokens
+        counts = [completion.prompt_tokens, completion.completion_tokens]
+        if completion.cache_read or completion.cache_written:
+            counts += [completion.cache_read, completion.cache_written]
+        _add(self._trace.details.setdefault("tokens", {}).setdefault(role, [0, 0]), counts)
         if completion.cached:
-            spared = self._trace.cached.setdefault(role, [0, 0, 0])
-            for place, count in enumerate((1, completion.prompt_tokens, completion.completion_tokens)):
-                spared[place] += count
+            _add(self._trace.cached.setdefault(role, [0, 0, 0]), [1, *counts])
         if completion.finish_reason == "length":
             self._trace.tally(f"cut_off.{role}")
         return completion
@@ -155,3 +156,7 @@ class QuestionClient(LLMClient):
     def count_tokens(self, messages: Sequence[Message]) -> int:
         """See `Endpoint.count_tokens`."""
         return self._client.count_tokens(messages)
+
+
+def _add(sums: list[int], counts: Sequence[int]) -> None:
+    sums[:] = map(sum, zip_longest(sums, counts, fillvalue=0))

@@ -1,3 +1,4 @@
+import asyncio
 import json
 
 import numpy as np
@@ -5,7 +6,14 @@ import pytest
 
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.__main__ import main
+from tripletune.eval.costs import read_prices, spent
+from tripletune.models.llm import Backend
+from tripletune.models.llm.backends.anthropic import read_message
+from tripletune.models.llm.ledger import Ledger
+from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.models.llm.programs import statistics
+from tripletune.models.llm.question_client import QuestionClient
+from tripletune.rag import Trace
 from tripletune.rag.embedding import Embedder
 
 
@@ -45,3 +53,33 @@ def test_sent_and_cached_calls_indexing_apart(system, tmp_path, monkeypatch, cap
     assert f"--price {system}.anwser=…: unknown role; this run used {system}." in shown.err
     assert "gear.read" not in shown.err
     assert set(first["roles"]) == {row["role"] for row in stored}
+
+
+@pytest.mark.parametrize(
+    ("price", "sent"),
+    [("3,15", 0.00504), ("3,15,0.6", 0.00504 + 9800 * 0.3e-6), ("r=3,15", 0.00504), ("x=3,15", None)],
+)
+def test_the_providers_cache_has_its_own_price(tmp_path, price, sent):
+    """200 new, 9,800 cached and 100 written tokens, from the response over the ledger to the dollars of a trace."""
+    usage = {"input_tokens": 200, "cache_read_input_tokens": 9800, "output_tokens": 100}
+    reply = read_message({"content": [{"type": "text", "text": "x"}], "stop_reason": "end_turn", "usage": usage})
+
+    class Model(Backend):
+        model = "fake:m"
+
+        async def complete(self, messages, sampling):
+            return reply
+
+    async def ask(trace):
+        async with LedgerClient(Model(), Ledger(tmp_path / "ledger.sqlite")) as client:
+            await QuestionClient(client, trace).chat([{"role": "user", "content": "q"}], role="r")
+
+    first, again = Trace("q"), Trace("q")
+    asyncio.run(ask(first))
+    asyncio.run(ask(again))
+    for trace, spared in ((first, 0.0), (again, 1.0)):
+        found = spent(trace.to_json(), read_prices([price]))["r"]
+        assert (found["prompt_tokens"], found["cached_prompt_tokens"]) == (10_000, 10_000 * spared)
+        assert found.get("dollars") == (sent and pytest.approx(sent))
+        if sent:
+            assert found["cached_dollars"] == pytest.approx(sent * spared)

@@ -173,6 +173,7 @@ class Servers(Backend):
     def __init__(self, backends: Sequence[Backend]) -> None:
         self.model, self._backends = backends[0].model, backends
         self.send_temperature = backends[0].send_temperature
+        self.address = ", ".join(backend.address for backend in backends)
         self._busy, self._rests = [0] * len(backends), [0.0] * len(backends)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:

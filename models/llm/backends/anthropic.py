@@ -40,6 +40,8 @@ def read_message(found: Mapping[str, Any]) -> Completion | None:
         # `input_tokens` leaves out what was written to or read from the cache.
         prompt_tokens=count(usage, "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"),
         completion_tokens=count(usage, "output_tokens"),
+        cache_read=count(usage, "cache_read_input_tokens"),
+        cache_written=count(usage, "cache_creation_input_tokens"),
         finish_reason=_REASONS.get(reason, reason),
     )
 

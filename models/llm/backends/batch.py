@@ -223,9 +223,13 @@ def batch_reply(line: Mapping[str, Any]) -> BatchReply:
         completion = read_message(_object(result, "message"))
         refused = kind in _PERMANENT
     elif "response" in line or "error" in line:
-        error = _object(line, "error") or _object(response, "body", "error")
+        body = _object(response, "body")
+        # Some servers put their words beside "error" (vLLM), or a text in its place.
+        places = ((one.get("error"), one.get("message"), one.get("detail")) for one in (line, body))
+        words = next((text for found in places for text in found if isinstance(text, str)), None)
+        error = _object(line, "error") or _object(body, "error") or {"code": body.get("code"), "message": words}
         good, kind = status == 200 and not line.get("error"), str(error.get("code") or status or "error")
-        completion = read_chat(_object(response, "body"))
+        completion = read_chat(body)
         # A key that was refused, or rights that were missing: the request itself is fine.
         refused = type(status) is int and 400 <= status < 500 and status not in TRANSIENT | (ACCESS - {404})
     else:

@@ -14,6 +14,7 @@ import os
 import time
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -67,10 +68,10 @@ class HostedBackend(Backend):
 
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
         self.sdk = importlib.import_module(self.kind)
-        self._url = options.url or os.environ.get(self.url_variable) or self.default_url
-        if not is_plain_url(self._url):
+        self.address = options.url or os.environ.get(self.url_variable) or self.default_url
+        if not is_plain_url(self.address):
             raise ValueError(f"{self.url_variable} {URL_FORM}")
-        parts = urllib.parse.urlsplit(self._url)
+        parts = urllib.parse.urlsplit(self.address)
         self.host, name = parts.netloc, str(parts.hostname)
         self.official = any(name == host or name.endswith(f".{host}") for host in self.hosts)
         if self.official and not api_key:
@@ -90,7 +91,7 @@ class HostedBackend(Backend):
         if self._client is None:
             # Retries and the time limit are the ledger client's.
             self._client = getattr(self.sdk, self.client_class)(
-                api_key=self._key(), base_url=self._url, timeout=None, max_retries=0,
+                api_key=self._key(), base_url=self.address, timeout=None, max_retries=0,
                 default_headers=dict(self.headers) or None,
                 http_client=self.sdk.DefaultAsyncHttpxClient(follow_redirects=False),
             )  # fmt: skip
@@ -185,9 +186,14 @@ def sampling_fields(sampling: Sampling, send: bool) -> dict[str, float]:
 
 
 def count(usage: Any, *names: str) -> int:
-    """Sum of token counts; one that a server leaves out or fills with something else is 0."""
-    values = [usage.get(name) for name in names] if isinstance(usage, dict) else []
-    return sum(value for value in values if type(value) is int and 0 < value < 2**53)
+    """Sum of token counts, also where they are floats or texts; one that is left out or anything else is 0."""
+    total = 0
+    for name in names if isinstance(usage, dict) else ():
+        with suppress(ValueError):
+            value = usage.get(name)
+            number = float(value) if type(value) in (int, float, str) else 0.0
+            total += int(number) if 0 < number < 2**53 else 0
+    return total
 
 
 def read_chat(found: Mapping[str, Any]) -> Completion | None:
@@ -200,10 +206,13 @@ def read_chat(found: Mapping[str, Any]) -> Completion | None:
     if isinstance(text, list):  # parts, as some servers send
         text = "".join(str(part.get("text") or "") for part in text if isinstance(part, dict))
     usage = found.get("usage")
+    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
     return Completion(
         text=text if isinstance(text, str) else "",
         prompt_tokens=count(usage, "prompt_tokens"),
         completion_tokens=count(usage, "completion_tokens"),
+        cache_read=count(details, "cached_tokens") or count(usage, "prompt_cache_hit_tokens"),
+        cache_written=count(details, "cache_creation_tokens", "cache_write_tokens"),
         finish_reason="refusal" if refusal and not text else str(choice.get("finish_reason") or "stop"),
     )
 

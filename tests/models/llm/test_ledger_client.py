@@ -226,7 +226,38 @@ def test_no_call_goes_out_once_a_reply_could_not_be_stored(path):
     assert backend.asked == ["a", "b"]
 
 
+@pytest.mark.parametrize("ends_run", [True, False])
+def test_a_client_after_a_failure_of_every_call(path, ends_run):
+    backend = Fake(SetupError("no such model"), "yes")
+
+    async def main(client):
+        client.ends_run = ends_run
+        with pytest.raises(SetupError, match=r"^no such model$"):
+            await client.chat(chat(), role="r")
+        return await client.chat(chat(), role="r")
+
+    if not ends_run:
+        assert run(main, backend, path).text == "yes"
+        return
+    with pytest.raises(SetupError, match="nothing more is sent after this failure; open a new client: no such model"):
+        run(main, backend, path)
+    assert len(backend.asked) == 1
+
+
 # Retries.
+
+
+def test_a_server_that_is_away_is_reported_at_the_first_attempt(path, caplog):
+    def ask(address):
+        caplog.clear()
+        backend = Fake(*[TransientError("no connection")] * 3, "yes")
+        backend.address = address
+        run(lambda client: client.chat(chat(), role="r"), backend)
+        return [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+
+    (line,) = ask("http://h:1/v1")
+    assert line.startswith("fake:echo at http://h:1/v1: attempt 1 of 8 failed (no connection); again in ")
+    assert ask("") == []
 
 
 def test_passing_failures_are_tried_again(path):

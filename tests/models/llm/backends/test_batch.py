@@ -303,6 +303,16 @@ def test_what_went_wrong_is_read():
         (failed_for_now({}), "batch_expired: too late", False),
         ({"response": {"status_code": 429, "body": {"error": {"code": "busy"}}}}, "busy: no words", False),
         ({"response": {"status_code": 401, "body": "x"}}, "401: no words", False),
+        (
+            {
+                "response": {"status_code": 400, "body": {"message": "prompt of 9000 tokens", "code": 400}},
+                "error": None,
+            },
+            "400: prompt of 9000 tokens",
+            True,
+        ),
+        ({"response": {"status_code": 400, "body": {"error": "too long"}}}, "400: too long", True),
+        ({"error": "expired"}, "error: expired", False),
         ({"response": {"status_code": 404, "body": {"error": {"message": "model"}}}}, "404: model", True),
         ({"response": {"status_code": 200, "body": {"choices": []}}}, "a response without a reply", False),
         ({"result": {"type": "expired"}}, "expired: no words", False),

@@ -89,8 +89,9 @@ def test_a_chat_completion():
 def test_a_message():
     with MockServer(reply=lambda body: "four five") as server:
         reply = ask(AnthropicBackend, server, Sampling(max_tokens=9, seed=7))
-        # Two of them were written to or read from the cache: they are tokens of the prompt all the same.
+        # Two of them were read from the cache: they are tokens of the prompt all the same.
         assert essence(reply) == ("four five", "stop", 5, 2)
+        assert (reply.cache_read, reply.cache_written) == (2, 0)
         assert server.bodies[0] == {
             **{"model": "m", "messages": CHAT[1:], "max_tokens": 9},
             "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
@@ -120,6 +121,21 @@ def test_shapes_of_a_chat_completion():
         reply = read_chat({"choices": [{"message": message, "finish_reason": finish}], "usage": None})
         assert essence(reply) == (*expected, 0, 0)
     assert [read_chat(one) for one in ({}, {"choices": []}, {"choices": [{"message": None}]})] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("usage", "read", "written"),
+    [
+        ({"prompt_tokens_details": {"cached_tokens": 6.0, "cache_creation_tokens": 2}}, 6, 2),
+        ({"prompt_cache_hit_tokens": "6", "prompt_cache_miss_tokens": 3}, 6, 0),
+        ({"prompt_tokens_details": None}, 0, 0),
+        ({"prompt_tokens_details": [1]}, 0, 0),
+    ],
+)
+def test_tokens_of_the_providers_cache(usage, read, written):
+    choices = [{"message": {"content": "x"}}]
+    reply = read_chat({"choices": choices, "usage": {"prompt_tokens": 9, **usage}})
+    assert (reply.prompt_tokens, reply.cache_read, reply.cache_written) == (9, read, written)
 
 
 @both
@@ -333,8 +349,9 @@ def test_retry_after_takes_anything(headers):
 
 def test_names_counts_and_the_extra(monkeypatch):
     assert ledger_name("openai", "m", None) == ledger_name("openai", "m", {}) == "openai:m"
-    values = {"a": 3, "b": 4, "c": None, "d": "x", "e": -1, "f": True, "g": 2**70}
-    assert (count(values, *"abcdefgh"), count("x", "a")) == (7, 0)
+    values = {"a": 3, "b": 4, "c": None, "d": "x", "e": -1, "f": True, "g": 2**70, "h": math.nan, "i": "inf", "j": []}
+    assert (count(values, *"abcdefghijk"), count("x", "a")) == (7, 0)
+    assert count({"a": 1000.0, "b": "5", "c": "6.0"}, *"abc") == 1011
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(ImportError, match="openai"):
         make(OpenAIBackend)
