@@ -19,13 +19,13 @@ from tripletune.eval import task_names
 from tripletune.eval.controls import Control
 from tripletune.eval.costs import PRICE_HELP
 from tripletune.eval.suites import SuiteOptions
-from tripletune.models.files import file_digest, weights_fingerprint
+from tripletune.models.files import file_digest
 from tripletune.models.llm import LLMClient, RoleClients
 from tripletune.models.llm.backends import LLMOptions, backend_names, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.models.llm.question_client import load_prompts
-from tripletune.models.loading import resolve, usual_dtype
+from tripletune.models.loading import model_fingerprint, resolve, usual_dtype
 from tripletune.models.options import ConfigError, convert, load_config, no_option, rare, setting
 from tripletune.models.program import CommandParser, add_arguments, add_short_flags
 from tripletune.models.run_folders import PROMPT_FILE
@@ -152,7 +152,7 @@ def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> dict
     for role, spec in (("model", options.model), ("planner", planner)):
         if spec:
             resolved = model_spec(spec, options.untrained)
-            settings[role] = {"spec": resolved, "weights": weights_fingerprint(resolved)}
+            settings[role] = {"spec": resolved, "weights": model_fingerprint(resolved)}
     if options.student_seed is not None:
         settings["student_seed"] = options.student_seed
     if teacher is None:
@@ -165,14 +165,14 @@ def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> dict
     if options.llm:
         settings["llm"] = {role: chat_model(one) for role, one in chat_models(options.llm, teacher).items() if role}
     if options.integrator:
-        weights = weights_fingerprint(resolve(options.integrator))
-        settings["integrator"] = {"spec": options.integrator, "weights": weights}
+        weights = model_fingerprint(options.integrator)
+        settings["integrator"] = {"spec": options.integrator, "weights": weights, "dtype": usual_dtype(teacher.dtype)}
     return settings
 
 
 def chat_model(options: LLMOptions, name: str = "model") -> dict[str, Any]:
     """The settings that say which chat model replies: its name, and a fingerprint of a local one's weights."""
-    weights = {f"{name}_weights": weights_fingerprint(resolve(options.model))} if options.is_local else {}
+    weights = {f"{name}_weights": model_fingerprint(options.model)} if options.is_local else {}
     return {name: options.ledger_name, **weights}
 
 
@@ -231,8 +231,9 @@ def extractor_settings(options: SearchOptions) -> dict[str, Any]:
     """What results depend on of an extractor that reads passages in the loop (`rag.search.extracts`)."""
     if options.extractor == TEACHER:
         return {"extractor": TEACHER, "prompt": file_digest(TEACHER_PROMPT)}
-    weights = weights_fingerprint(resolve(str(options.extractor)))
-    return {"extractor": options.extractor, "weights": weights, "set": sorted(options.extractor_set)}
+    weights, own = model_fingerprint(str(options.extractor)), sorted(options.extractor_set)
+    dtype = usual_dtype(dict(one.partition("=")[::2] for one in own).get("dtype"))
+    return {"extractor": options.extractor, "weights": weights, "dtype": dtype, "set": own}
 
 
 def triples_settings(source: str, extractor: str | None = None) -> Any:

@@ -9,6 +9,7 @@ Nothing that a model folder holds is run: no Python code, no pickle, no regular 
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import logging
 import os
@@ -16,17 +17,18 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tripletune.models.files import lock_folder, new_folder, read_json
+from tripletune.models.files import file_digest, lock_folder, new_folder, read_json, weights_fingerprint
 from tripletune.models.run_folders import (
     ADAPTER,
     ADAPTER_CONFIG,
     CONFIG,
     TOKENIZERS,
     check_weights,
+    is_adapter,
     is_run,
     trained_folder,
 )
@@ -42,6 +44,8 @@ PYPI = "pypi:"
 ALL_LINEAR = "all-linear"
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DTYPE_HELP = "weights: float32, bfloat16, float16 or auto (default: bfloat16 on a GPU, else float32)"
+_MODEL_FILES = (CONFIG, ADAPTER_CONFIG, "generation_config.json", *TOKENIZERS, "tokenizer_config.json",
+                "special_tokens_map.json", "chat_template.jinja")  # fmt: skip
 # How the adapter of a Graph-LLM names its layers: in front of "(q_proj|v_proj)". The one pattern that is let through.
 LANGUAGE_MODEL_LAYERS = r"(?:.*\.)?language_model\..*\."
 _NAMES = re.compile(r"[\w.-]*|\([\w|-]+\)")
@@ -91,10 +95,33 @@ def parse_dtype(name: str) -> torch.dtype:
 
 
 def usual_dtype(name: str | None = None) -> str:
-    """The name given, else what a model is evaluated in by default: bfloat16 on a GPU, float32 on a CPU."""
+    """What the name given means here; by default what a model is run in: bfloat16 on a GPU, float32 on a CPU."""
     import torch
 
-    return name or ("bfloat16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "float32")
+    if name is None:
+        return "bfloat16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "float32"
+    return str(parse_dtype(name)).removeprefix("torch.")
+
+
+def model_fingerprint(spec: str | Path) -> str:
+    """Name what the replies of a model in a local folder depend on; "" for one that is no folder.
+
+    That is its weights, adapter, quantisation, tokenizer, chat template and settings of generation, of an adapter also
+    the base model, and of a Graph-LLM the text encoder.
+    """
+    folder = Path(resolve(spec))
+    if not folder.is_dir():
+        return ""
+    parts = [weights_fingerprint(folder)]
+    parts += [file_digest(folder / name) if (folder / name).is_file() else "" for name in _MODEL_FILES]
+    named: dict[str, Any] = {}
+    for name in (CONFIG, ADAPTER_CONFIG):
+        named |= read_json(folder / name) if (folder / name).is_file() else {}
+    bases = [named.get("base_model_name_or_path") or named.get("base_model")] if is_adapter(folder) else []
+    for other in (*bases, named.get("encoder") if named.get("model_type") == "graph_llm" else None):
+        with suppress(OSError):  # what is not there is reported when it is loaded
+            parts.append(model_fingerprint(other) if other and Path(other) != folder else "")
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
 def load_tokenizer(spec: str | Path, revision: str | None = None) -> PreTrainedTokenizerBase:

@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tripletune.models.data.pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs, render_source
-from tripletune.models.files import weights_fingerprint
 from tripletune.models.llm import CallError, Completion, Endpoint, LLMClient, Message, Sampling, SetupError
 from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
 from tripletune.models.llm.question_client import QuestionClient
 from tripletune.models.llm.replies import UnusableReply, all_of
-from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, resolve, usual_dtype
+from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, model_fingerprint, resolve, usual_dtype
 from tripletune.models.options import CheckedOptions, rare, setting
 from tripletune.models.program import from_arguments, to_arguments
 from tripletune.models.run_folders import CONFIG, PROMPT_FILE
@@ -155,7 +154,7 @@ def open_local_extractor(
     # Twice as many texts as fit keep the model busy.
     return TextExtractor(
         client, instruction, shots, Sampling(max_tokens=options.max_tokens or LOCAL_TOKENS),
-        max(8, 2 * options.batch_size), True, f"local:{spec} {weights_fingerprint(folder)}".strip(),
+        max(8, 2 * options.batch_size), True, f"local:{spec} {model_fingerprint(folder)}".strip(),
         {"beams": options.beams, "grammar": options.grammar, "dtype": dtype},
     )  # fmt: skip
 
@@ -211,7 +210,7 @@ def teacher_extractor(
     if not options.is_local:
         return TextExtractor(client, instruction, shots, sampling, options.concurrency, name=options.ledger_name)
     # The same folder may hold other weights tomorrow: their fingerprint is part of the name.
-    name = f"{options.ledger_name} {weights_fingerprint(resolve(options.model))}".strip()
+    name = f"{options.ledger_name} {model_fingerprint(options.model)}".strip()
     # Calls that wait are grouped by the backend; some more than a batch keep the next one full.
     return TextExtractor(client, instruction, shots, sampling, 4 * options.batch_size, name=name)
 

@@ -73,7 +73,6 @@ def open_base_model(options: BuildOptions, ledger: str) -> LLMClient:
 
     backend = HFBackend(str(options.direct_answer_model), options.batch_size, plain=True)
     # A chat with the same model is another call.
-    backend.model += " plain"
     # Greedily, an empty reply stays empty.
     return LedgerClient(backend, Ledger(ledger), retry=Retry(empty_attempts=1))
 

@@ -25,9 +25,11 @@ from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells,
 from tripletune.models.data.pairs import Trajectory, read_trajectories
 from tripletune.models.data.records import record_files
 from tripletune.models.data.triples import Triple
-from tripletune.models.files import file_digest, weights_fingerprint
+from tripletune.models.files import file_digest
 from tripletune.models.llm import Completion, Message, Sampling
-from tripletune.models.loading import resolve
+from tripletune.models.llm.ledger import Ledger
+from tripletune.models.llm.ledger_client import LedgerClient, Retry
+from tripletune.models.loading import DTYPE_HELP, model_fingerprint, resolve, usual_dtype
 from tripletune.models.options import setting
 from tripletune.rag.systems.cirag import CiragOptions
 from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, Decision, read_decision, shorten, shown_candidates
@@ -38,6 +40,7 @@ SCORES = {
     "stop_accuracy": "the reply continues or stops as the teacher does",
     "malformed": "replies without a readable decision, after the parser's repairs",
 }
+ROLE = "decisions.integrate"
 STOP, GO_ON, UNREADABLE = "stop", "go_on", "malformed"
 
 
@@ -70,7 +73,8 @@ class DecisionOptions(SuiteOptions):
     model: str = setting(dataclasses.MISSING, "the student: run, adapter or model folder, hub id or pypi:<package>")
     split: str = setting("validation", "split of the folder")
     batch_size: int = setting(16, "prompts per forward pass", at_least=1)
-    dtype: str = setting("auto", "float32, bfloat16, float16, or auto: bfloat16 where the hardware has it")
+    dtype: str | None = setting(None, DTYPE_HELP)
+    ledger: str | None = setting(None, "SQLite file that stores all calls")
     max_prompt_tokens: int | None = setting(
         None, "longest prompt; the oldest candidates go first, as in training (default: no limit)", at_least=1
     )
@@ -89,7 +93,7 @@ class DecisionSuite(Suite):
         # Twice as many as run, so that batches can be made of prompts of like length.
         self.concurrency = 2 * options.batch_size
         self.sampling = Sampling(max_tokens=options.max_reply_tokens)
-        self.backend: Any = None
+        self.client: Any = None
         super().__init__(options)
 
     def items(self) -> Iterator[Case]:
@@ -103,24 +107,28 @@ class DecisionSuite(Suite):
         return {
             "data": [file_digest(file) for file in record_files(options.data, options.split)],
             "model": options.model,
-            "weights": weights_fingerprint(resolve(options.model)),
-            **{name: getattr(options, name) for name in ("limit", "dtype", "max_prompt_tokens", "max_reply_tokens")},
+            "weights": model_fingerprint(options.model),
+            "dtype": usual_dtype(options.dtype),
+            **{name: getattr(options, name) for name in ("limit", "max_prompt_tokens", "max_reply_tokens")},
         }
 
     def open(self) -> None:
         """Open the student."""
         from tripletune.models.llm.backends.hf import HFBackend
 
-        self.backend = HFBackend(self.options.model, self.options.batch_size, self.options.dtype)
-        self.clients = [self.backend]
+        options = self.options
+        backend = HFBackend(options.model, options.batch_size, options.dtype)
+        self.client = LedgerClient(backend, Ledger(options.ledger) if options.ledger else None, retry=Retry(1))
+        self.clients = [self.client]
 
     async def ask(self, batch: list[Case]) -> list[tuple[Completion, int]]:
         """The reply to a decision's prompt, and how many candidates were left out of it."""
         (case,) = batch
         messages, left_out = list(case.messages), 0
         if self.options.max_prompt_tokens is not None:
-            messages, left_out = shorten(messages, self.backend.count_tokens, self.options.max_prompt_tokens)
-        return [(await self.backend.complete(messages, self.sampling), left_out)]
+            messages, left_out = shorten(messages, self.client.count_tokens, self.options.max_prompt_tokens)
+        reply = await self.client.chat(messages, role=ROLE, sampling=self.sampling, question_id=case.question_id)
+        return [(reply, left_out)]
 
     def score(self, item: Case, reply: tuple[Completion, int] | Failure) -> dict[str, Any]:
         """The row of a decision, with the cost of the call."""

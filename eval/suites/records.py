@@ -29,9 +29,9 @@ from tripletune.eval.systems import triples_settings
 from tripletune.models.data.records import Action, Passage, Record, Step, read_records, record_files
 from tripletune.models.data.rendering import Evidence, parse_plan
 from tripletune.models.data.triples import Triple
-from tripletune.models.files import file_digest, weights_fingerprint
+from tripletune.models.files import file_digest
 from tripletune.models.llm import Completion
-from tripletune.models.loading import DTYPE_HELP, usual_dtype
+from tripletune.models.loading import DTYPE_HELP, model_fingerprint, usual_dtype
 from tripletune.models.options import other_default, setting
 from tripletune.rag.answering import model_spec, open_generator
 from tripletune.rag.search import SearchOptions
@@ -105,7 +105,7 @@ class RecordSuite(Suite):
         return {
             "data": [file_digest(file) for file in record_files(options.data, options.split)],
             "model": self.model,
-            "weights": weights_fingerprint(self.model),
+            "weights": model_fingerprint(self.model),
             "triples": triples_settings(options.triples, options.extractor) if options.triples else None,
             "controls": [options.seed, *map(file_digest, self.training)] if options.controls else None,
             "evidence": options.evidence,

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from tripletune.models.attention import set_attention
 from tripletune.models.data.graph_settings import GraphSettings
 from tripletune.models.data.records import ModelInput, Step
-from tripletune.models.files import read_json
+from tripletune.models.files import read_json, weights_fingerprint
 from tripletune.models.graph_llm.embeddings import EmbeddingTable, LiveEmbeddings, encoder_dimension
 from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs
 from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
@@ -38,6 +38,7 @@ from tripletune.models.loading import (
     parse_dtype,
     resolve,
     telling,
+    usual_dtype,
 )
 from tripletune.models.local import CELLS, Decoder, Draw, Request, decode
 from tripletune.models.local.continuous_batch import make_decoder
@@ -179,7 +180,7 @@ class LocalGenerator(DecodingService, Generator, Backend):
         model: The model, with or without PEFT adapter; for `generate` in eval mode.
         batch_size: Most inputs in one batch; it changes no reply in float32.
         embeddings: Source of node and edge vectors; by default each string is embedded when first seen.
-        name: What the ledger calls the model.
+        name: What the ledger calls the model; `former`: what ledgers of earlier versions do.
         ledger: SQLite file of the call ledger; None keeps no calls.
     """
 
@@ -191,14 +192,23 @@ class LocalGenerator(DecodingService, Generator, Backend):
         embeddings: LiveEmbeddings | EmbeddingTable | None = None,
         name: str = "the Graph-LLM",
         ledger: str | Path | None = None,
+        former: str = "",
     ) -> None:
-        super().__init__(self._make_decoder, name)
+        super().__init__(self._make_decoder, name, former)
         self.graph_llm, self.processor = model, processor
         self.embeddings = embeddings or LiveEmbeddings(model.config.encoder, model.config.text_embedding_width)
         self.batch_size, self._cells = batch_size, CELLS
+        self._ledger = ledger
         self._client = None if ledger is None else LedgerClient(self, Ledger(ledger), retry=Retry(1))
         self.sampling = Sampling()
         self._closing = False
+
+    def __copy__(self) -> LocalGenerator:
+        """Another reader with the same weights: its calls, their thread and the ledger's client are its own."""
+        about = (self.graph_llm, self.processor, self.batch_size, self.embeddings, self.model)
+        twin = LocalGenerator(*about, self._ledger, self.former)
+        twin.sampling = self.sampling
+        return twin
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
         """Reply to one input, together with those of other tasks."""
@@ -291,7 +301,8 @@ def load_generator(
     model, processor = load_graph_llm(folder, parse_dtype(dtype))
     if isinstance(model, PeftModel):
         model = for_inference(model)
-    name = identity(f"graph:{folder}{'' if dtype == 'float32' else f' {dtype}'}", folder)
+    names = [f"graph:{folder}{'' if one == 'float32' else f' {one}'}" for one in (usual_dtype(dtype), dtype)]
+    name, former = identity(names[0], folder), identity(names[1], folder, weights_fingerprint)
     if torch.cuda.is_available():
         model = model.to("cuda")
-    return LocalGenerator(model, processor, batch_size, name=name, ledger=ledger)
+    return LocalGenerator(model, processor, batch_size, name=name, ledger=ledger, former=former)

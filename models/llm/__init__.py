@@ -65,12 +65,14 @@ class Endpoint:
     Attributes:
         model: What the ledger's key calls it, for example "openai:gpt-4o-mini". Never holds a key or a password.
         send_temperature: Whether replies are drawn as `Sampling` says, and not with a provider's own settings.
+        former: The model's name in ledgers of earlier versions, where it is another one.
         address: Where the model's server is; "" for one on this machine.
         may_be_silent: Whether a reply without text is one: a model on this machine that wrote none has replied.
     """
 
     model: str
     send_temperature: bool = True
+    former: str = ""
     address: str = ""
     may_be_silent: bool = False
 
@@ -150,8 +152,9 @@ class RepliesPending(RuntimeError):
     exit_code = 3
 
 
-def ledger_name(kind: str, model: str, extra: Mapping[str, Any] | None) -> str:
-    """What the ledger calls a model: kind, name, and request fields that change its replies."""
+def ledger_name(kind: str, model: str, extra: Mapping[str, Any] | None, dtype: str | None = None) -> str:
+    """What the ledger calls a model: kind, name, request fields that change its replies, and a type but float32."""
+    extra = {**(extra or {}), **({"dtype": dtype} if dtype not in (None, "float32") else {})}
     settings = json.dumps(dict(extra), sort_keys=True, ensure_ascii=False, separators=(",", ":")) if extra else ""
     return f"{kind}:{model}{' ' + settings if settings else ''}"
 

@@ -201,8 +201,11 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             call = make_call(self.model, sampling, messages)
         except (ValueError, TypeError) as error:
             raise CallError(f"{role}: this call can't be sent: {error}") from None
-        if (stored := self.ledger.get(call.key)) is not None:
-            self.ledger.use(call.key, role, question_id)
+        stored = self.ledger.get(call.key)
+        if stored is None and self.backend.former:
+            stored = self.ledger.get(make_call(self.backend.former, call.sampling, call.messages).key)
+        if stored is not None:
+            self.ledger.use(stored.key, role, question_id)
             return stored
         flight = self._flights.get(call.key)
         first = flight is None

@@ -20,6 +20,7 @@ from typing import Any
 from tripletune.models.llm import TIMED_OUT, Backend, Completion, Message, Sampling, TransientError, ledger_name
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Limits, Retry
+from tripletune.models.loading import DTYPE_HELP, DTYPES, usual_dtype
 from tripletune.models.options import CheckedOptions, not_one_of, rare, setting
 from tripletune.models.program import load_from, names_in
 
@@ -59,7 +60,7 @@ class LLMOptions(CheckedOptions):
     extra: str | None = rare(None, 'more fields of the request body as JSON, for example {"reasoning_effort": "low"}')
     batch_layout: str = rare("openai", "layout of request files", choices=("openai", "anthropic"))
     batch_size: int = setting(32, "most calls in one forward pass of a local model", above=0)
-    dtype: str = setting("auto", "number type of a local model: auto, float32, bfloat16 or float16")
+    dtype: str | None = setting(None, f"of a local model: {DTYPE_HELP}", choices=DTYPES)
 
     def check(self) -> list[str]:
         """What choices and ranges don't say, one sentence each."""
@@ -105,7 +106,7 @@ class LLMOptions(CheckedOptions):
     def ledger_name(self) -> str:
         """What the ledger calls the model; known without opening it, which may need a key."""
         kind = self.backend if load_backend(self.backend).sends else self.batch_layout
-        return ledger_name(kind, self.model, self.extra_fields)
+        return ledger_name(kind, self.model, self.extra_fields, usual_dtype(self.dtype) if self.is_local else None)
 
     @property
     def is_local(self) -> bool:

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from tripletune.models.files import weights_fingerprint
 from tripletune.models.llm import Backend, CallError, Completion, Message, Sampling, SetupError, ledger_name
 from tripletune.models.llm.backends import BackendKind
-from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights, parse_dtype
+from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights, parse_dtype, usual_dtype
 from tripletune.models.local import CELLS, Decoder, Draw, Request
 from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
@@ -28,7 +29,8 @@ class HFBackend(DecodingService, Backend):
         model: Hub id, folder or `pypi:package`; see `models.loading.for_inference` for adapters.
         batch_size: Most calls in one batch; long ones are fewer. On a GPU that runs out of memory batches are halved
             until they fit.
-        dtype: "auto" (bfloat16 where the hardware multiplies it natively), "float32", "bfloat16" or "float16".
+        dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 where the hardware multiplies it natively; None:
+            bfloat16 on a GPU, else float32.
         template_options: More arguments of the chat template, for example {"enable_thinking": False}.
         plain: For base models, which have no chat template: the turns' texts, with blank lines between them.
         beams: Beams of beam search; 1 is greedy, or sampled.
@@ -41,7 +43,7 @@ class HFBackend(DecodingService, Backend):
         self,
         model: str,
         batch_size: int = 32,
-        dtype: str = "auto",
+        dtype: str | None = None,
         template_options: Mapping[str, Any] | None = None,
         plain: bool = False,
         *,
@@ -52,8 +54,13 @@ class HFBackend(DecodingService, Backend):
     ) -> None:
         changed = [("beams", beams, 1), ("grammar", grammar, False), ("repetition", repetition, False)]
         settings = {name: value for name, value, default in changed if value != default}
-        name = ledger_name("hf", str(model), {**(template_options or {}), **settings})
-        super().__init__(self._make_decoder, identity(name, model))
+        dtype, about = usual_dtype(dtype), {**(template_options or {}), **settings}
+        name = ledger_name("hf", str(model), {**about, **({"plain": True} if plain else {})}, dtype)
+        # Earlier versions did not name the type, which was "auto" by default.
+        former = (
+            f"{identity(ledger_name('hf', str(model), about), model, weights_fingerprint)}{' plain' if plain else ''}"
+        )
+        super().__init__(self._make_decoder, identity(name, model), former if dtype == usual_dtype("auto") else "")
         self.batch_size, self._beams, self._cells = batch_size, beams, cells
         self._grammar, self._ends_repetition = grammar, repetition
         self._spec, self._dtype = model, parse_dtype(dtype)

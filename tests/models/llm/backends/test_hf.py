@@ -1,4 +1,5 @@
 import asyncio
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -7,9 +8,15 @@ import pytest
 import torch
 
 from tests.fakes import on_forward, shapes_read
-from tripletune.models.llm import CallError, Sampling
+from tripletune.eval.systems import chat_model
+from tripletune.models.files import weights_fingerprint
+from tripletune.models.llm import CallError, Completion, Sampling
+from tripletune.models.llm.backends import LLMOptions, open_client
 from tripletune.models.llm.backends.hf import HFBackend
+from tripletune.models.llm.ledger import Ledger, make_call
+from tripletune.models.loading import add_lora, load_causal_lm, model_fingerprint
 from tripletune.models.local import Draw, Request
+from tripletune.rag.extractor import teacher_extractor
 
 GREEDY = Sampling(max_tokens=12)
 WARM = Sampling(temperature=0.8, top_p=0.9, max_tokens=12, seed=1)
@@ -213,6 +220,88 @@ def test_a_base_model_and_options_of_the_template(tiny_llama, tmp_path):
     assert backend._tokenizer.decode(backend._chat.encode(chat("Who?"))) == "Who?!!!"
     name, _, weights = backend.model.partition("@")
     assert name == f'hf:{folder} {{"loud":true}}'
-    os.utime(folder / "model.safetensors")
-    again = HFBackend(str(folder), dtype="float32", template_options={"loud": True})
-    assert again.model.partition("@")[2] not in ("", weights), "weights trained again are another model"
+    assert weights
+
+
+def _edit(name, **fields):
+    def change(folder):
+        file = folder / name
+        found = json.loads(file.read_text()) if file.is_file() else {}
+        file.write_text(json.dumps(found | fields))
+
+    return change
+
+
+# What a reply depends on -> how it becomes another one: in the folder of a model, or an argument.
+CHANGES = {
+    "weights": lambda folder: os.utime(folder / "model.safetensors"),
+    "dtype": {"dtype": "bfloat16"},
+    "another dtype": {"dtype": "float16"},
+    "template": lambda folder: (folder / "chat_template.jinja").write_text("{{ messages[-1]['content'] }}!"),
+    "template in the tokenizer's file": _edit("tokenizer_config.json", chat_template="{{ messages[-1]['content'] }}!"),
+    "template options": {"template_options": {"loud": True}},
+    "no template": {"plain": True},
+    "quantisation": _edit("config.json", quantization_config={"load_in_4bit": True}),
+    "settings of generation": _edit("generation_config.json", eos_token_id=3),
+    "beams": {"beams": 2},
+}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+@pytest.mark.filterwarnings("ignore")
+def test_one_identity(tiny_llama, tmp_path, field):
+    """The name in the ledger's key and in cards, that of settings and that of stores change with what replies do."""
+    folder, change = shutil.copytree(tiny_llama, tmp_path / "model"), CHANGES[field]
+
+    def key(**arguments):
+        return HFBackend(str(folder), **arguments).model
+
+    def names():
+        extra = given.get("template_options")
+        options = LLMOptions("hf", str(folder), dtype=given.get("dtype"), extra=extra and json.dumps(extra))
+        client = open_client(options, {})
+        return {json.dumps(chat_model(options)), teacher_extractor(client, options).model, client.model}
+
+    given: dict = {}
+    before = (key(), names())
+    if callable(change):
+        change(folder)
+        assert key() != before[0]
+    else:
+        assert key(**change) != before[0] == key()
+        given = change
+    if field not in ("beams", "no template"):
+        assert not before[1] & names()
+
+
+def test_an_adapter_is_another_model_when_its_base_is(tiny_llama, tmp_path):
+    base, adapter = shutil.copytree(tiny_llama, tmp_path / "base"), tmp_path / "adapter"
+    model, _ = load_causal_lm(str(base))
+    add_lora(model, rank=1, alpha=1, dropout=0.0, targets=["q_proj"], base=str(base)).save_pretrained(adapter)
+    found = [model_fingerprint(adapter), model_fingerprint(adapter)]
+    assert len({*found}) == 1
+    for change in (
+        lambda: os.utime(base / "model.safetensors"),
+        lambda: os.utime(adapter / "adapter_model.safetensors"),
+        lambda: _edit("adapter_config.json", lora_alpha=3)(adapter),
+        lambda: (base / "chat_template.jinja").write_text("x"),
+    ):
+        change()
+        found.append(model_fingerprint(adapter))
+    assert len({*found}) == 5
+
+
+@pytest.mark.parametrize(("dtype", "found"), [("auto", True), ("float16", False)])
+def test_ledgers_of_earlier_versions_answer(tiny_llama, tmp_path, dtype, found):
+    """They did not name the type, which was "auto"."""
+    ledger = tmp_path / "ledger.sqlite"
+    old = f"hf:{tiny_llama}@{weights_fingerprint(tiny_llama)}"
+    with Ledger(ledger) as opened:
+        asyncio.run(opened.store(make_call(old, GREEDY, CHATS[0]), Completion("old"), "r"))
+
+    async def go():
+        async with open_client(LLMOptions("hf", str(tiny_llama), ledger=str(ledger), dtype=dtype), {}) as client:
+            return await client.chat(CHATS[0], role="r", sampling=GREEDY)
+
+    reply = asyncio.run(go())
+    assert (reply.text == "old", reply.cached) == (found, found)
