@@ -41,10 +41,11 @@ class Kind:
     tables: str
 
 
-def open_database(path: Path, kind: Kind, create: bool = True) -> sqlite3.Connection:
+def open_database(path: Path, kind: Kind, create: bool = True, only_read: bool = False) -> sqlite3.Connection:
     """Open a file, from any thread; no transaction begins by itself.
 
-    Without `create` it must be there, and is only read. A new one can be read by its owner alone.
+    Without `create` it must be there, and where there are no rights to write it is only read. A new one can be read by
+    its owner alone. `only_read` is for a short look: what is written meanwhile may not be seen.
 
     Raises:
         UnusableFile: it is no file of that kind and version, or is empty or damaged.
@@ -62,7 +63,8 @@ def open_database(path: Path, kind: Kind, create: bool = True) -> sqlite3.Connec
         )
     # SQLite makes files beside a database even to read it, unless it is called immutable.
     read = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
-    address = f"{path.absolute().as_uri()}?{'mode=rw' if create else read}"
+    writable = not only_read and (create or (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)))
+    address = f"{path.absolute().as_uri()}?{'mode=rw' if writable else read}"
     # Where a file is changed by another process, SQLite fails at once in some cases, instead of waiting.
     locked = retry_if_exception_message(match="database is locked")
     retry = Retrying(retry=locked, stop=stop_after_delay(_BUSY_SECONDS), wait=wait_random(0.01, 0.1), reraise=True)
@@ -72,7 +74,7 @@ def open_database(path: Path, kind: Kind, create: bool = True) -> sqlite3.Connec
             address, timeout=_BUSY_SECONDS, isolation_level=None, uri=True, check_same_thread=False
         )
         database.execute("PRAGMA cache_size = -16384")  # 16 MB
-        retry(_prepare, database, path, kind, create)
+        retry(_prepare, database, path, kind, writable)
     except Exception as error:
         if database is not None:
             database.close()

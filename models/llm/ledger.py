@@ -152,7 +152,7 @@ def row_of(
 
 def open_ledger(path: str | Path, create: bool = True) -> sqlite3.Connection:
     """Open a ledger's file (see `models.sqlite.open_database`); its SQL knows `has_text`."""
-    connection = open_database(Path(path), LEDGER, create)
+    connection = open_database(Path(path), LEDGER, create, only_read=not create)
     connection.create_function("has_text", 1, has_text, deterministic=True)
     return connection
 

@@ -56,14 +56,14 @@ def test_a_reader_writes_nothing(tmp_path):
     path = tmp_path / "x.sqlite"
     make(path)
     before = path.read_bytes()
-    with closing(open_database(path, NOTES, create=False)) as database:
+    with closing(open_database(path, NOTES, create=False, only_read=True)) as database:
         assert database.execute("SELECT count(*) FROM notes").fetchone() == (1,)
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             database.execute("INSERT INTO notes VALUES ('b')")
     # While another process writes, its log is read too.
     with closing(open_database(path, NOTES)) as writer:
         writer.execute("INSERT INTO notes VALUES ('b')")
-        with closing(open_database(path, NOTES, create=False)) as database:
+        with closing(open_database(path, NOTES, create=False, only_read=True)) as database:
             assert database.execute("SELECT count(*) FROM notes").fetchone() == (2,)
         assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
