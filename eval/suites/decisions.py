@@ -27,8 +27,6 @@ from tripletune.models.data.records import record_files
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import file_digest
 from tripletune.models.llm import Completion, Message, Sampling
-from tripletune.models.llm.ledger import Ledger
-from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.models.loading import DTYPE_HELP, model_fingerprint, resolve, usual_dtype
 from tripletune.models.options import setting
 from tripletune.rag.systems.cirag import CiragOptions
@@ -40,7 +38,6 @@ SCORES = {
     "stop_accuracy": "the reply continues or stops as the teacher does",
     "malformed": "replies without a readable decision, after the parser's repairs",
 }
-ROLE = "decisions.integrate"
 STOP, GO_ON, UNREADABLE = "stop", "go_on", "malformed"
 
 
@@ -74,7 +71,6 @@ class DecisionOptions(SuiteOptions):
     split: str = setting("validation", "split of the folder")
     batch_size: int = setting(16, "prompts per forward pass", at_least=1)
     dtype: str | None = setting(None, DTYPE_HELP)
-    ledger: str | None = setting(None, "SQLite file that stores all calls")
     max_prompt_tokens: int | None = setting(
         None, "longest prompt; the oldest candidates go first, as in training (default: no limit)", at_least=1
     )
@@ -93,7 +89,7 @@ class DecisionSuite(Suite):
         # Twice as many as run, so that batches can be made of prompts of like length.
         self.concurrency = 2 * options.batch_size
         self.sampling = Sampling(max_tokens=options.max_reply_tokens)
-        self.client: Any = None
+        self.backend: Any = None
         super().__init__(options)
 
     def items(self) -> Iterator[Case]:
@@ -116,19 +112,16 @@ class DecisionSuite(Suite):
         """Open the student."""
         from tripletune.models.llm.backends.hf import HFBackend
 
-        options = self.options
-        backend = HFBackend(options.model, options.batch_size, options.dtype)
-        self.client = LedgerClient(backend, Ledger(options.ledger) if options.ledger else None, retry=Retry(1))
-        self.clients = [self.client]
+        self.backend = HFBackend(self.options.model, self.options.batch_size, self.options.dtype)
+        self.clients = [self.backend]
 
     async def ask(self, batch: list[Case]) -> list[tuple[Completion, int]]:
         """The reply to a decision's prompt, and how many candidates were left out of it."""
         (case,) = batch
         messages, left_out = list(case.messages), 0
         if self.options.max_prompt_tokens is not None:
-            messages, left_out = shorten(messages, self.client.count_tokens, self.options.max_prompt_tokens)
-        reply = await self.client.chat(messages, role=ROLE, sampling=self.sampling, question_id=case.question_id)
-        return [(reply, left_out)]
+            messages, left_out = shorten(messages, self.backend.count_tokens, self.options.max_prompt_tokens)
+        return [(await self.backend.complete(messages, self.sampling), left_out)]
 
     def score(self, item: Case, reply: tuple[Completion, int] | Failure) -> dict[str, Any]:
         """The row of a decision, with the cost of the call."""
