@@ -51,14 +51,10 @@ class SearchOptions:
     vectors: VectorSearch = rare(
         "flat", "compare a query with all vectors, or find the nearest through an HNSW graph: for a million and more"
     )
-    query_prompt: str | None = rare(
-        None, "put before queries (default: what the encoder's settings say)", needs="encoder"
-    )
-    text_prompt: str | None = rare(None, "put before texts (default: what the encoder's settings say)", needs="encoder")
+    query_prompt: str | None = rare(None, "put before queries (default: the encoder's own)", needs="encoder")
+    text_prompt: str | None = rare(None, "put before texts (default: the encoder's own)", needs="encoder")
     similarity: Similarity | None = rare(
-        None,
-        "how vectors are compared (default: what the encoder's settings say, else cosine); dot for Contriever",
-        needs="encoder",
+        None, "how vectors are compared (default: the encoder's own, else cosine); dot for Contriever", needs="encoder"
     )
     trust_remote_code: bool = rare(False, "run Python code that comes with the encoder")
     index: str | None = setting(None, "folder of the indexes (default: OUTPUT/index of a run, a temporary one of ask)")

@@ -68,9 +68,7 @@ class ExtractionOptions(SuiteOptions):
     )
     untrained: bool = setting(False, "--model was not trained for this: it gets a teacher's prompt")
     shots: int = setting(0, "examples before each text, for models that were not trained", at_least=0)
-    shot_data: str | None = setting(
-        None, "pairs to take the examples from; of a folder those of training", needs="shots"
-    )
+    shot_data: str | None = setting(None, "pairs that give the examples; of a folder those of training", needs="shots")
     prompt: str | None = setting(None, "file with a system prompt to use instead of ours")
     piece_limit: int = setting(PIECE_LIMIT, "characters; longer texts are cut between sentences", at_least=1)
     embedder: str | None = setting(

@@ -61,9 +61,7 @@ class RecordOptions(SuiteOptions):
     split: str = setting("validation", "split of the folder")
     evidence: Evidence | None = setting(None, "what is read of a step (default: as the model was trained)")
     triples: str | None = other_default(SearchOptions, "triples", None)
-    extractor: str | None = setting(
-        None, "which extractor's triples to take, where --triples holds several", needs="triples"
-    )
+    extractor: str | None = setting(None, "whose triples to take, where --triples holds several", needs="triples")
     untrained: bool = setting(False, "allow a base model that was not trained, as a reference")
     batch_size: int = setting(16, "inputs per forward pass", at_least=1)
     dtype: str | None = setting(None, DTYPE_HELP)
