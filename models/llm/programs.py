@@ -91,6 +91,8 @@ def import_calls(path: Path, source: Path) -> tuple[int, int]:
     """
     # Read twice, so that a bad line leaves no ledger behind and memory does not grow with the file.
     total = sum(bool(_row(values, where)) for where, values in _calls(source))
+    if not total:
+        raise ValueError(f"{source}: the file holds no calls")
     new = 0
     with Ledger(path) as ledger, ledger.transaction() as connection:
         for where, values in _calls(source):

@@ -288,6 +288,12 @@ def test_export_and_import_give_the_same_ledger(filled, tmp_path):
     assert run("ledger", "verify", copy).code == 0
 
 
+def test_a_file_without_calls_is_refused_and_makes_no_ledger(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("\n")
+    assert "holds no calls" in run("ledger", "import", tmp_path / "new.sqlite", tmp_path / "empty.jsonl").error
+    assert not (tmp_path / "new.sqlite").exists()
+
+
 def test_export_takes_a_role_and_a_model(filled):
     lines = run("ledger", "export", filled, "--role", "two").out.splitlines()
     assert [json.loads(line)["text"] for line in lines] == ["re: a", "re: c", ""]
