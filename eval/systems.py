@@ -8,7 +8,6 @@ that knows the facts of a fictional world.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +20,7 @@ from tripletune.eval.costs import PRICE_HELP
 from tripletune.eval.suites import SuiteOptions
 from tripletune.models.files import file_digest
 from tripletune.models.llm import LLMClient, RoleClients
-from tripletune.models.llm.backends import LLMOptions, backend_names, open_client
+from tripletune.models.llm.backends import LLMOptions, open_client, read_spec
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.models.llm.question_client import load_prompts
@@ -39,7 +38,6 @@ from tripletune.rag.triple_store import TripleStore, is_store
 
 # The model of `LLMOptions` whose other options alone count.
 UNNAMED = "unnamed"
-_SPEC = re.compile(r"(?:(?P<role>[\w.]+)=)?(?P<backend>\w+):(?P<model>.+?)(?:@(?P<url>https?://.+))?")
 
 
 SET_HELP = (
@@ -185,13 +183,8 @@ def chat_models(specs: Sequence[str], teacher: LLMOptions) -> dict[str, LLMOptio
     """
     found: dict[str, LLMOptions] = {}
     for spec in specs:
-        match = _SPEC.fullmatch(spec)
-        if match is None or match["backend"] not in backend_names():
-            raise ValueError(
-                f"--llm {spec}: write [ROLE=]BACKEND:MODEL[@URL,URL], for example t2rag.resolve=hf:runs/student, "
-                f"where BACKEND is one of {', '.join(backend_names())}"
-            )
-        found[match["role"] or ""] = replace(teacher, backend=match["backend"], model=match["model"], url=match["url"])
+        role, fields = read_spec(spec)
+        found[role] = replace(teacher, **fields)  # type: ignore[arg-type]
     return found
 
 

@@ -1,7 +1,7 @@
 """Ask one question, extract the triples of a corpus, index it: `tripletune ask`, `rag extract`, `export` and `index`.
 
 tripletune ask "Who …?" --model FOLDER --corpus FILE --triples FILE
-tripletune ask "Who …?" --system ircot --teacher openai --teacher-model NAME --corpus FILE
+tripletune ask "Who …?" --system ircot --llm openai:NAME --corpus FILE
 tripletune rag extract --corpus FILE --model FOLDER --output triples.sqlite
 tripletune rag export --corpus FILE --store triples.sqlite --output triples.jsonl
 tripletune rag index --corpus FILE --triples FILE --retriever dense --encoder SPEC --index DIR
@@ -24,7 +24,7 @@ from typing import Any
 
 from tripletune.models.data.records import one_line, read_corpus
 from tripletune.models.llm import SetupError
-from tripletune.models.llm.backends import LLMOptions
+from tripletune.models.llm.backends import LLMOptions, add_chat_model
 from tripletune.models.program import CommandParser, add_arguments, add_short_flags, from_arguments, run_program
 from tripletune.models.tables import printable
 from tripletune.rag import Trace, TraceAction, TraceStep
@@ -130,7 +130,7 @@ def _add_ask(commands: Any) -> None:
     add_arguments(parser.add_argument_group("retrieval"), SearchOptions)
     add_short_flags(parser.add_argument_group("options of the system", SHORT), LoopOptions)
     about = "a chat model instead of --model; with both, RAS plans with it and answers with --model"
-    add_arguments(parser.add_argument_group("teacher model", about), LLMOptions, "teacher")
+    add_chat_model(parser.add_argument_group("teacher model", about))
     parser.set_defaults(run=_ask, level=logging.WARNING, ledger=None)
 
 

@@ -26,7 +26,7 @@ from tripletune.models.data.pairs import ExtractionPair, read_pairs, read_replie
 from tripletune.models.data.records import record_files
 from tripletune.models.files import file_digest, flatten, write_text
 from tripletune.models.llm import Completion
-from tripletune.models.llm.backends import LLMOptions, backend_names
+from tripletune.models.llm.backends import add_chat_model, backend_names
 from tripletune.models.loading import PYPI
 from tripletune.models.options import setting
 from tripletune.models.program import CommandParser, add_arguments, from_arguments
@@ -105,8 +105,7 @@ class ExtractionSuite(Suite):
         """Give a parser the options, those of models among them."""
         add_arguments(parser, ExtractionOptions)
         add_arguments(parser.add_argument_group("models on this machine"), LocalOptions)
-        rest = [item.name for item in dataclasses.fields(LLMOptions) if item.name != "backend"]  # `--teacher` names it
-        add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", only=rest)
+        add_chat_model(parser.add_argument_group("teacher model"), "backend")  # which `--teacher` names
 
     @classmethod
     def suites(cls, args: argparse.Namespace) -> Sequence[ExtractionSuite]:

@@ -28,7 +28,7 @@ from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells,
 from tripletune.eval.systems import chat_model
 from tripletune.models.files import file_digest, read_text
 from tripletune.models.llm import Message
-from tripletune.models.llm.backends import LLMOptions, open_client
+from tripletune.models.llm.backends import LLMOptions, add_chat_model, open_client
 from tripletune.models.llm.replies import UnusableReply, all_of, ask, find_json
 from tripletune.models.options import setting
 from tripletune.models.program import CommandParser, add_arguments, from_arguments
@@ -68,7 +68,7 @@ class JudgeSuite(Suite):
 
     unit = "question"
     options_class = JudgeOptions
-    example = "--data runs/eval/ras --other runs/eval/standard --teacher-model gpt-4o-mini --output runs/judged"
+    example = "--data runs/eval/ras --other runs/eval/standard --llm openai:gpt-4o-mini --output runs/judged"
 
     def __init__(self, options: JudgeOptions, teacher: LLMOptions) -> None:
         self.teacher, self.prompt = teacher, read_text(options.prompt).strip()
@@ -79,13 +79,13 @@ class JudgeSuite(Suite):
     def add_arguments(cls, parser: CommandParser) -> None:
         """Give a parser the options, the judge's among them."""
         add_arguments(parser, JudgeOptions)
-        add_arguments(parser.add_argument_group("judge"), LLMOptions, "teacher")
+        add_chat_model(parser.add_argument_group("judge"))
 
     @classmethod
     def suites(cls, args: argparse.Namespace) -> Sequence[JudgeSuite]:
         """The suite of a command line."""
         if not args.teacher_model:
-            raise ValueError("a judge is needed: --teacher and --teacher-model")
+            raise ValueError("a judge is needed: --llm BACKEND:MODEL")
         ledger = args.teacher_ledger or str(Path(args.output) / "ledger.sqlite")
         return [cls(from_arguments(JudgeOptions, args), from_arguments(LLMOptions, args, "teacher", ledger=ledger))]
 

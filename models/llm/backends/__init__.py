@@ -6,6 +6,7 @@ from the environment when the client is opened, and are never part of the option
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -13,7 +14,7 @@ import re
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +23,7 @@ from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Limits, Retry
 from tripletune.models.loading import DTYPE_HELP, DTYPES, usual_dtype
 from tripletune.models.options import CheckedOptions, not_one_of, rare, setting
-from tripletune.models.program import load_from, names_in
+from tripletune.models.program import add_arguments, load_from, names_in
 
 _BACKENDS = "tripletune.models.llm.backends"
 URL_FORM = "must look like http://host:port/v1, without user, password or query"
@@ -30,6 +31,7 @@ URL_FORM = "must look like http://host:port/v1, without user, password or query"
 _REST = 10.0
 # What `extra` may not set: there are options for it, or the program does.
 _OWN_FIELDS = {"model", "messages", "system", "stream", "n", "temperature", "top_p", "seed"}
+_SPEC = re.compile(r"(?:(?P<role>[\w.]+)=)?(?P<backend>\w+):(?P<model>.+?)(?:@(?P<url>https?://.+))?")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 
@@ -143,6 +145,41 @@ def backend_names() -> list[str]:
 def load_backend(name: str) -> BackendKind:
     """What a backend says of itself; imports its module, and no other."""
     return load_from(_BACKENDS, name, "backend").BACKEND
+
+
+def read_spec(spec: str) -> tuple[str, dict[str, str | None]]:
+    """The role, or "", and the fields of `LLMOptions` of a chat model, `[ROLE=]BACKEND:MODEL[@URL,URL]`."""
+    match = _SPEC.fullmatch(spec)
+    if match is None or match["backend"] not in backend_names():
+        raise ValueError(
+            f"--llm {spec}: write [ROLE=]BACKEND:MODEL[@URL,URL], for example t2rag.resolve=hf:runs/student, "
+            f"where BACKEND is one of {', '.join(backend_names())}"
+        )
+    return match["role"] or "", {name: match[name] for name in ("backend", "model", "url")}
+
+
+class _ChatModel(argparse.Action):
+    """Sets `--teacher`, `--teacher-model` and `--teacher-url`."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        try:
+            role, found = read_spec(values)
+        except ValueError as error:
+            parser.error(str(error))
+        if role:
+            parser.error(f"--llm {values}: this program has one chat model, so leave out {role}=")
+        given = {"teacher": found["backend"], "teacher_model": found["model"], "teacher_url": found["url"]}
+        vars(namespace).update({name: value for name, value in given.items() if value})
+
+
+def add_chat_model(group: Any, *others: str) -> None:
+    """Give a group of a parser `--llm` and `--teacher-…`; the fields `others` have an argument elsewhere."""
+    one = group.add_mutually_exclusive_group()
+    about = "the chat model, BACKEND:MODEL[@URL,URL], instead of --teacher, --teacher-model and --teacher-url"
+    one.add_argument("--llm", action=_ChatModel, metavar="MODEL", help=about)
+    add_arguments(one, LLMOptions, "teacher", only=("model",))
+    rest = [item.name for item in fields(LLMOptions) if item.name not in ("model", *others)]
+    add_arguments(group, LLMOptions, "teacher", only=rest)
 
 
 def open_client(options: LLMOptions, environment: Mapping[str, str] = os.environ) -> LedgerClient:

@@ -3,7 +3,7 @@ from dataclasses import fields
 import pytest
 
 from tripletune.models.llm import Sampling
-from tripletune.models.llm.backends import LLMOptions, open_client
+from tripletune.models.llm.backends import LLMOptions, add_chat_model, open_client
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, to_arguments
 
 SECRET = "sk-hunter2-0123456789"
@@ -19,6 +19,30 @@ def test_every_field_is_an_option():
     add_arguments(parser, LLMOptions, "teacher")
     assert from_arguments(LLMOptions, parser.parse_args(to_arguments(given, "teacher")), "teacher") == given
     assert given.sampling(64) == Sampling(0.5, 0.9, 64, 4)
+
+
+def test_one_text_names_a_chat_model(capsys):
+    def read(*words):
+        parser = CommandParser()
+        add_chat_model(parser.add_argument_group("model"))
+        return from_arguments(LLMOptions, parser.parse_args(words), "teacher")
+
+    assert read("--llm", "openai:a:7b@http://h/v1,http://i/v1") == LLMOptions(
+        "openai", "a:7b", "http://h/v1,http://i/v1"
+    )
+    assert read("--llm", "hf:runs/x", "--teacher-seed", "3") == LLMOptions("hf", "runs/x", seed=3)
+    assert read("--teacher-url", "http://h/v1", "--llm", "openai:m").url == "http://h/v1"
+    for words, problem in (
+        (("--llm", "m"), "write [ROLE=]BACKEND:MODEL[@URL,URL]"),
+        (("--llm", "nope:m"), "BACKEND is one of anthropic, batch, hf, openai"),
+        (("--llm", "answer=openai:m"), "leave out answer="),
+        (("--llm", "openai:m", "--teacher-model", "n"), "not allowed with argument --llm"),
+        (("--teacher-model", "n", "--llm", "openai:m"), "not allowed with argument --teacher-model"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            read(*words)
+        assert caught.value.code == 2
+        assert problem in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [SECRET, "lower_case", "A B", ""])
