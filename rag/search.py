@@ -68,9 +68,13 @@ def build_indexes(options: SearchOptions, embedder: Embedder | None = None) -> N
     if not options.corpus or not options.index:
         raise ValueError("an index needs --corpus, the passages, and --index, its folder")
     if options.extractor and not (options.triples and is_store(options.triples)):
-        raise ValueError("--extractor: without effect, since --triples names no store of `rag extract`; leave it out")
+        raise ValueError(
+            f"--extractor {options.extractor}: without effect, since --triples names no store; leave it out"
+        )
     if options.encoder and options.retriever == "bm25":
-        raise ValueError("--encoder: without effect, since BM25 embeds nothing; leave it out, or add --retriever dense")
+        raise ValueError(
+            f"--encoder {options.encoder}: without effect, since BM25 embeds nothing; add --retriever dense"
+        )
     check_index(Path(options.index))
     if embedder is None and options.retriever != "bm25" and options.encoder:
         embedder = search_embedder(options)

@@ -215,6 +215,8 @@ def compare_folders(folders: Sequence[str | Path], metric: str | None = None) ->
         for one in heads
     ]
     common = [name for name in runs[0] if all(name in other for other in runs[1:])]
+    if empty := [one for one, rows in zip(heads, runs) if not rows]:
+        raise ValueError(f"{empty[0]}: its results are empty; give the run's command again")
     if not common:
         raise ValueError(f"the runs have no {unit} in common: were they made from different data?")
     if any(len(other) != len(common) for other in runs):

@@ -221,8 +221,8 @@ def test_indexes_are_built_beforehand(world, tmp_path, tiny_encoder):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--extractor", "nope"], "--extractor: without effect"),
-        (["--encoder", "pypi:none"], "--encoder: without effect"),
+        (["--extractor", "nope"], "--extractor nope: without effect"),
+        (["--encoder", "pypi:none"], "--encoder pypi:none: without effect"),
         ([], "did not make (mine.txt)"),
     ],
 )

@@ -275,6 +275,9 @@ def test_compare_needs_finished_runs_of_one_task(files, oracle, error_of):
     (files / "other" / "metrics.json").write_text(json.dumps(head))
     assert main(["compare", str(files / "out"), str(files / "other")]) == 2
     assert "different tasks (hotpotqa, musique)" in error_of()
+    (files / "out" / "results.jsonl").write_text("")
+    assert main(["compare", str(files / "out")]) == 2
+    assert "its results are empty" in error_of()
 
 
 def test_every_task_loads_and_a_wrong_one_names_all_its_problems(tmp_path):
