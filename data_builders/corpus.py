@@ -27,9 +27,10 @@ from typing import IO, Any
 from tripletune.data_builders.datasets import SeenTable
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._rows import Row, source_rows
+from tripletune.models.data.fields import name_field
 from tripletune.models.data.questions import DropReason, Question
 from tripletune.models.data.records import Passage
-from tripletune.models.files import file_digest, new_folder, write_json
+from tripletune.models.files import file_digest, json_line, new_folder, write_json
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, progress, run_program
 
@@ -106,7 +107,7 @@ def _usable(reader: str, location: str, drops: Counter[str]) -> Iterator[tuple[R
         for (where, row), item in zip(source_rows(location), questions, strict=True):
             if not isinstance(item, Question):
                 drops[str(item.reason)] += 1
-            elif item.id not in (row.get("_id"), row.get("id")):
+            elif item.id not in (name_field(row, where, "_id"), name_field(row, where, "id")):
                 raise ValueError(
                     f"{where}: reader {reader!r} does not give one question a row, so it can't be used here"
                 )
@@ -163,7 +164,7 @@ def _write_passage(passage: Passage, corpus: IO[str], seen: SeenTable, counts: C
 
 
 def _line(file: IO[str], row: Row) -> None:
-    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    file.write(json_line(row))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

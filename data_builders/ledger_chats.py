@@ -149,11 +149,11 @@ def _repaired(maker: tuple[str, str], messages: Sequence[Message], repairs: Sequ
     return found[-1] if found else None
 
 
-def roles_of(ledger: Path, system: str) -> list[str]:
-    """The roles of a system whose calls a ledger holds, without repairs."""
+def calls_in(ledger: Path) -> set[tuple[str, str]]:
+    """Role and model of the calls that a ledger holds, without repairs."""
     with closing(open_ledger(ledger, create=False)) as connection:
-        found = connection.execute("SELECT DISTINCT role FROM uses WHERE role GLOB ? ORDER BY role", (f"{system}.*",))
-        return [role for (role,) in found if not role.endswith(REPAIR_ROLE)]
+        found = set(connection.execute("SELECT DISTINCT role, model FROM uses JOIN calls ON calls.id = call_id"))
+    return {(role, model) for role, model in found if not role.endswith(REPAIR_ROLE)}
 
 
 def _as_it_is(messages: Sequence[Message], reply: str) -> tuple[str | None, tuple[str, ...]]:

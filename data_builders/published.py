@@ -37,7 +37,6 @@ from __future__ import annotations
 import ast
 import csv
 import hashlib
-import json
 import random
 import re
 from collections import Counter
@@ -47,10 +46,11 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.data_builders.readers._rows import Row, required_text, source_rows, whole_object
+from tripletune.models.data.fields import checked, given, name_field, name_list, shown, text_field
 from tripletune.models.data.records import Action, Record, Step, normalize_answer, read_jsonl
 from tripletune.models.data.rendering import parse_plan
 from tripletune.models.data.triples import Triple, parse_triples
-from tripletune.models.files import check_new, new_file, read_text
+from tripletune.models.files import check_new, json_line, new_file, read_text
 from tripletune.models.options import setting
 from tripletune.rag.extractor import split_passage
 
@@ -217,6 +217,8 @@ def split_names(count: int, seed: int = 0) -> list[str]:
     return names
 
 
+_ALIASES = ("aliases", "demonyms")
+_TEXTS = ("contents", "body", "context", "text", "passage")
 _NO_PHRASE = re.compile("[^A-Za-z0-9 ]")
 
 
@@ -246,13 +248,21 @@ def adapt_rows(options: AdaptOptions) -> Counter[str]:
     counts, aliases = Counter[str](), None
     if options.aliases:
         # 2WikiMultiHopQA counts a country's demonyms among its names.
-        aliases = {row["Q_id"]: [*row["aliases"], *row["demonyms"]] for _, row in read_jsonl(options.aliases)}
+        aliases = {
+            required_text(row, ("Q_id",), where): [name for key in _ALIASES for name in name_list(row, where, key)]
+            for where, row in read_jsonl(options.aliases)
+        }
+        if not aliases:
+            raise ValueError(f"{options.aliases}: the file holds no row")
     seen: set[int] = set()
     graph: dict[str, set[Any]] = {"nodes": set(), "relations": set(), "distinct triples": set()}
     with new_file(options.output) as scratch, scratch.open("w", encoding="utf-8") as file:
         for where, row in _adaptable(options.input):
             for made in _adapted(row, where, aliases, options, seen):
-                counts["rows" if "text" not in made else "passages"] += 1
+                if aliases is None and not made["text"].strip():
+                    counts["rows without text, left out"] += 1
+                    continue
+                counts["passages" if aliases is None else "rows"] += 1
                 for fields in made.get("triples", ()):
                     counts["triples"] += 1
                     if isinstance(fields, list) and len(fields) == 3:
@@ -261,43 +271,51 @@ def adapt_rows(options: AdaptOptions) -> Counter[str]:
                         graph["relations"].add(predicate)
                         graph["distinct triples"].add((subject, predicate, last))
                 counts["questions with aliases"] += "answer_aliases" in made
-                file.write(json.dumps(made, ensure_ascii=False) + "\n")
-        if not counts:
-            raise ValueError(f"{options.input}: the file holds no row")
+                file.write(json_line(made))
+        if not counts["rows"] + counts["passages"]:
+            raise ValueError(f"{options.input}: the file holds no row{' with a text' if counts else ''}")
     return +(counts + Counter({name: len(found) for name, found in graph.items()}))
 
 
 def _adaptable(location: str) -> Iterator[tuple[str, Row]]:
-    if (whole := whole_object(location)) is None:
+    whole = whole_object(location)
+    if whole is None or "data" in whole:
         yield from source_rows(location)
-    else:
-        yield from ((f"{location}: {number}", row) for number, row in enumerate(whole.get("docs", [whole]), 1))
+        return
+    rows = checked(whole, location, {"docs?": [{}]}).get("docs", [whole])
+    yield from ((f"{location}: {number}", row) for number, row in enumerate(rows, 1))
 
 
 def _adapted(
     row: Row, where: str, aliases: Mapping[str, list[str]] | None, options: AdaptOptions, seen: set[int]
 ) -> Iterator[Row]:
     if aliases is not None:
-        known = aliases.get(str(row.get("answer_id")), [])
+        known = aliases.get(name_field(row, where, "answer_id"), [])
         yield row | ({"answer_aliases": known} if known else {})
-    elif "extracted_triples" in row:
-        title, _, text = required_text(row, ("passage",), where).partition("\n")
-        if "title" in row or not text:
-            title, text = str(row.get("title") or ""), row["passage"]
-        yield {"title": title, "text": text, "triples": row["extracted_triples"]}
-    elif "contents" in row:
-        title, _, text = required_text(row, ("contents",), where).partition("\n")
-        title, text = (title.strip().strip('"'), text) if text.strip() else ("", title)
-        yield {"id": str(row.get("id", "")), "title": title, "text": text.strip()}
-    elif "body" in row or "context" in row:
+        return
+    made: Row = {"title": name_field(row, where, "title")}
+    if identity := name_field(row, where, "id", "_id"):
+        made["id"] = identity
+    key = next((key for key in _TEXTS if key in row), "")
+    text = text_field(row, where, key).strip()
+    if key in ("body", "context"):
         meta = row.get("meta") if isinstance(row.get("meta"), dict) else {}
-        title = str(row.get("corpus_name") or row.get("title") or meta.get("title") or "")  # type: ignore[union-attr]
-        text = required_text(row, ("body", "context"), where)
-        if (key := hash((title, text))) not in seen:  # UltraDomain repeats a book with each question on it
-            seen.add(key)
-            pieces = split_passage(text, options.piece_limit, options.piece_overlap)
+        title = name_field(row, where, "corpus_name", "title") or name_field(meta or {}, where, "title")
+        # UltraDomain repeats a book with each question on it.
+        if (known_text := hash((title, text))) not in seen or not text:
+            seen.add(known_text)
+            pieces = split_passage(text, options.piece_limit, options.piece_overlap) or [""]
             yield from ({"title": title, "text": piece} for piece in pieces)
-    elif "text" in row:
-        yield {name: row[name] for name in ("id", "title", "text", "triples") if name in row}
-    else:
+        return
+    if key == "contents" or (key == "passage" and "title" not in row):
+        head, _, rest = text.partition("\n")
+        if rest:
+            made["title"], text = head.strip() if key == "passage" else head.strip().strip('"'), rest.strip()
+    if not key:
         raise ValueError(f"{where}: the row has no layout that is known; it has {', '.join(row) or 'nothing'}")
+    made["text"] = text
+    if "extracted_triples" in row or "triples" in row:
+        made["triples"] = given(row, "extracted_triples", "triples") or []
+        if not isinstance(made["triples"], list):
+            raise ValueError(f"{where}: the triples must be a list, found {shown(made['triples'])}")
+    yield made

@@ -112,6 +112,8 @@ def build_pairs(
         if not dataset.statistics.records:
             reasons = "; ".join(f"{name}: {listed(drops)}" for name, drops in build.drops.items() if drops)
             raise ValueError(f"not a single pair could be made ({reasons or 'the files hold no rows'})")
+        for name, drops in build.drops.items():
+            logger.info("%s: left out: %s", name, listed(drops) or "none")
         return dataset.finish(build.facts())
 
 
@@ -135,6 +137,8 @@ class _Build:
         for source in self._excluded:
             for row in read_rows(source, Counter(), Counter()):
                 self._excluded_texts += seen.first(_TEXT, text_key(clean_text(row.text))) is None
+        if self._excluded and not self._excluded_texts:
+            raise ValueError(f"--exclude {', '.join(source.text for source in self._excluded)}: there is no text in it")
         for source in self._sources:
             for pair in self._source_pairs(source, seen):
                 yield pair

@@ -32,19 +32,20 @@ from typing import Any
 from tripletune.data_builders.datasets import RowKind, SeenTable, listed
 from tripletune.data_builders.datasets.kinds import RECORDS, TRAJECTORIES
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset, split_of
-from tripletune.data_builders.ledger_chats import Chat, RoleCalls, roles_of
+from tripletune.data_builders.ledger_chats import Chat, RoleCalls, calls_in
 from tripletune.models.data.pairs import Trajectory
-from tripletune.models.data.records import Action, Record, Step, passage_id, read_jsonl
+from tripletune.models.data.records import Action, Record, Step, passage_id
 from tripletune.models.files import file_digest, read_json
 from tripletune.models.llm.ledger import canonical
 from tripletune.models.llm.replies import REPAIR_ROLE
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, progress, run_program
+from tripletune.rag.results import RESULTS, read_runs
 from tripletune.rag.systems import find_system, system_names
 
 logger = logging.getLogger(__name__)
 
-RESULTS, LEDGER, ABOUT = "results.jsonl", "ledger.sqlite", "run.json"
+LEDGER, ABOUT = "ledger.sqlite", "run.json"
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,18 @@ class TrajectoryOptions(CheckedOptions):
         """The roles that are wanted of a ledger, in full."""
         named = self.roles or (("integrate",) if self.system == "cirag" else ())
         full = [f"{self.system}.{name.removeprefix(f'{self.system}.')}" for name in named]
-        return full or roles_of(ledger, self.system)
+        return full or sorted({role for role, _ in calls_in(ledger) if role.startswith(f"{self.system}.")})
+
+    def check_ledgers(self, ledgers: Sequence[Path]) -> None:
+        """Raise `ValueError` for a system, role or model that has no call in any of the ledgers."""
+        if self.records:
+            return
+        known = sorted(set().union(*map(calls_in, ledgers)))
+        wanted = {role for ledger in ledgers for role in self.roles_in(ledger)} or {f"{self.system}.…"}
+        if none := wanted - {role for role, model in known if self.model in (None, model)}:
+            asked = f"{', '.join(sorted(none))}{f' by {self.model}' if self.model else ''}"
+            held = ", ".join(f"{role} by {model}" for role, model in known)
+            raise ValueError(f"no ledger has a call of {asked}; there are {held or 'none'}")
 
 
 def _score(text: str) -> tuple[str, float]:
@@ -144,6 +156,7 @@ def build_trajectories(
             file, or in the folder of its run of several systems.
     """
     sources = _sources(results, ledgers, options.records)
+    options.check_ledgers([ledger for _, *one in sources for ledger in one])
     filters = _filters(options)
     drops: Counter[str] = Counter()
     with new_dataset(folder, options.kind, [file for pair in sources for file in pair]) as dataset:
@@ -309,10 +322,8 @@ def _has_recall(least: float, row: dict[str, Any], chat: Chat) -> bool:
 def _all_rows(results: Path) -> Iterator[dict[str, Any]]:
     """The rows of a results file, with a warning if it is not whole."""
     found = 0
-    for where, row in progress(read_jsonl(results, partial=True), str(results)):
-        missing = [name for name in ("id", "question", "scores", "trace") if name not in row]
-        if missing:
-            raise ValueError(f"{where}: not a row of `tripletune eval run`: it lacks {', '.join(missing)}")
+    needed = ("question", "scores", "trace")
+    for _, row in progress(read_runs(results, *needed, partial=True), str(results)):
         found += 1
         yield row
     about = results.parent / ABOUT

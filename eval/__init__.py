@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import logging
 import math
 from collections import Counter
@@ -22,7 +21,7 @@ from tripletune.data_builders.readers import get_reader
 from tripletune.eval.metrics import CUTS
 from tripletune.models.data.questions import Question
 from tripletune.models.data.records import read_corpus
-from tripletune.models.files import new_file
+from tripletune.models.files import json_line, new_file
 from tripletune.models.options import load_config, nearest, not_one_of, setting
 from tripletune.models.program import names_in
 
@@ -104,7 +103,7 @@ def write_context_corpus(task: Task, data: str, path: Path) -> int:
                 if passage.id not in seen and passage.text.strip():
                     seen.add(passage.id)
                     row = {"id": passage.id, "title": passage.title, "text": passage.text}
-                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                    file.write(json_line(row))
         if not seen:
             raise ValueError(
                 f"{data}: its questions come without passages, so there is nothing to retrieve from: name a corpus"

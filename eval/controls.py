@@ -17,10 +17,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tripletune.eval.results import RESULTS, read_results
 from tripletune.eval.statistics import bootstrap_pairs, correct_table, paired_ratio_difference, verdict
 from tripletune.models.data.records import Action, ModelInput, Record, Step
 from tripletune.models.llm import Completion, Generator
+from tripletune.rag.results import RESULTS, read_runs
 
 if TYPE_CHECKING:
     from tripletune.models.graph_llm import LocalGenerator
@@ -120,7 +120,7 @@ class LoopControl(Generator):
 
 def run_histories(run: str | Path) -> Iterator[tuple[str, tuple[Step, ...]]]:
     """Questions of a run of `tripletune eval run` and the facts that their loops found, streamed; the first ones."""
-    for row in islice(read_results(Path(run) / RESULTS), _DONORS):
+    for _, row in islice(read_runs(Path(run) / RESULTS, "trace"), _DONORS):
         yield row["trace"]["question"], tuple(map(Step.from_json, row["trace"]["steps"]))
 
 

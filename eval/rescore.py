@@ -6,7 +6,6 @@ Those of questions go into `scores.jsonl` beside the results, which stay as they
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import string
 from collections.abc import Collection, Mapping, Sequence
@@ -18,11 +17,13 @@ import numpy as np
 from rich.console import Console
 
 from tripletune.eval import Metric, find_metrics, score_answer
-from tripletune.eval.results import RESULTS, SCORES, SETTINGS, read_results, read_scored, run_folders
+from tripletune.eval.results import SCORES, SETTINGS, read_results, read_scored, run_folders
 from tripletune.eval.statistics import Interval, bootstrap_means
 from tripletune.eval.suites import interval_cells, show_table
-from tripletune.models.files import lock_folder, new_file, read_json, write_json
+from tripletune.models.data.fields import given
+from tripletune.models.files import json_line, lock_folder, new_file, read_json, write_json
 from tripletune.models.options import not_one_of
+from tripletune.rag.results import RESULTS, read_runs
 from tripletune.rag.triple_store import read_gold
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ def score_run(
     if "system" not in read_json(folder / SETTINGS):
         raise ValueError(f"{folder} is not the output of `tripletune eval run`; give its own command again to score it")
     with lock_folder(folder, f"another process writes into {folder}: wait for it or stop it") or nullcontext():
-        before = {row["id"]: row["scores"] for row in read_results(path)} if path.is_file() else {}
+        before = {row["id"]: given(row, "scores") or {} for row in read_results(path)} if path.is_file() else {}
         changed = dict.fromkeys(metrics, 0)
         with new_file(path) as scratch, scratch.open("w", encoding="utf-8") as file:
             seen, found = False, gold is None
@@ -82,7 +83,7 @@ def score_run(
                     values[name].append(one)
                     changed[name] += row["scores"].get(name, one) != one
                 line = {"id": row["id"], "scores": {**before.get(row["id"], {}), **scores}}
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                file.write(json_line(line))
             if not file.tell():
                 raise ValueError(f"{folder} is empty, no question has a result: give the run's command again")
             if seen and not found:
@@ -145,7 +146,7 @@ def mauve(args: argparse.Namespace, console: Console) -> None:
     model, tokenizer = load_causal_lm(args.model)
     rows = []
     for folder in run_folders(args.folders):
-        found = list(read_results(folder / RESULTS))
+        found = [row for _, row in read_runs(folder / RESULTS, "question", "answers", "prediction")]
         if len(found) < 2:
             raise ValueError(f"{folder}: {len(found)} answers are too few to compare distributions")
         gold, said = (

@@ -8,19 +8,29 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
+from tripletune.models.data.fields import checked, given
 from tripletune.models.data.records import read_jsonl
-from tripletune.models.files import LOCK, check_folder, few, flatten, lock_folder, new_file, read_json, write_json
+from tripletune.models.files import (
+    LOCK,
+    check_folder,
+    few,
+    flatten,
+    json_line,
+    lock_folder,
+    new_file,
+    read_json,
+    write_json,
+)
+from tripletune.rag.results import RESULTS, read_runs
 
 logger = logging.getLogger(__name__)
 
-RESULTS = "results.jsonl"
 SETTINGS = "settings.json"
 METRICS = "metrics.json"
 ABOUT = "run.json"
@@ -93,7 +103,7 @@ class ResultLog:
             if retry_errors and not self._replaces:
                 with new_file(self.path) as scratch, scratch.open("w", encoding="utf-8") as file:
                     kept = (row for row in read_results(self.path) if not row.get("error"))
-                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in kept)
+                    file.writelines(json_line(row) for row in kept)
             self.done = set() if self._replaces else {row["id"] for row in read_results(self.path)}
             self._file = self.path.open("a", encoding="utf-8")
             self.join(errors=not retry_errors)
@@ -117,7 +127,7 @@ class ResultLog:
             (self.folder / METRICS).unlink(missing_ok=True)
             write_json(self.folder / SETTINGS, self._settings)
             write_json(self.folder / ABOUT, self._about)
-        self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        self._file.write(json_line(row))
         self._file.flush()
         self.done.add(row["id"])
         # Scores that were added later are of all rows or of none.
@@ -157,20 +167,20 @@ def read_results(path: str | Path, partial: bool = False) -> Iterator[dict[str, 
         partial: Leave out a last line that a kill has cut off.
     """
     for where, row in read_jsonl(path, partial):
-        if "id" not in row:
-            raise ValueError(f"{where}: the row has no id; the file is damaged, pass --overwrite to make it again")
-        for name, score in (row.get("scores") or {}).items():
-            if not isinstance(score, (int, float)) or not math.isfinite(score):
-                raise ValueError(f"{where}: score {name} is {score!r}, and no finite number; run the evaluation again")
+        checked(row, where, {"id": str, "scores?": {"": float}})
         yield row
 
 
-def read_scored(folder: str | Path, partial: bool = False) -> Iterator[dict[str, Any]]:
-    """Stream the results of a run, with the scores that `tripletune eval score` added; of two the newer counts."""
+def read_scored(folder: str | Path, *needed: str, partial: bool = False) -> Iterator[dict[str, Any]]:
+    """Stream the results of a run, with the scores that `tripletune eval score` added; of two the newer counts.
+
+    Args:
+        needed: See `rag.results.read_runs`.
+    """
     path = Path(folder) / SCORES
-    added = {row["id"]: row["scores"] for row in read_results(path)} if path.is_file() else {}
-    for row in read_results(Path(folder) / RESULTS, partial):
-        yield {**row, "scores": {**(row.get("scores") or {}), **added.get(row["id"], {})}}
+    added = {row["id"]: given(row, "scores") or {} for row in read_results(path)} if path.is_file() else {}
+    for _, row in read_runs(Path(folder) / RESULTS, *needed, partial=partial):
+        yield {**row, "scores": {**row["scores"], **added.get(row["id"], {})}}
 
 
 def run_folders(folders: Iterable[str | Path]) -> list[Path]:

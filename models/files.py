@@ -27,6 +27,13 @@ _NEW, _OLD = "tripletune-new", "tripletune-old"
 _LOOK = 0.2
 
 
+def _refused(name: str) -> None:
+    raise ValueError(f"not valid JSON ({name} is no number; write null for what is missing)")
+
+
+JSON = json.JSONDecoder(parse_constant=_refused)
+
+
 def read_text(path: str | Path) -> str:
     """The text of a small file."""
     try:
@@ -39,14 +46,31 @@ def read_json(path: str | Path) -> dict[str, Any]:
     """The JSON object of a small file."""
     text = read_text(path)
     try:
-        value = json.loads(text)
+        value = JSON.decode(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error.msg}); the file is damaged") from None
-    except RecursionError:
-        raise ValueError(f"{path}: nested too deeply") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {json_problem(error)}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value
+
+
+def json_problem(error: ValueError | RecursionError) -> str:
+    """What is wrong with a text that `JSON` can't decode."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply to be read; is this one of our files?"
+    if isinstance(error, json.JSONDecodeError):
+        return f"not valid JSON ({error.msg} at column {error.colno})"
+    return "a number has thousands of digits" if "digits" in str(error) else str(error)
+
+
+def json_line(row: Any, indent: int | None = None) -> str:
+    """A value as JSON with a line break; NaN and infinite numbers, which JSON does not have, are a `ValueError`."""
+    try:
+        return json.dumps(row, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
+    except ValueError:
+        raise ValueError(f"a number is not finite, and JSON can't hold it: {row!r:.200}") from None
 
 
 def flatten(values: Mapping[str, Any], separator: str) -> dict[str, Any]:
@@ -73,7 +97,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write a JSON file in one step."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, json_line(value, 2))
 
 
 def file_digest(path: str | Path) -> str:

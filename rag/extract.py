@@ -23,7 +23,7 @@ from typing import Any
 from tripletune.models.data.pairs import entity_triple, is_only_a_name, read_reply
 from tripletune.models.data.records import Passage, read_corpus
 from tripletune.models.data.triples import Triple
-from tripletune.models.files import check_new, new_file
+from tripletune.models.files import check_new, json_line, new_file
 from tripletune.models.llm import CallError, RepliesPending, SetupError
 from tripletune.models.llm.backends import LLMOptions, backend_names
 from tripletune.models.llm.ledger_client import RetriesExhausted
@@ -289,7 +289,7 @@ def export_triples(
                 missing += 1
                 continue
             row = {"title": passage.title, "text": passage.text, "triples": [triple.as_list() for triple in found]}
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write(json_line(row))
             written += 1
         if missing and not allow_missing:
             raise ValueError(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tripletune.models.data.records import Passage, json_value, read_corpus
+from tripletune.models.data.records import Passage, is_packed, json_value, read_corpus
 from tripletune.models.files import LOCK, check_folder, file_digest, lock_folder, new_folder, read_json, write_json
 
 logger = logging.getLogger(__name__)
@@ -92,6 +92,8 @@ class PassageStore:
         self.corpus = corpus = Path(corpus)
         if not corpus.is_file():
             raise FileNotFoundError(f"corpus {corpus} is {'a folder; name a file' if corpus.is_dir() else 'not there'}")
+        if is_packed(corpus):
+            raise ValueError(f"corpus {corpus} is a gzip file: unpack it first, since its lines are read in any order")
         self.sha256, folder = file_digest(corpus), Path(index_dir) / "passages"
         prepare(folder, {"kind": "passages", "corpus_sha256": self.sha256}, lambda out: _write_offsets(corpus, out))
         self._offsets = np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False)
@@ -107,8 +109,7 @@ class PassageStore:
 
     def _read(self, position: int) -> Passage:
         self._file.seek(int(self._offsets[position]))
-        row = json_value(self._file.readline())
-        return Passage(str(row.get("title") or ""), row["text"], str(row.get("id") or ""))
+        return Passage.from_json(json_value(self._file.readline()), str(self.corpus))
 
     def __iter__(self) -> Iterator[Passage]:
         return read_corpus(self.corpus)

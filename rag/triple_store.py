@@ -13,11 +13,12 @@ import logging
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tripletune.models.data.fields import name_field, name_list
 from tripletune.models.data.records import Passage, read_jsonl
 from tripletune.models.data.triples import Triple, triple_of
 from tripletune.models.files import file_digest, lock_folder
@@ -232,9 +233,11 @@ def open_triples(
 
 def _rows(source: str | Path, counts: Counter[str]) -> Iterator[Extraction]:
     """The passages of a JSON-lines file; rows without text or list of triples are counted and passed over."""
-    for _, row in read_jsonl(source):
-        text, listed = row.get("text"), row.get("triples")
-        if not isinstance(text, str) or not text.strip() or not isinstance(listed, list):
+    for where, row in read_jsonl(source):
+        listed, passage = row.get("triples"), None
+        with suppress(ValueError):
+            passage = Passage.from_json(row, where)
+        if passage is None or not passage.text or not isinstance(listed, list):
             counts["malformed rows"] += 1
             continue
         good = [triple for fields in listed if (triple := triple_of(fields)) is not None]
@@ -242,7 +245,7 @@ def _rows(source: str | Path, counts: Counter[str]) -> Iterator[Extraction]:
         counts["triples"] += len(good)
         malformed = len(listed) - len(good)
         counts["malformed triples"] += malformed
-        yield Extraction(Passage(str(row.get("title") or ""), text).key, tuple(good), malformed)
+        yield Extraction(passage.key, tuple(good), malformed)
 
 
 def read_gold(path: str | Path) -> dict[str, frozenset[str]]:
@@ -252,8 +255,9 @@ def read_gold(path: str | Path) -> dict[str, frozenset[str]]:
     """
     links: dict[str, frozenset[str]] = {}
     for where, row in read_jsonl(path):
-        name, passages = row.get("question_id"), row.get("passages")
-        if not isinstance(name, str) or not isinstance(passages, list) or not all(isinstance(p, str) for p in passages):
+        if not (name := name_field(row, where, "question_id")) or not isinstance(row.get("passages"), list):
             raise ValueError(f'{where}: a gold link is {{"question_id": "...", "passages": ["id", ...]}}')
-        links[name] = frozenset(passages)
+        links[name] = frozenset(name_list(row, where, "passages"))
+    if not links:
+        raise ValueError(f"{path}: the file holds no row")
     return links

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tripletune.models.files import json_line
 from tripletune.models.program import CommandParser
 
 HOME = Path("runs/demo")
@@ -91,7 +92,7 @@ def main() -> None:
         if status:
             sys.exit(f"error: this step ended with exit code {status}; fix it and run `make demo` again")
     metrics = collect()
-    (HOME / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+    (HOME / "metrics.json").write_text(json_line(metrics, 2), encoding="utf-8")
     print_scores(metrics)
     print("\nOne question, answered from the exported folder:", flush=True)
     ask = f"tripletune ask {shlex.quote(longest_success())} --model {HOME}/export {CORPUS} --dtype auto"

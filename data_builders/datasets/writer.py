@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -20,7 +19,7 @@ import yaml
 
 from tripletune.data_builders.datasets import R, RowKind, Statistics
 from tripletune.models.data.records import normalize_answer
-from tripletune.models.files import check_folder, file_digest, new_folder, write_json, write_text
+from tripletune.models.files import check_folder, file_digest, json_line, new_folder, write_json, write_text
 from tripletune.models.options import rare, require, setting
 from tripletune.models.tables import Table, code_span, on_one_line, plain, printable
 
@@ -132,7 +131,7 @@ class _Shard:
         self._rows: list[dict[str, Any]] = []
         if path.suffix == ".jsonl":
             file = path.open("w", encoding="utf-8")
-            self._append = lambda rows: file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            self._append = lambda rows: file.writelines(json_line(row) for row in rows)
             self._close = file.close
         else:
             import pyarrow as pa

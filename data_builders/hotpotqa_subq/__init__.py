@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, cycle, islice
@@ -39,6 +39,7 @@ async def label_question(
     triples_of: Callable[[Passage], list[Triple]] | None = None,
     seed: int = 0,
     failures: Callable[[Question, list[Annotation], Annotation], list[list[Found]]] | None = None,
+    notes: Counter[str] | None = None,
 ) -> list[Record]:
     """The planning records of one question in order, then its answering record (Algorithm 1).
 
@@ -55,6 +56,7 @@ async def label_question(
             retriever with k > 1 would bring them. The paper has none.
         failures: Gives what failed searches for a document brought, before the one that finds it. The label after a
             failed search asks for the same again, in other words where the teacher knows some. The paper has none.
+        notes: Counts the steps with distractors, and those that have none to show.
 
     Raises:
         UnlabelledQuestion: with the reason.
@@ -76,6 +78,8 @@ async def label_question(
             covered = ((passage, triples) for passage in drawn if (triples := triples_of(passage)))
             shown += islice(covered, distractors)
             chance.shuffle(shown)
+            if notes is not None:
+                notes["steps with distractors" if len(shown) > 1 else "steps without, as --triple-file lacks them"] += 1
         wordings = cycle(filter(None, (subquery, reworded)))
         searches = [*(failures(question, kept, one) if failures else ()), shown]
         for number, (brought, asked) in enumerate(zip(searches, wordings)):

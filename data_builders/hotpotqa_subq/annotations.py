@@ -7,7 +7,7 @@ import re
 import tempfile
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from tripletune.data_builders.datasets import JsonlIndex
 from tripletune.data_builders.datasets.kinds import facts_name
 from tripletune.data_builders.hotpotqa_subq import BRACKETED, record_of, step_of
 from tripletune.data_builders.readers._rows import Row, find_passage, title_key
+from tripletune.models.data.fields import checked, is_true, name_field
 from tripletune.models.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.models.data.records import Action, Passage, Record, read_jsonl
 from tripletune.models.data.triples import Triple, triples_from_json
@@ -71,7 +72,7 @@ class RecordedTeacher(Teacher):
     def answers_directly(self, question: Question) -> bool:
         """Whether the recorded row has `"direct": true`."""
         found = self._index.get(question.id)
-        return found is not None and found[1].get("direct") is True
+        return found is not None and is_true(found[1], found[0], "direct")
 
 
 class MusiqueTeacher(Teacher):
@@ -86,7 +87,7 @@ class MusiqueTeacher(Teacher):
 
     def __init__(self, triple_file: str | Path, issues: Counter[str]) -> None:
         self.name = f"MuSiQue decompositions, triples of {Path(triple_file).name}"
-        self._triples = stored_triples(triple_file, issues)
+        self.triples_of = TripleLookup(triple_file, issues)
 
     async def annotate(self, question: Question) -> list[Annotation]:
         """See `Teacher`."""
@@ -94,7 +95,7 @@ class MusiqueTeacher(Teacher):
         for number, hop in enumerate(question.hops, 1):
             wordings = hop_question(question, number), hop_question(question, number, plain=True)
             asked.setdefault(hop.passage_index, wordings)
-        return [Annotation(d, one, self._triples(question.passages[d]), other) for d, (one, other) in asked.items()]
+        return [Annotation(d, one, self.triples_of(question.passages[d]), other) for d, (one, other) in asked.items()]
 
 
 class TwoWikiTeacher(Teacher):
@@ -108,7 +109,7 @@ class TwoWikiTeacher(Teacher):
     name = "2WikiMultiHopQA evidence"
 
     def __init__(self, triple_file: str | None, issues: Counter[str]) -> None:
-        self._triples = stored_triples(triple_file, issues) if triple_file else None
+        self.triples_of = TripleLookup(triple_file, issues) if triple_file else None
         if triple_file:
             self.name += f", triples of {Path(triple_file).name}"
 
@@ -122,8 +123,8 @@ class TwoWikiTeacher(Teacher):
             wordings = [relation_question(name, evidence.predicate, plain) for plain in (False, True)]
             asked.setdefault(document, []).append(wordings)
             if document not in facts:
-                facts[document] = self._triples(question.passages[document]) if self._triples else []
-            if not self._triples or not facts_name(facts[document], [evidence.object]):
+                facts[document] = self.triples_of(question.passages[document]) if self.triples_of else []
+            if not self.triples_of or not facts_name(facts[document], [evidence.object]):
                 facts[document].append(evidence)
         joined = {document: map(joined_question, zip(*wordings)) for document, wordings in asked.items()}
         return [Annotation(document, one, facts[document], other) for document, (one, other) in joined.items()]
@@ -147,32 +148,48 @@ class PartTeacher(Teacher):
 
     def __init__(self, reader: str, triple_file: str | None, issues: Counter[str]) -> None:
         self._template = (PROMPT_FOLDER / f"{reader}.md").read_text(encoding="utf-8").strip()
-        self._triples = stored_triples(triple_file, issues) if triple_file else None
+        self.triples_of = TripleLookup(triple_file, issues) if triple_file else None
         given = f"triples of {Path(triple_file).name}" if triple_file else "no triples"
         self.name = f"gold answers, {given}"
 
     async def records(self, question: Question, label: object = None) -> list[Record]:
         """The one answering record of a question."""
-        found = [(passage, self._triples(passage)) for passage in question.passages] if self._triples else []
+        found = [(passage, self.triples_of(passage)) for passage in question.passages] if self.triples_of else []
         covered = [(passage, triples) for passage, triples in found if triples]
         steps = (step_of(question.question, covered),) if covered else ()
         record = record_of(question, "answer", Action.SUFFICIENT if steps else Action.NO_RETRIEVAL, steps)
         return [replace(record, question=self._template.replace("{question}", question.question))]
 
 
-def stored_triples(source: str | Path, issues: Counter[str]) -> Callable[[Passage], list[Triple]]:
+class TripleLookup:
     """Gives the triples of a passage, found by its content; none where the source does not cover it.
 
     Args:
         source: A triple store, or JSON lines `{"title", "text", "triples"}`, which are read into a temporary one.
         issues: Counts malformed triples, of which model output has some.
     """
-    scratch = tempfile.TemporaryDirectory(prefix="tripletune-")
-    counts = Counter[str]()
-    stored = open_triples(source, Path(scratch.name) / "triples.sqlite", counts=counts)
-    issues[MALFORMED_TRIPLES] += counts["malformed triples"]
-    weakref.finalize(stored.store, scratch.cleanup)
-    return lambda passage: list(stored.get(passage) or ())
+
+    def __init__(self, source: str | Path, issues: Counter[str]) -> None:
+        scratch = tempfile.TemporaryDirectory(prefix="tripletune-")
+        counts = Counter[str]()
+        self._source, self._stored = source, open_triples(source, Path(scratch.name) / "triples.sqlite", counts=counts)
+        self._asked = self._found = 0
+        issues[MALFORMED_TRIPLES] += counts["malformed triples"]
+        weakref.finalize(self._stored.store, scratch.cleanup)
+
+    def __call__(self, passage: Passage) -> list[Triple]:
+        """The triples of a passage."""
+        found = list(self._stored.get(passage) or ())
+        self._asked, self._found = self._asked + 1, self._found + bool(found)
+        return found
+
+    def check(self) -> None:
+        """Raise `ValueError` when it was asked and had nothing."""
+        if self._asked and not self._found:
+            raise ValueError(
+                f"{self._source} has triples of none of the {self._asked:,} passages that were looked up: is it a file "
+                "of these questions?"
+            )
 
 
 def hop_question(question: Question, number: int, plain: bool = False) -> str:
@@ -227,23 +244,17 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
 
 
 def _recorded_key(where: str, row: Row) -> str:
-    identity = row.get("_id", row.get("id"))
-    if not isinstance(identity, str) or not identity:
+    identity = name_field(row, where, "_id", "id")
+    if not identity:
         raise ValueError(f"{where}: a recorded reply needs the question's '_id'; it has {', '.join(row)}")
-    for key, empty in (("helpful", []), ("subqueries", []), ("triples", {})):
-        if not isinstance(row.get(key, empty), type(empty)) or (key not in row and row.get("direct") is not True):
-            raise ValueError(f"{where}: {key!r} of a recorded reply must be a {type(empty).__name__}")
-    if not all(isinstance(title, str) for title in row.get("helpful", [])):
-        raise ValueError(f"{where}: 'helpful' must be a list of titles")
-    for entry in row.get("subqueries", []):
-        well_formed = isinstance(entry, dict) and isinstance(entry.get("title"), str)
-        if not well_formed or not isinstance(entry.get("question"), str):
-            raise ValueError(f"{where}: a sub-query must be {{'title', 'question'}}; found {entry!r}")
+    if not is_true(row, where, "direct"):
+        checked(row, where, _RECORDED)
     for rows in row.get("triples", {}).values():
         triples_from_json(rows, where)
     return identity
 
 
+_RECORDED = {"helpful": [str], "subqueries": [{"title": str, "question": str}], "triples": {"": list}}
 _WORD = re.compile(r"\w+")
 _QUESTIONS = read_yaml(Path(__file__).with_name("relation_questions.yaml"))
 # Questions have two or four supporting passages; beyond this, trying every order would take long.

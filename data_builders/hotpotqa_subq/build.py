@@ -7,7 +7,6 @@ The result is a folder for `datasets.load_dataset`, with a card that puts its nu
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from tripletune.data_builders.datasets.inspect import why_empty
 from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.writer import DROPPED, BuildFacts, DatasetWriter, new_dataset
 from tripletune.data_builders.hotpotqa_subq import AGAIN, FailedSearches, label_question
-from tripletune.data_builders.hotpotqa_subq.annotations import PARTS, open_teacher, stored_triples
+from tripletune.data_builders.hotpotqa_subq.annotations import PARTS, TripleLookup, open_teacher
 from tripletune.data_builders.hotpotqa_subq.checks import missing_facts
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source, check_names, usable_questions
 from tripletune.data_builders.hotpotqa_subq.teacher import (
@@ -37,6 +36,7 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
 from tripletune.data_builders.readers import get_reader
 from tripletune.models.data.questions import DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.models.data.records import Record, normalize_answer
+from tripletune.models.files import json_line
 from tripletune.models.llm import CallError, LLMClient, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted
 from tripletune.models.llm.replies import repair_digest
@@ -121,9 +121,7 @@ class _Build:
         # The teacher LLM of each source that it labels.
         self._llm: dict[str, LLMTeacher] = {}
         self._examples: dict[str, SmallestHashes] = defaultdict(partial(SmallestHashes, EXAMPLES))
-        others = None
-        if options.triple_file and (options.distractors or options.failed_searches):
-            others = stored_triples(options.triple_file, Counter())
+        others = TripleLookup(options.triple_file, Counter()) if options.triple_file else None
         self._failures = FailedSearches(
             options.failed_searches, 1 + options.distractors, options.split_of, options.seed, others
         )
@@ -131,6 +129,7 @@ class _Build:
             label_question, first_subquery=options.first_subquery, distractors=options.distractors,
             triples_of=others, seed=options.seed, failures=self._failures.draw if options.failed_searches else None,
         )  # fmt: skip
+        self._lookups = [others] if others else []
         self._direct: BaseModelAnswers | StoredAnswers | None = None
         if options.direct_answers:
             self._direct = StoredAnswers(options.direct_answers)
@@ -155,9 +154,12 @@ class _Build:
             for client in (self._client, base_model):
                 if client is not None:
                     await client.close()
+        for lookup in self._lookups:
+            lookup.check()
         for one in self._opened:
             reasons = "; ".join(f"{count} x {reason}" for reason, count in one.ordered_drops().items())
             left_out = f"{one.drops.total()} left out{f' ({reasons})' if reasons else ''}"
+            left_out += "".join(f", {count:,} {what}" for what, count in sorted((+one.notes).items()))
             logger.info("%s: %d questions labelled, %s", one.source.name, one.labelled, left_out)
 
     def _open(self, sources: list[Source], open_client: Callable[[], LLMClient] | None) -> None:
@@ -175,7 +177,8 @@ class _Build:
                 if self._client is None:
                     if options.triples_from != "teacher":
                         # One file for all sources: its malformed triples are counted with the first.
-                        stored = stored_triples(options.triples_from, issues)
+                        stored = TripleLookup(options.triples_from, issues)
+                        self._lookups.append(stored)
                     self._client = open_client()
                 shown, first = options.show_documents, options.first_subquery
                 teacher = self._llm[source.name] = LLMTeacher(
@@ -185,6 +188,7 @@ class _Build:
                     teacher.name += f", triples of {Path(options.triples_from).name}"
             else:
                 teacher = open_teacher(source.reader, source.annotations, issues)
+            self._lookups += [teacher.triples_of] if teacher.triples_of else []
             opened[source.name] = OpenSource(source, teacher, issues, options.most_questions(source.reader))
         self._opened = [opened[source.name] for source in sources]
 
@@ -223,7 +227,7 @@ class _Build:
         """Sample labelling, with the direct-answer test before it and the check of the facts after it."""
         known = teacher.answers_directly(question)
         direct = known or await self._is_direct(question)
-        records = await self._make_records(question, teacher, direct)
+        records = await self._make_records(question, teacher, direct, notes=one.notes)
         if direct and not known and self._options.filtered_answers and await teacher.keeps_nothing(question):
             records = records[-1:]
             one.notes[_FILTERED] += 1
@@ -280,7 +284,7 @@ class _Build:
             "reply": error.reply[:LONGEST_REPLY],
         }
         with (self._dataset.folder / DROPPED).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            file.write(json_line(line))
         self._examples[error.reason.value].add(f"{source}\n{question.id}", line)
 
     def facts(self) -> BuildFacts:

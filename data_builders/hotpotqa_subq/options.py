@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
+from pathlib import Path
 from typing import Literal
 
 from tripletune.data_builders.datasets import SeenTable
@@ -33,6 +35,10 @@ _GROUPS = {
 _LLM_ALONE = ("prompts", "show_documents", "triples_from", "json_schema", "on_call_error", "dry_run", "price")
 
 
+# Neither the colon of a drive letter nor that of an address.
+_SEPARATOR = re.compile(r":(?!//)(?!(?:(?<=^[A-Za-z]:)|(?<=:[A-Za-z]:))[\\/])")
+
+
 @dataclass(frozen=True)
 class Source:
     """One benchmark file to build from: `[NAME=]READER:LOCATION[:ANNOTATIONS]`."""
@@ -47,12 +53,20 @@ class Source:
         """Read the command-line form; without `NAME=` the reader's name is the source's."""
         head, _, rest = text.partition(":")
         name, equals, reader = head.partition("=")
-        parts = rest.split(":")
-        if not rest or len(parts) > 2 or not all(parts) or not name or (equals and not reader):
+        cuts = [match.start() for match in _SEPARATOR.finditer(rest)]
+        parts = [[rest], *([rest[:cut], rest[cut + 1 :]] for cut in cuts)]
+        there = next((one for one in parts if Path(one[0]).exists()), None)
+        if not rest or not all(there or parts[-1]) or not name or (equals and not reader):
             raise ValueError(
                 f"source {text!r}: write it as READER:FILE[:ANNOTATIONS] or NAME=READER:FILE[:ANNOTATIONS]"
             )
-        return cls(name, reader or name, parts[0], parts[1] if len(parts) == 2 else None)
+        # A path on this machine may have a colon of its own.
+        if there is None and (len(cuts) > 1 or (cuts and parts[1][0].count("/") > 1 and ":" not in parts[1][0])):
+            raise FileNotFoundError(
+                f"source {text!r}: no such file: {' or '.join(one[0] for one in parts)}; a colon stands between a file "
+                "and its annotations"
+            )
+        return cls(name, reader or name, *(there or parts[-1]))
 
     @property
     def text(self) -> str:
@@ -139,6 +153,8 @@ class BuildOptions(FolderOptions):
         found = []
         if self.distractors and not self.triple_file:
             found.append(f"distractors: {self.distractors} need the triples of unrelated passages: set --triple-file")
+        if self.triple_file and not (self.distractors or self.failed_searches):
+            found.append("triple_file: without effect, since neither --distractors nor --failed-searches needs it")
         if self.filtered_answers and not (self.direct_answer_model or self.direct_answers):
             found.append("filtered_answers: without effect, since no question is tested: name --direct-answer-model")
         found += split_name_problems(self.split_name)

@@ -32,9 +32,10 @@ from tripletune.data_builders.hotpotqa_subq.checks import (
     read_subquery,
     read_triples,
 )
-from tripletune.data_builders.readers._rows import Row
+from tripletune.data_builders.readers._rows import Row, required_text
+from tripletune.models.data.fields import checked, name_field
 from tripletune.models.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
-from tripletune.models.data.records import Passage, text_fields
+from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import LLMClient, Message, RepliesPending, Sampling
 from tripletune.models.llm.question_client import PromptSet, load_prompts
@@ -254,7 +255,8 @@ class StoredAnswers:
 
     def __init__(self, path: str | Path) -> None:
         def key(where: str, row: Row) -> str:
-            return text_fields(row, where, "direct answer", ("question_id", "answer"))["question_id"]
+            checked(row, where, {"answer": str})
+            return required_text(row, ("question_id",), where, name_field)
 
         self._index = JsonlIndex(path, key)
 

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import html
+import io
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from tripletune.models.data.fields import given, name_field, name_list, shown, text_field, unfolded
 from tripletune.models.data.questions import Question
-from tripletune.models.data.records import Passage, shown, stored_rows, whole_characters
+from tripletune.models.data.records import Passage, open_rows, stored_rows, whole_characters
+from tripletune.models.files import JSON, json_problem
 
 _CHUNK = 1 << 18
 # One question with its context takes some ten kilobytes; a value this long is a broken file, not a row.
 _LONGEST_ROW = 1 << 26
+# Before the first element of an array, which may be the rows of an object: `{"version": 1, "data": [`.
+_ARRAY = re.compile(rb'(?:\xef\xbb\xbf)?\s*(?:\{(?:\s*"\w+"\s*:\s*(?:"[^"\\]*"|[\w.]+)\s*,)*\s*"data"\s*:\s*)?\[')
 _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
 Row = dict[str, Any]
@@ -31,9 +36,9 @@ def source_rows(location: str) -> Iterator[tuple[str, Row]]:
     """Stream `(where, row)` pairs; `where` is file and line, or file and row number where there are no lines."""
     path = Path(location)
     if path.is_file():
-        with path.open("rb") as file:
-            is_array = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
-        yield from _array_rows(path) if is_array and path.suffix != ".parquet" else stored_rows(path)
+        with open_rows(path) as file:
+            opening = _ARRAY.match(file.read(4096))
+        yield from _array_rows(path, opening[0].decode()) if opening else stored_rows(path)
     elif path.exists() and not path.is_dir():
         raise FileNotFoundError(f"{location} is a pipe or device; write it into a file: files are read more than once")
     elif path.is_dir() or (location.count("/") == 1 and not location.startswith((".", "/", "~")) and not path.suffix):
@@ -47,45 +52,56 @@ def whole_object(location: str) -> Row | None:
     path = Path(location)
     if path.suffix == ".json" and path.is_file():
         # What can't be read, `source_rows` reports with its place.
-        with path.open(encoding="utf-8-sig") as file, suppress(json.JSONDecodeError, UnicodeDecodeError):
+        with path.open(encoding="utf-8-sig") as file, suppress(ValueError, RecursionError):
             # A large array is not read for this.
-            return dict(json.loads("{" + file.read())) if file.read(1) == "{" else None
+            return dict(JSON.decode("{" + file.read())) if file.read(1) == "{" else None
     return None
 
 
-def own_passages(row: Row) -> tuple[Passage, ...]:
+def own_passages(row: Row, where: str) -> tuple[Passage, ...]:
     """The passages retrieved for a question, best first: `ctxs` (Self-RAG's files), `docs` (ALCE's)."""
-    found = row.get("ctxs") or row.get("docs") or ()
-    texts = [(str(one.get("title") or ""), str(one.get("text") or "")) for one in found if isinstance(one, dict)]
-    return tuple(Passage(title, text) for title, text in texts if text.strip())
+    found = given(row, "ctxs", "docs") or ()
+    if not isinstance(found, (list, tuple)) or not all(isinstance(one, dict) for one in found):
+        raise ValueError(f"{where}: 'ctxs' or 'docs' must be a list of {{'title', 'text'}}; it is {shown(found)}")
+    texts = [(name_field(one, where, "title"), text_field(one, where, "text")) for one in found]
+    return tuple(Passage(title, text) for title, text in texts if text)
 
 
-def required_text(row: Row, keys: tuple[str, ...], where: str) -> str:
-    """The first of `keys` that the row has, a non-empty string."""
-    for key in keys:
-        value = row.get(key)
-        if isinstance(value, str) and value.strip():
-            return value.strip()
-        if key in row:
-            raise ValueError(f"{where}: {key!r} must be a non-empty string; it is {value!r}")
+def required_text(row: Row, keys: tuple[str, ...], where: str, read: Callable[..., str] = text_field) -> str:
+    """The first of `keys` that the row has, a non-empty string; read as a name, a number is its digits."""
+    if found := read(row, where, *keys).strip():
+        return found
+    if key := next((key for key in keys if key in row), None):
+        raise ValueError(f"{where}: {key!r} must be a non-empty string; it is {row[key]!r}")
     raise ValueError(f"{where}: the row has no {' or '.join(map(repr, keys))}; it has {', '.join(row) or 'nothing'}")
 
 
-def gold_answers(row: Row, where: str) -> tuple[str, ...]:
-    """The answer and its aliases (`answer_aliases`, where the row has them), distinct."""
-    answer = row.get("answer")
-    if answer is not None and not isinstance(answer, str):
-        raise ValueError(f"{where}: 'answer' must be text; it is {shown(answer)}")
-    if not answer or not answer.strip():
-        raise ValueError(
-            f"{where}: the row has no gold answer; test files are published without answers and cannot give training "
-            "records, use the train or development file"
-        )
-    aliases = row.get("answer_aliases") or ()
-    if not isinstance(aliases, (list, tuple)) or not all(isinstance(alias, str) for alias in aliases):
-        raise ValueError(f"{where}: 'answer_aliases' must be a list of strings; it is {aliases!r}")
-    names = (name.strip() for name in (answer, *aliases))
-    return tuple(dict.fromkeys(name for name in names if name))
+def question_id(row: Row, where: str, question: str, *keys: str) -> str:
+    """The id of a question; one without is named by its text, so the name does not depend on its place in the file."""
+    return name_field(row, where, *keys) or hashlib.blake2b(question.encode(), digest_size=8).hexdigest()
+
+
+def gold_answers(row: Row, where: str, keys: tuple[str, ...] = ("answer",)) -> tuple[str, ...]:
+    """The answer, or all answers, and `answer_aliases`, where the row has them, distinct.
+
+    A list may be stored as text. Under "answer", only a list of texts is one: "[1999]" is an answer.
+    """
+    found: list[str] = []
+    for key in (next((key for key in keys if given(row, key) is not None), keys[-1]), "answer_aliases"):
+        value = unfolded(written := row.get(key))
+        if isinstance(written, str) and key == "answer":
+            value = value if isinstance(value, list) and all(isinstance(one, str) for one in value) else written
+        elif isinstance(value, str) and value.strip().startswith("["):
+            raise ValueError(f"{where}: {key!r} looks like a list that was cut off; it is {shown(value)}")
+        elif isinstance(value, dict):  # TriviaQA
+            value = [value.get("value"), *name_list(value, where, "aliases")]
+        found += name_list({key: value}, where, key)
+        if not found:
+            raise ValueError(
+                f"{where}: the row has no gold answer; test files are published without answers and cannot give "
+                f"training records, use the train or development file ({', '.join(keys)}; it has {', '.join(row)})"
+            )
+    return tuple(dict.fromkeys(found))
 
 
 def title_key(title: str) -> str:
@@ -106,8 +122,8 @@ def find_passage(title: str, passages: Sequence[Passage]) -> int | None:
 
 
 def context_passages(value: object, where: str) -> tuple[tuple[Passage, ...], tuple[int, ...]]:
-    """Passages and their numbers of sentences, from `[[title, [sentences]]]` or `{"title": [], "sentences": [[]]}`."""
-    value = as_list(value, "title", "sentences")
+    """Passages and their numbers of sentences, from `[[title, [sentences]]]`, as columns or as objects."""
+    value = as_list(value, ("title",), ("sentences",))
     problem = f"{where}: 'context' must be a list of [title, [sentences]] or {{'title': [], 'sentences': [[]]}}"
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"{problem}; it is {type(value).__name__}")
@@ -129,13 +145,13 @@ def supporting_passages(
     """The passages that supporting facts name.
 
     Args:
-        value: `[[title, index]]` or `{"title": [], "sent_id": []}`; None for a row without facts.
+        value: `[[title, index]]`, `{"title": [], "sent_id": []}` or objects; None for a row without facts.
 
     Returns:
         Distinct passage indices in order of their first fact, or None when a title is not among the passages; and
         the number of facts whose sentence index is out of range. Such a fact still names its passage.
     """
-    facts = as_list(value, "title", "sent_id")
+    facts = as_list(value, ("title",), ("sent_id", "sent_idx"))
     problem = f"{where}: 'supporting_facts' must be a list of [title, sentence index]"
     if not isinstance(facts, (list, tuple, type(None))):
         raise ValueError(f"{problem}; it is {type(facts).__name__}")
@@ -152,18 +168,26 @@ def supporting_passages(
     return (named if len(named) == len(found) else None), out_of_range
 
 
-def as_list(value: object, *names: str) -> object:
-    """A list of rows from a dictionary of columns, or from either as JSON text, as some hub copies store it."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError:
-            return value
-    if isinstance(value, dict) and names:
-        columns = [value.get(name) or () for name in names]
-        if all(isinstance(column, (list, tuple)) for column in columns):
-            return list(zip(*columns))
+def as_list(value: object, *names: tuple[str, ...]) -> object:
+    """A list of rows from columns, objects or rows, also as text, as hub copies store it; else the value as it is.
+
+    Args:
+        names: Of each column the names that it may have.
+    """
+    value = unfolded(value)
+    if isinstance(value, dict):
+        columns = _picked(value, names) or [None]
+        whole = all(isinstance(one, list) for one in columns) and len(set(map(len, columns))) == 1
+        return list(zip(*columns)) if whole else value
+    if isinstance(value, list):
+        return [_picked(one, names) or one if isinstance(one, dict) else one for one in value]
     return value
+
+
+def _picked(value: Row, names: tuple[tuple[str, ...], ...]) -> list[Any] | None:
+    """The values under these names, if all are there."""
+    keys = [next((name for name in known if name in value), None) for known in names]
+    return None if None in keys else [value[str(key)] for key in keys]
 
 
 def _dataset_rows(location: str) -> Iterator[tuple[str, Row]]:
@@ -179,11 +203,15 @@ def _dataset_rows(location: str) -> Iterator[tuple[str, Row]]:
         yield f"{location}:row {number}", row
 
 
-def _array_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Walk over a JSON array with a window of the file, decoding one element at a time."""
-    decoder, text, line = json.JSONDecoder(), "", 1
+def _array_rows(path: Path, opening: str) -> Iterator[tuple[str, Row]]:
+    """Walk over a JSON array with a window of the file, decoding one element at a time.
+
+    Args:
+        opening: What stands before its first element; more than a bracket where an object holds the array.
+    """
+    text, line = "", 1 + opening.count("\n")
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        with open_rows(path) as raw, io.TextIOWrapper(cast(Any, raw), encoding="utf-8", newline="") as file:
 
             def mark() -> str:
                 """Pass over white space; the character after it, or nothing at the end."""
@@ -195,13 +223,12 @@ def _array_rows(path: Path) -> Iterator[tuple[str, Row]]:
                 text = rest
                 return text[:1]
 
-            mark()  # the opening bracket, which `source_rows` has seen
-            text = text[1:]
+            file.read(len(opening))
             while mark() != "]":
                 if not text:
                     raise ValueError(f"{path}:{line}: the file ends inside its JSON array; is the download complete?")
                 try:
-                    row, end = decoder.raw_decode(text)
+                    row, end = JSON.raw_decode(text)
                 except json.JSONDecodeError as error:
                     more = file.read(max(_CHUNK, len(text))) if len(text) < _LONGEST_ROW else ""
                     if not more:
@@ -209,6 +236,8 @@ def _array_rows(path: Path) -> Iterator[tuple[str, Row]]:
                         raise ValueError(f"{at}: not valid JSON ({error.msg})") from None
                     text += more
                     continue
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"{path}:{line}: {json_problem(error)}") from None
                 if not isinstance(row, dict):
                     raise ValueError(f"{path}:{line}: expected a JSON object, found {type(row).__name__}")
                 yield f"{path}:{line}", whole_characters(row) if _HALF_CHARACTER.search(text, 0, end) else row
@@ -219,6 +248,8 @@ def _array_rows(path: Path) -> Iterator[tuple[str, Row]]:
                 elif text[:1] not in ("]", ""):
                     raise ValueError(f"{path}:{line}: not valid JSON (expected ',' or ']', found {text[0]!r})")
             text = text[1:]
+            if mark() == "}" and "{" in opening:
+                text = text[1:]
             if mark():
                 raise ValueError(f"{path}:{line}: not valid JSON (text after the array)")
     except UnicodeDecodeError as error:
@@ -250,10 +281,9 @@ def self_rag_question(row: Row, where: str, source: str) -> Question | None:
     if not question or not answer:
         return None
     passages = tuple(dict.fromkeys(_passages(output)))
-    identity = row.get("id")
-    if not isinstance(identity, str) or not identity:
-        identity = hashlib.blake2b(question.encode(), digest_size=8).hexdigest()
-    return Question(identity, question, (answer,), passages, tuple(range(len(passages))), "", source)
+    return Question(
+        question_id(row, where, question, "id"), question, (answer,), passages, tuple(range(len(passages))), "", source
+    )
 
 
 def _passages(output: str) -> Iterator[Passage]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from tripletune.data_builders.readers._rows import NO_ANSWER, is_self_rag, self_rag_question, source_rows
 from tripletune.data_builders.readers.multiple_choice import choice_question
+from tripletune.models.data.fields import name_field
 from tripletune.models.data.questions import Dropped, Question
 
 NOT_TRAIN = "rows that say of themselves that they are not of the train split"
@@ -26,7 +27,7 @@ def read_questions(
     issues = Counter() if issues is None else issues
     for where, row in source_rows(location):
         if not is_self_rag(row):
-            issues[NOT_TRAIN] += str(row.get("split") or "train") != "train"
+            issues[NOT_TRAIN] += (name_field(row, where, "split") or "train") != "train"
             yield choice_question(row, where, source)
         elif row.get("dataset_name", "arc_easy") == "arc_easy":
             question = self_rag_question(row, where, source)

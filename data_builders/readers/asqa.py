@@ -20,6 +20,7 @@ from tripletune.data_builders.readers._rows import (
     source_rows,
     whole_object,
 )
+from tripletune.models.data.fields import given, name_field, name_list, text_field
 from tripletune.models.data.questions import Dropped, Question
 from tripletune.models.data.records import Passage
 
@@ -62,37 +63,34 @@ def _rows(location: str) -> Iterator[tuple[str, Row]]:
 
 
 def _question(row: Row, where: str, source: str) -> Question | None:
-    identity = required_text(row, ("sample_id", "id"), where)
+    identity = required_text(row, ("sample_id", "id"), where, name_field)
     text = required_text(row, ("ambiguous_question", "question"), where)
-    annotations = [entry for entry in row.get("annotations") or () if isinstance(entry, dict)]
-    written = [entry for entry in annotations if str(entry.get("long_answer") or "").strip()]
+    annotations = [entry for entry in given(row, "annotations") or () if isinstance(entry, dict)]
+    written = [entry for entry in annotations if text_field(entry, where, "long_answer")]
     if not written:
         return None
-    answers = dict.fromkeys(" ".join(str(entry["long_answer"]).split()) for entry in written)
-    given = own_passages(row)
-    gold = () if given else tuple(dict.fromkeys([*_knowledge(written[0], where), *_contexts(row)]))
-    pairs = [pair for pair in row.get("qa_pairs") or () if isinstance(pair, dict)]
-    short = tuple(
-        tuple(name for name in pair.get("short_answers") or () if isinstance(name, str) and name.strip())
-        for pair in pairs
-    )
+    answers = dict.fromkeys(" ".join(entry["long_answer"].split()) for entry in written)
+    ranked = own_passages(row, where)
+    gold = () if ranked else tuple(dict.fromkeys([*_knowledge(written[0], where), *_contexts(row, where)]))
+    pairs = [pair for pair in given(row, "qa_pairs") or () if isinstance(pair, dict)]
+    short = tuple(tuple(name_list(pair, where, "short_answers")) for pair in pairs)
     return Question(
-        identity, text, tuple(answers), given or gold, tuple(range(len(gold))), "", source,
+        identity, text, tuple(answers), ranked or gold, tuple(range(len(gold))), "", source,
         short_answers=tuple(filter(None, short)),
     )  # fmt: skip
 
 
 def _knowledge(annotation: Row, where: str) -> Iterator[Passage]:
-    entries = annotation.get("knowledge") or ()
+    entries = given(annotation, "knowledge") or ()
     if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError(f"{where}: 'knowledge' must be a list of {{'content', 'wikipage'}}; it is {entries!r}")
     for entry in entries:
-        if str(entry.get("content") or "").strip():
-            yield Passage(str(entry.get("wikipage") or ""), str(entry["content"]).strip())
+        if content := text_field(entry, where, "content").strip():
+            yield Passage(name_field(entry, where, "wikipage"), content)
 
 
-def _contexts(row: Row) -> Iterator[Passage]:
-    for pair in row.get("qa_pairs") or ():
-        context = str(pair.get("context") or "").strip() if isinstance(pair, dict) else ""
+def _contexts(row: Row, where: str) -> Iterator[Passage]:
+    for pair in given(row, "qa_pairs") or ():
+        context = text_field(pair, where, "context").strip() if isinstance(pair, dict) else ""
         if context and context != _NO_CONTEXT:
-            yield Passage(str(pair.get("wikipage") or ""), context)
+            yield Passage(name_field(pair, where, "wikipage"), context)

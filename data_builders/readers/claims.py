@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tripletune.data_builders.readers._rows import required_text, source_rows
+from tripletune.models.data.fields import given, name_field
 from tripletune.models.data.questions import Dropped, Question
 
 NOT_BINARY = "claims labelled neither true nor false, which the task leaves out"
 # The hub stores the labels of health_fact as class numbers in this order; -1 marks rows without a label.
-_NUMBERED = {0: "false", 1: "mixture", 2: "true", 3: "unproven", -1: "unlabelled"}
+_NUMBERED = {"0": "false", "1": "mixture", "2": "true", "3": "unproven", "-1": "unlabelled"}
 
 
 def read_questions(
@@ -24,12 +25,10 @@ def read_questions(
     issues = Counter() if issues is None else issues
     for where, row in source_rows(location):
         claim = required_text(row, ("claim", "question"), where)
-        identity = str(next((row[key] for key in ("claim_id", "id") if row.get(key) not in (None, "")), ""))
-        if not identity:
-            raise ValueError(f"{where}: the row has no 'claim_id'; it has {', '.join(row)}")
-        label = row.get("label")
-        name = _NUMBERED.get(label, "") if isinstance(label, int) else str(label or "").strip().lower()
-        if not name:
+        identity = required_text(row, ("claim_id", "id"), where, name_field)
+        label = given(row, "label")
+        name = str(label).strip().lower().removesuffix(".0")
+        if label is None or (name := _NUMBERED.get(name, name)).lstrip("-").isdecimal():
             raise ValueError(f"{where}: label {label!r} is none of true, false, mixture, unproven")
         if name not in ("true", "false"):
             issues[NOT_BINARY] += 1

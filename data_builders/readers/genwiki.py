@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from tripletune.data_builders.readers._rows import Row
 from tripletune.data_builders.readers.triples import PairRow, pair_rows
+from tripletune.models.data.fields import given
 
 _PLACEHOLDER = re.compile(r"<ENT_(\d+)>")
 
@@ -24,10 +25,10 @@ def read_pair_rows(location: str, drops: Counter[str], issues: Counter[str]) -> 
 
 def _with_entities(row: Row, text: str) -> str | None:
     """The text with its entities in the places of their numbers; None when one is missing."""
-    entities = row.get("entities") or ()
+    entities = given(row, "entities") or ()
     numbers = [int(number) for number in _PLACEHOLDER.findall(text)]
     if not numbers:
         return text
-    if not isinstance(entities, (list, tuple)) or max(numbers) >= len(entities):
+    if not isinstance(entities, (list, tuple)) or any(n >= len(entities) or entities[n] is None for n in numbers):
         return None
     return _PLACEHOLDER.sub(lambda match: str(entities[int(match[1])]), text)

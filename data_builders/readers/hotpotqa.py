@@ -1,7 +1,8 @@
 """HotpotQA (Yang et al., 2018), distractor setting: the official files and the hub's layout of them.
 
 Official: `{"_id", "question", "answer", "type", "supporting_facts": [[title, index]],
-"context": [[title, [sentences]]]}`; on the hub `id`, and `supporting_facts` and `context` as dictionaries of columns.
+"context": [[title, [sentences]]]}`; on the hub `id`, and `supporting_facts` and `context` as dictionaries of columns,
+lists of objects, or either as text.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tripletune.data_builders.readers._rows import (
     source_rows,
     supporting_passages,
 )
+from tripletune.models.data.fields import name_field
 from tripletune.models.data.questions import Dropped, DropReason, Question
 from tripletune.models.data.triples import Triple
 
@@ -36,7 +38,7 @@ def read_questions(
     """
     issues = Counter() if issues is None else issues
     for where, row in source_rows(location):
-        identity = required_text(row, ("_id", "id"), where)
+        identity = required_text(row, ("_id", "id"), where, name_field)
         question = required_text(row, ("question",), where)
         answers = gold_answers(row, where)
         passages, lengths = context_passages(row.get("context"), where)
@@ -46,5 +48,5 @@ def read_questions(
         if supporting is None:
             yield Dropped(identity, DropReason.SUPPORT_NOT_IN_CONTEXT)
             continue
-        kind = str(row.get("type") or "")
+        kind = name_field(row, where, "type")
         yield Question(identity, question, answers, passages, supporting, kind, source, evidences=triples)

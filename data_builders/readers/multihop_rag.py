@@ -6,13 +6,13 @@ own, to be made a `--corpus`; what a row brings are the facts that its evidence 
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator
 
-from tripletune.data_builders.readers._rows import gold_answers, required_text, source_rows
+from tripletune.data_builders.readers._rows import gold_answers, question_id, required_text, source_rows
+from tripletune.models.data.fields import given, name_field, shown, text_field
 from tripletune.models.data.questions import Dropped, Question
-from tripletune.models.data.records import Passage, shown
+from tripletune.models.data.records import Passage
 
 
 def read_questions(
@@ -24,14 +24,15 @@ def read_questions(
     """
     for where, row in source_rows(location):
         question = required_text(row, ("query",), where)
-        identity = str(row.get("id") or hashlib.blake2b(question.encode(), digest_size=8).hexdigest())
+        identity = question_id(row, where, question, "id", "_id")
         facts: dict[str, list[str]] = {}
-        for evidence in row.get("evidence_list") or ():
-            if not isinstance(evidence, dict) or not evidence.get("title") or not evidence.get("fact"):
+        for evidence in given(row, "evidence_list") or ():
+            if not isinstance(evidence, dict) or given(evidence, "title") is None or given(evidence, "fact") is None:
                 raise ValueError(f"{where}: an entry of 'evidence_list' needs title and fact, found {shown(evidence)}")
-            facts.setdefault(str(evidence["title"]), []).append(str(evidence["fact"]))
+            title, fact = name_field(evidence, where, "title"), text_field(evidence, where, "fact")
+            facts.setdefault(title, []).append(fact)
         passages = tuple(Passage(title, "\n".join(texts)) for title, texts in facts.items())
-        kind = str(row.get("question_type") or "")
+        kind = name_field(row, where, "question_type")
         yield Question(
             identity, question, gold_answers(row, where), passages, tuple(range(len(passages))), kind, source
         )

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tripletune.data_builders.readers._rows import Row, required_text, source_rows
+from tripletune.models.data.fields import name_field
 from tripletune.models.data.questions import Dropped, Question
 
 _LETTERS = "ABCDEFGHIJ"
@@ -27,11 +28,11 @@ def choice_question(row: Row, where: str, source: str) -> Question:
     """One row as a question with its choices behind it; the answer is the letter of the right one."""
     stem = required_text(row, ("question",), where)
     texts, labels = _choices(row, where)
-    key = _letter(required_text(row, ("answerKey",), where))
+    key = _letter(required_text(row, ("answerKey",), where, name_field))
     if key not in labels:
         raise ValueError(f"{where}: answerKey {row['answerKey']!r} is not one of the labels {', '.join(labels)}")
     choices = " ".join(f"{label}: {text}" for label, text in zip(labels, texts))
-    identity = required_text(row, ("id",), where)
+    identity = required_text(row, ("id", "_id"), where, name_field)
     return Question(identity, f"{stem} {choices}", (key,), (), (), "", source, search=stem)
 
 
@@ -42,7 +43,8 @@ def _choices(row: Row, where: str) -> tuple[list[str], list[str]]:
         raise ValueError(
             f"{where}: 'choices' must be {{'text': [...], 'label': [...]}} of one length; it is {choices!r}"
         )
-    return [str(text).strip() for text in texts], [_letter(str(label)) for label in labels]
+    named = [required_text({"choices": text}, ("choices",), where, name_field) for text in texts]
+    return named, [_letter(str(label)) for label in labels]
 
 
 def _letter(label: str) -> str:

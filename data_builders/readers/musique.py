@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tripletune.data_builders.readers._rows import Row, gold_answers, required_text, source_rows
+from tripletune.models.data.fields import is_true, name_field
 from tripletune.models.data.questions import Dropped, DropReason, Hop, Question
 from tripletune.models.data.records import Passage
 
@@ -20,8 +21,8 @@ def read_questions(
 ) -> Iterator[Question | Dropped]:
     """Stream the questions of a MuSiQue file; see `data_builders.readers.Reader` for arguments and errors."""
     for where, row in source_rows(location):
-        identity = required_text(row, ("id", "_id"), where)
-        if row.get("answerable") is False:
+        identity = required_text(row, ("id", "_id"), where, name_field)
+        if not is_true(row, where, "answerable", True):
             yield Dropped(identity, DropReason.UNANSWERABLE)
             continue
         question = required_text(row, ("question",), where)
@@ -36,7 +37,7 @@ def read_questions(
         yield Question(identity, question, answers, passages, supporting, kind, source, hops=hops)
 
 
-def _paragraphs(row: Row, where: str) -> tuple[tuple[Passage, ...], dict[int, int], tuple[int, ...]]:
+def _paragraphs(row: Row, where: str) -> tuple[tuple[Passage, ...], dict[str, int], tuple[int, ...]]:
     paragraphs = row.get("paragraphs")
     if not isinstance(paragraphs, list) or not all(isinstance(paragraph, dict) for paragraph in paragraphs):
         raise ValueError(f"{where}: 'paragraphs' must be a list of objects; it is {type(paragraphs).__name__}")
@@ -45,22 +46,22 @@ def _paragraphs(row: Row, where: str) -> tuple[tuple[Passage, ...], dict[int, in
         text = paragraph.get("paragraph_text")
         if not isinstance(text, str):
             raise ValueError(f"{where}: paragraph {index} has no 'paragraph_text'; it has {', '.join(paragraph)}")
-        passages.append(Passage(str(paragraph.get("title") or ""), text))
-        positions[paragraph.get("idx", index)] = index
-        if paragraph.get("is_supporting"):
+        passages.append(Passage(name_field(paragraph, where, "title"), text))
+        positions[name_field(paragraph, where, "idx").removesuffix(".0") or str(index)] = index
+        if is_true(paragraph, where, "is_supporting"):
             marked.append(index)
     return tuple(passages), positions, tuple(marked)
 
 
-def _hops(row: Row, positions: dict[int, int], where: str) -> tuple[Hop, ...] | None:
+def _hops(row: Row, positions: dict[str, int], where: str) -> tuple[Hop, ...] | None:
     """The decomposition with paragraph numbers turned into indices; None when a paragraph is not in the row."""
     decomposition = row.get("question_decomposition")
     if not isinstance(decomposition, list) or not all(isinstance(hop, dict) for hop in decomposition):
         raise ValueError(f"{where}: 'question_decomposition' must be a list of objects; it is {decomposition!r}")
     hops = []
     for hop in decomposition:
-        number = hop.get("paragraph_support_idx")
-        if not isinstance(number, int) or number not in positions:
+        number = name_field(hop, where, "paragraph_support_idx").removesuffix(".0")
+        if number not in positions:
             return None
-        hops.append(Hop(required_text(hop, ("question",), where), str(hop.get("answer") or ""), positions[number]))
+        hops.append(Hop(required_text(hop, ("question",), where), name_field(hop, where, "answer"), positions[number]))
     return tuple(hops)

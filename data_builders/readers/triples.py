@@ -10,7 +10,6 @@ passage that the teacher read gives a pair.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from tripletune.data_builders import readers
 from tripletune.data_builders.datasets import JsonlIndex
 from tripletune.data_builders.hotpotqa_subq.options import Source
 from tripletune.data_builders.readers._rows import Row, find_passage, source_rows
+from tripletune.models.data.fields import name_field, text_field, unfolded
 from tripletune.models.data.questions import Dropped
 from tripletune.models.data.triples import Triple, parse_triples, plain_markers, triple_of
 from tripletune.models.program import load_from
@@ -77,13 +77,14 @@ def pair_rows(
         text_of: Makes the text of a row and its raw text; None for a row without one.
     """
     for where, row in source_rows(location):
-        key = next((key for key in keys if key in row), None)
+        # A list without triples says that the text has no facts, null says nothing.
+        key = next((key for key in keys if row.get(key) is not None), next((key for key in keys if key in row), None))
         if key is None or "text" not in row:
             raise ValueError(
                 f"{where}: a row needs 'text' and {' or '.join(map(repr, keys))}; it has {', '.join(row) or 'nothing'}"
             )
-        text = row["text"]
-        if not isinstance(text, str) or not text.strip():
+        text: str | None = text_field(row, where, "text")
+        if not text:
             drops[PairDrop.NO_TEXT] += 1
             continue
         if text_of is not None:
@@ -97,21 +98,14 @@ def pair_rows(
             PairDrop.NO_TRIPLES if found is None else PairDrop.ALL_MALFORMED if malformed and not triples else None
         )
         issues[MALFORMED_TRIPLES] += 0 if unusable else malformed
-        identity = row.get("id", row.get("_id"))
-        title = str(row["title"]) if isinstance(row.get("title"), (str, int, float)) else ""
-        yield PairRow("" if identity is None else str(identity), title, text, tuple(triples), unusable)
+        identity, title = name_field(row, where, "id", "_id"), name_field(row, where, "title")
+        yield PairRow(identity, title, text, tuple(triples), unusable)
 
 
 def published_triples(value: object) -> tuple[list[Triple], int] | None:
     """Triples in any published form, and how many are malformed; None when the value is no list of triples."""
-    if isinstance(value, str):
-        text = value.strip()
-        if text[:1] in ("[", "{"):
-            try:
-                return published_triples(json.loads(text))
-            except (json.JSONDecodeError, RecursionError):
-                pass
-        return _marked(text)
+    if isinstance(value := unfolded(value), str):
+        return _marked(value.strip())
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, (list, tuple)):
@@ -202,8 +196,8 @@ def _recorded_rows(source: Source, drops: Counter[str], issues: Counter[str]) ->
 
 
 def _key(where: str, row: dict[str, Any]) -> str:
-    identity, triples = row.get("_id", row.get("id")), row.get("triples", {})
-    if not isinstance(identity, str) or not identity or not isinstance(triples, dict):
+    identity, triples = name_field(row, where, "_id", "id"), row.get("triples", {})
+    if not identity or not isinstance(triples, dict):
         raise ValueError(
             f"{where}: a recorded reply needs '_id' and 'triples', an object of title to triples; the line has "
             f"{', '.join(row) or 'nothing'}"

@@ -7,7 +7,6 @@ teacher replies, and the articles as a corpus and as pre-extracted triples. The 
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import sys
@@ -37,7 +36,7 @@ from tripletune.data_builders.world.questions import (
     common_questions,
 )
 from tripletune.models.data.triples import Triple
-from tripletune.models.files import new_folder, write_json
+from tripletune.models.files import json_line, new_folder, write_json
 from tripletune.models.options import CheckedOptions, not_one_of, setting
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
 
@@ -320,7 +319,7 @@ def write_world(options: WorldOptions, output: str | Path, overwrite: bool = Fal
             }
             for name, rows in files.items():
                 with (folder / f"{name}.jsonl").open("w", encoding="utf-8", newline="\n") as file:
-                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                    file.writelines(json_line(row) for row in rows)
             kinds = Counter(question.kind for question in world.questions)
             manifest["splits"][split] = {
                 "questions": len(world.questions),

@@ -210,10 +210,10 @@ def compare_folders(folders: Sequence[str | Path], metric: str | None = None) ->
         raise ValueError(f"the runs are of different tasks ({', '.join(what)}): compare runs of one task")
     unit = "text" if texts else "question"
     parts_of = row_parts if texts else lambda row: {name: (score, 1.0) for name, score in row["scores"].items()}
-    runs = [
-        {row["id"]: parts_of(row) for row in (read_results(Path(one) / SCORES) if texts else read_scored(one))}
-        for one in heads
-    ]
+    rows = [read_results(Path(one) / SCORES) if texts else read_scored(one, "scores") for one in heads]
+    runs = [{row["id"]: parts_of(row) for row in one} for one in rows]
+    if empty := [one for one, run in zip(heads, runs) if not run]:
+        raise ValueError(f"{empty[0]} holds no result: run its command again")
     common = [name for name in runs[0] if all(name in other for other in runs[1:])]
     if empty := [one for one, rows in zip(heads, runs) if not rows]:
         raise ValueError(f"{empty[0]}: its results are empty; give the run's command again")

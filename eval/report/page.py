@@ -19,10 +19,10 @@ import pandas as pd
 
 from tripletune.eval.report.groups import Group
 from tripletune.eval.report.tables import NOTE, Section, group_title
-from tripletune.eval.results import RESULTS, read_results
 from tripletune.models.data.records import read_corpus
 from tripletune.models.files import file_digest
 from tripletune.models.tables import Table
+from tripletune.rag.results import RESULTS, read_runs
 
 _HERE = Path(__file__).parent
 _COLUMNS = ("prediction", "failed", "rounds", "stop", "calls", "tokens_read", "tokens_written", "seconds")
@@ -145,7 +145,7 @@ def _lines(
     for number, (group, questions) in enumerate(zip(groups, found)):
         chosen = {questions["ids"][place]: place for place in questions["traced"]}
         for place, run in enumerate(group.runs):
-            for row in read_results(Path(run.folder) / RESULTS, partial=True):
+            for _, row in read_runs(Path(run.folder) / RESULTS, partial=True):
                 if row["id"] not in chosen:
                     continue
                 trace = {name: row["trace"].get(name) for name in _TRACE}

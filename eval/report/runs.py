@@ -18,9 +18,10 @@ import pandas as pd
 
 from tripletune.eval.costs import Costs, Prices
 from tripletune.eval.metrics import recall
-from tripletune.eval.results import ABOUT, METRICS, RESULTS, SETTINGS, read_results, read_scored
+from tripletune.eval.results import ABOUT, METRICS, SETTINGS, read_results, read_scored
 from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
 from tripletune.models.files import read_json
+from tripletune.rag.results import RESULTS
 from tripletune.rag.systems.cirag import DEFAULT, GRANULARITIES
 
 LEVELS = (*GRANULARITIES, DEFAULT)
@@ -147,12 +148,11 @@ def figures_of(run: Run) -> dict[str, Any]:
 def _rows(path: Path, settings: Mapping[str, Any], costs: Costs) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """The table of a folder's results, and the scores that were added."""
     found, added, metrics = [], dict[str, None](), settings["task"]["metrics"]
-    for number, row in enumerate(read_scored(path, partial=True), 1):
-        try:
-            found.append({**row["scores"], **_row(row, metrics, costs)})
-            added |= dict.fromkeys(name for name in row["scores"] if name not in metrics)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path / RESULTS}:{number}: not a result of `tripletune eval run`: {error!r}") from None
+    for row in read_scored(path, partial=True):
+        if lacking := [name for name in metrics if name not in row["scores"]]:
+            raise ValueError(f"{path / RESULTS}: question {row['id']!r} has no score {', '.join(lacking)}")
+        found.append({**row["scores"], **_row(row, metrics, costs)})
+        added |= dict.fromkeys(name for name in row["scores"] if name not in metrics)
     return pd.DataFrame(found), tuple(added)
 
 
@@ -167,7 +167,7 @@ def _row(row: Mapping[str, Any], metrics: Sequence[str], costs: Costs) -> dict[s
     roles = sum(count for key, count in trace["tallies"].items() if key.startswith(_CALLS)) == trace["calls"]
     return {
         "id": row["id"],
-        "type": row["type"] or "",
+        "type": row["type"],
         "hops": len(wanted) or None,
         **{name: row["scores"][name] for name in metrics},
         **{name: row[name] for name in ("question", "answers", "prediction")},

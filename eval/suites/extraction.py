@@ -24,7 +24,7 @@ from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells,
 from tripletune.eval.triples import ROUGE, Prediction, score_rows, summarise_extractions
 from tripletune.models.data.pairs import ExtractionPair, read_pairs, read_replies, read_reply
 from tripletune.models.data.records import record_files
-from tripletune.models.files import file_digest, flatten, write_text
+from tripletune.models.files import file_digest, flatten, json_line, write_text
 from tripletune.models.llm import Completion
 from tripletune.models.llm.backends import add_chat_model, backend_names
 from tripletune.models.loading import PYPI
@@ -178,7 +178,7 @@ class ExtractionSuite(Suite):
             for pair, row in zip(self.items(), log.rows(), strict=True)
         )
         rows = list(score_rows(replies, embed))
-        write_text(log.folder / SCORES, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        write_text(log.folder / SCORES, "".join(json_line(row) for row in rows))
         return {
             "evaluation": KIND,
             "model": self.extractor.model,

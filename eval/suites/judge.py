@@ -22,7 +22,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tripletune.eval.results import RESULTS, ResultLog, read_results
+from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_mean
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.systems import chat_model
@@ -32,6 +32,7 @@ from tripletune.models.llm.backends import LLMOptions, add_chat_model, open_clie
 from tripletune.models.llm.replies import UnusableReply, all_of, ask, find_json
 from tripletune.models.options import setting
 from tripletune.models.program import CommandParser, add_arguments, from_arguments
+from tripletune.rag.results import RESULTS, read_runs
 
 logger = logging.getLogger(__name__)
 KIND = "judge"
@@ -93,8 +94,10 @@ class JudgeSuite(Suite):
         """Stream the questions that both runs answered."""
         options = self.options
         first, second = (Path(folder) / RESULTS for folder in (options.data, options.other))
-        others = {row["id"]: (row["question"], row["prediction"]) for row in read_results(second)}
-        shared = (row for row in read_results(first) if row["id"] in others)
+        others = {
+            row["id"]: (row["question"], row["prediction"]) for _, row in read_runs(second, "question", "prediction")
+        }
+        shared = (row for _, row in read_runs(first, "question", "prediction") if row["id"] in others)
         for row in islice(shared, options.limit):
             question, answer = others[row["id"]]
             if question != row["question"]:

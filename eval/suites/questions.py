@@ -19,7 +19,7 @@ from tripletune.eval import context_links, find_metrics, load_task, score_answer
 from tripletune.eval.controls import LoopControl, OtherFacts, run_histories
 from tripletune.eval.costs import read_prices, summarise_questions, unused_roles
 from tripletune.eval.metrics import recall
-from tripletune.eval.results import METRICS, RESULTS, ResultLog
+from tripletune.eval.results import METRICS, ResultLog
 from tripletune.eval.suites import Failure, Suite, interval_cells, run_suites, show_table
 from tripletune.eval.systems import (
     UNNAMED,
@@ -44,6 +44,7 @@ from tripletune.rag import Trace
 from tripletune.rag.answering import Opened, OpenSystem, clients_of, open_tools
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
+from tripletune.rag.results import RESULTS
 from tripletune.rag.search import extracts
 from tripletune.rag.systems import LoopOptions, Tools, find_system, make_options, system_names
 from tripletune.rag.triple_store import read_gold

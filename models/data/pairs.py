@@ -22,7 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.data.records import shown, stored_rows, text_fields
+from tripletune.models.data.fields import checked
+from tripletune.models.data.records import stored_rows
 from tripletune.models.data.triples import Triple, format_triples, triples_from_json
 from tripletune.models.llm import Message
 from tripletune.models.llm.replies import UnusableReply, find_triples
@@ -33,6 +34,10 @@ ENTITY_PREDICATE = "is"
 NO_FACTS = "NONE"
 
 _ROLES = ("system", "user", "assistant")
+_TRAJECTORY = {
+    **dict.fromkeys(("id", "question_id", "role", "model"), str),
+    **{"messages": [{"role": str, "content": str}], "learned": [bool]},
+}
 _HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])(?=[a-z])")
 
 
@@ -76,12 +81,10 @@ class ExtractionPair:
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "pair") -> ExtractionPair:
         """Read a stored row; `where` (file and line) opens every error message."""
-        texts = text_fields(row, where, "text-to-triples pair", ("id", "text"), ("title", "source"))
-        if "triples" not in row:
-            raise ValueError(f"{where}: the text-to-triples pair lacks triples; it has {', '.join(map(str, row))}")
-        triples = triples_from_json(row["triples"], where)
+        found = checked(row, where, {"id": str, "text": str, "title?": str, "source?": str, "triples": list})
+        triples = triples_from_json(found.pop("triples"), where)
         try:
-            return cls(texts["id"], texts["text"], texts["title"], triples, texts["source"])
+            return cls(triples=triples, **found)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
 
@@ -213,21 +216,12 @@ class Trajectory:
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "trajectory") -> Trajectory:
         """Read a stored row; `where` (file and line) opens every error message."""
-        texts = text_fields(row, where, "trajectory", ("id", "question_id", "role", "model"))
-        messages, learned = row.get("messages"), row.get("learned")
-        if not isinstance(messages, list) or not all(
-            isinstance(turn, dict) and turn.get("role") in _ROLES and isinstance(turn.get("content"), str)
-            for turn in messages
-        ):
-            raise ValueError(
-                f"{where}: messages must be a list of turns with a role ({', '.join(_ROLES)}) and a text, "
-                f"found {shown(messages)}"
-            )
-        if not isinstance(learned, list) or not all(isinstance(flag, bool) for flag in learned):
-            raise ValueError(f"{where}: learned must be a list of true and false, found {shown(learned)}")
-        turns: list[Message] = [{"role": turn["role"], "content": turn["content"]} for turn in messages]
+        found = checked(row, where, _TRAJECTORY)
+        turns: list[Message] = [{"role": turn["role"], "content": turn["content"]} for turn in found.pop("messages")]
+        if any(turn["role"] not in _ROLES for turn in turns):
+            raise ValueError(f"{where}: the role of a message must be one of {', '.join(_ROLES)}")
         try:
-            return cls(messages=tuple(turns), learned=tuple(learned), **texts)
+            return cls(messages=tuple(turns), learned=tuple(found.pop("learned")), **found)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
 

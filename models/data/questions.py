@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tripletune.models.data.records import Passage, Record
 from tripletune.models.data.triples import Triple
@@ -129,10 +129,12 @@ class Teacher:
     Attributes:
         name: As the data card calls it.
         collects_failures: Whether it is asked for documents of other questions, which failed searches bring.
+        triples_of: The file of triples that it reads, if any; `check` is called at the end of a build.
     """
 
     name: str
     collects_failures = True
+    triples_of: Any = None
 
     async def annotate(self, question: Question) -> list[Annotation]:
         """The documents that help, in reasoning order; empty when none does.

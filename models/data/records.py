@@ -10,19 +10,24 @@ One JSON object a line, the same keys in every row so that Arrow reads any shard
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import re
 import string
 import unicodedata
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import IO, Any, Literal, cast
 
+from tripletune.models.data.fields import checked, name_field, text_field
 from tripletune.models.data.triples import Triple, triples_from_json
+from tripletune.models.files import JSON, json_problem
 
 Task = Literal["planning", "answering"]
 # A label where nothing is learned.
@@ -31,9 +36,12 @@ TASKS: tuple[Task, ...] = ("planning", "answering")
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 # Answers that are no names: a text may hold them by chance.
 YES_NO = ("yes", "no")
-_GZIP = b"\x1f\x8b"
 # Of JSON lines, a part that a process takes at a time.
 PART_BYTES = 2**21
+_LAYOUT = {
+    **dict.fromkeys(("id", "question_id", "task", "question", "action", "subquery?", "source?"), str),
+    **{"answers?": [str], "steps?": [{}]},
+}
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -66,8 +74,8 @@ class Step:
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "step") -> Step:
         """Read a stored step; `where` opens every error message."""
-        texts = text_fields(row, where, "step", ("query",), ("text",))
-        return cls(texts["query"], triples_from_json(row.get("triples") or (), where), texts["text"])
+        found = checked(row, where, {"query": str, "triples?": list, "text?": str})
+        return cls(found["query"], triples_from_json(found.get("triples", ()), where), found.get("text", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,25 +158,16 @@ class Record:
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "record") -> Record:
         """Read a stored row; `where` (file and line) opens every error message."""
-        needed, optional = ("id", "question_id", "task", "question", "action"), ("subquery", "source")
-        texts = text_fields(row, where, "record", needed, optional)
-        task, action = cast(Task, texts.pop("task")), texts.pop("action")
-        answers, steps = row.get("answers") or (), row.get("steps") or ()
-        if not isinstance(answers, (list, tuple)) or not all(isinstance(answer, str) for answer in answers):
-            raise ValueError(f"{where}: answers must be a list of texts, found {shown(answers)}")
-        if not isinstance(steps, (list, tuple)) or not all(isinstance(step, dict) for step in steps):
-            raise ValueError(
-                f"{where}: steps must be a list of objects with query, triples and text, found {shown(steps)}"
-            )
+        found = checked(row, where, _LAYOUT)
+        action, answers, steps = found.pop("action"), found.pop("answers", ()), found.pop("steps", ())
         if action not in list(Action):
             raise ValueError(f"{where}: action {action!r} is not one of {', '.join(Action)}")
         try:
             return cls(
-                task=task,
                 action=Action(action),
                 steps=tuple(Step.from_json(step, f"{where}: step {number}") for number, step in enumerate(steps, 1)),
                 answers=tuple(answers),
-                **texts,
+                **found,
             )
         except ValueError as error:
             text = str(error)
@@ -192,34 +191,6 @@ def mentions(text: str, phrase: str) -> bool:
     return f" {normalize_answer(phrase)} " in f" {normalize_answer(text)} "
 
 
-def text_fields(
-    row: dict[str, Any], where: str, kind: str, needed: Sequence[str], optional: Sequence[str] = ()
-) -> dict[str, str]:
-    """The text fields of a stored row; optional ones that are missing or null are empty.
-
-    Args:
-        where: Its place (file and line), which opens every error message.
-        kind: What the row is: "record".
-        needed: Names of fields that must be there; of other kinds than text, too.
-    """
-    missing = [key for key in needed if key not in row]
-    if missing:
-        raise ValueError(
-            f"{where}: the {kind} lacks {', '.join(missing)}; it has {', '.join(map(str, row)) or 'nothing'}"
-        )
-    texts = {key: row[key] for key in needed} | {key: row.get(key) or "" for key in optional}
-    for key, value in texts.items():
-        if not isinstance(value, str):
-            raise ValueError(f"{where}: {key} must be text, found {shown(value)}")
-    return texts
-
-
-def shown(value: Any) -> str:
-    """A JSON value as an error message shows it: as JSON, cut short."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 80 else f"{text[:80]}…"
-
-
 def read_jsonl(
     path: str | Path, partial: bool = False, stretch: tuple[int, int, int | None] = (1, 0, None)
 ) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -235,7 +206,7 @@ def read_jsonl(
         raise FileNotFoundError(f"{path} is {what}; give a file" if path.exists() else f"no such file: {path}")
     # Read as bytes: a text file is decoded in blocks, and an error would name the wrong line.
     first, begin, count = stretch
-    with path.open("rb") as lines:
+    with open_rows(path) as lines:
         lines.seek(begin)
         for number, line in enumerate(islice(lines, count), first):
             if not line.strip() or (partial and not line.endswith(b"\n")):
@@ -244,15 +215,28 @@ def read_jsonl(
             try:
                 row = json_value(line)
             except UnicodeDecodeError as error:
-                what = "a gzip file: unpack it first" if line.startswith(_GZIP) else "is this a binary file?"
-                raise ValueError(f"{where}: not UTF-8 text ({error.reason}); {what}") from None
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from None
-            except RecursionError:
-                raise ValueError(f"{where}: nested too deeply to be read; is this one of our files?") from None
+                raise ValueError(f"{where}: not UTF-8 text ({error.reason}); is this a binary file?") from None
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{where}: {json_problem(error)}") from None
             if not isinstance(row, dict):
                 raise ValueError(f"{where}: expected a JSON object, found {type(row).__name__}")
             yield where, row
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a file is packed with gzip."""
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
+@contextmanager
+def open_rows(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file of rows, unpacked where it is packed with gzip."""
+    try:
+        with cast(IO[bytes], gzip.open(path) if is_packed(path) else path.open("rb")) as file:
+            yield file
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path}: the gzip file is damaged or cut off ({error})") from None
 
 
 def json_value(line: bytes) -> Any:
@@ -262,9 +246,9 @@ def json_value(line: bytes) -> Any:
 
     Raises:
         UnicodeDecodeError: the bytes are not UTF-8.
-        json.JSONDecodeError: they are not JSON.
+        ValueError, RecursionError: they are not JSON; see `models.files.json_problem`.
     """
-    value = json.loads(line.decode("utf-8-sig"))
+    value = JSON.decode(line.decode("utf-8-sig"))
     return whole_characters(value) if _HALF_CHARACTER.search(line) else value
 
 
@@ -312,6 +296,8 @@ def stored_parts(path: str | Path, split: str | None = None) -> Iterator[Iterato
     for file in record_files(path, split):
         if file.suffix == ".parquet":
             yield from _parquet_parts(file)
+        elif is_packed(file):
+            yield read_jsonl(file)
         else:
             yield from (read_jsonl(file, stretch=stretch) for stretch in _stretches(file))
 
@@ -367,6 +353,11 @@ class Passage:
         if not self.id:
             object.__setattr__(self, "id", passage_id(self.title, self.text))
 
+    @classmethod
+    def from_json(cls, row: dict[str, Any], where: str) -> Passage:
+        """Read a row of a corpus or of triples; `where` (file and line) opens every error message."""
+        return cls(name_field(row, where, "title"), text_field(row, where, "text"), name_field(row, where, "id", "_id"))
+
     @property
     def content(self) -> str:
         """Title and text as one string, the form that is indexed and shown to readers."""
@@ -394,10 +385,10 @@ def read_corpus(path: str | Path, blank_texts: bool = False) -> Iterator[Passage
     """
     empty = True
     for where, row in read_jsonl(path):
-        text = "" if blank_texts and row.get("text", "") is None else row.get("text")
-        if not isinstance(text, str) or not (text.strip() or blank_texts):
+        passage = Passage.from_json(row, where)
+        if not passage.text and ("text" not in row or not blank_texts):
             raise ValueError(f'{where}: a passage needs a non-empty "text"; the line has {", ".join(row) or "nothing"}')
         empty = False
-        yield Passage(str(row.get("title") or ""), text, str(row.get("id") or ""))
+        yield passage
     if empty:
         raise ValueError(f'{path}: the corpus is empty; it needs at least one line {{"title": …, "text": …}}')

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.records import read_jsonl
-from tripletune.models.files import check_new, new_file
+from tripletune.models.files import check_new, json_line, new_file
 from tripletune.models.llm import Completion
 from tripletune.models.llm.backends.batch import import_replies, reset, waiting
 from tripletune.models.llm.ledger import (
@@ -165,7 +165,7 @@ def _stats(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     """Write the calls as JSON lines."""
     calls = exported(arguments.ledger, arguments.role, arguments.model)
-    lines: Iterator[str] = (json.dumps(call, ensure_ascii=False) + "\n" for call in calls)
+    lines: Iterator[str] = map(json_line, calls)
     first = next(lines, "")
     if not first and (arguments.role or arguments.model):
         asked = [f"{name} {value}" for name in ("role", "model") if (value := getattr(arguments, name))]

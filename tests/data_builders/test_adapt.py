@@ -58,6 +58,32 @@ def test_two_wiki_questions_get_the_aliases_of_their_answer(tmp_path):
     assert len(second.answers) == 1
 
 
+@pytest.mark.parametrize(
+    ("good", "blank"),
+    [
+        ({"_id": 0, "title": 1984, "text": "a"}, {"text": None}),
+        ({"id": None, "contents": "A\na"}, {"contents": " "}),
+        ({"passage": "A\na", "extracted_triples": None}, {"passage": "", "extracted_triples": []}),
+        ({"title": "A", "body": "a"}, {"body": ""}),
+        ({"corpus_name": "A", "context": "a"}, {"corpus_name": "A", "context": None}),
+    ],
+)
+def test_rows_without_text_are_left_out_and_other_values_refused(tmp_path, good, blank):
+    rows, counts = adapt(tmp_path, [good, blank, blank])
+    assert (counts["passages"], counts["rows without text, left out"]) == (1, 2)
+    (passage,) = read_corpus(tmp_path / "out.jsonl")
+    assert (passage.text, passage.title) == ("a", str(good.get("title", "A")))
+    assert (rows[0].get("id"), rows[0].get("triples", [])) == ("0" if "_id" in good else None, [])
+    key = next(name for name in blank if name not in ("corpus_name", "extracted_triples"))
+    for change in ({key: 7}, {key: [1]}, {key: {"a": 1}}, {key: float("nan")}, {"title": ["x"]}):
+        with pytest.raises(ValueError, match=r"in\.json(:\d+)?: .*(must be|not valid JSON)"):
+            adapt(tmp_path, [good, {**blank, key: "a"} | change])
+    with pytest.raises(ValueError, match="the file holds no row with a text"):
+        adapt(tmp_path, [blank])
+    with pytest.raises(ValueError, match="the triples must be a list, found 7"):
+        adapt(tmp_path, [{"text": "a", "triples": 7}])
+
+
 def test_silver_triples_are_counted_and_other_rows_refused(tmp_path):
     _, counts = adapt(tmp_path, shared("openie_musique_silver.jsonl").read_text(), name="in.jsonl")
     assert counts["passages"] == 1888

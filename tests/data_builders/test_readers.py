@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections import Counter
@@ -122,8 +123,49 @@ def test_musique_hops_aliases_and_type(tmp_path):
 
 def test_musique_unanswerable_and_foreign_paragraph_are_dropped(tmp_path):
     hop = MUSIQUE["question_decomposition"][0] | {"paragraph_support_idx": None}
-    found = read(tmp_path, "musique", MUSIQUE | {"answerable": False}, MUSIQUE | {"question_decomposition": [hop]})
-    assert [row.reason for row in found] == [DropReason.UNANSWERABLE, DropReason.SUPPORT_NOT_IN_CONTEXT]
+    flags = [MUSIQUE | {"answerable": flag} for flag in (False, "False", 0, "no")]
+    *found, last = read(tmp_path, "musique", *flags, MUSIQUE | {"question_decomposition": [hop]})
+    assert [row.reason for row in found] == [DropReason.UNANSWERABLE] * 4
+    assert last.reason == DropReason.SUPPORT_NOT_IN_CONTEXT
+    texts = [hop | {"paragraph_support_idx": number} for number in ("1", 0.0)]
+    row = MUSIQUE | {"id": 7, "answerable": "True", "question_decomposition": texts}
+    assert only(tmp_path, "musique", row).supporting == (1, 0)
+
+
+CONTEXT = [{"sentences": sentences, "title": title} for title, sentences in HOTPOT["context"]]
+FACTS = [{"title": title, "sent_idx": number} for title, number in HOTPOT["supporting_facts"]]
+COLUMNS = dict(zip(("fact", "relation", "entity"), map(list, zip(*TWO_WIKI["evidences"]))))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"context": CONTEXT, "supporting_facts": FACTS},
+        {"context": str(HOTPOT["context"]), "supporting_facts": str(HOTPOT["supporting_facts"])},
+        {"context": json.dumps(CONTEXT), "evidences": COLUMNS},
+        {"evidences": [dict(zip(("subject", "predicate", "object"), one)) for one in TWO_WIKI["evidences"]]},
+        {"evidences": json.dumps(COLUMNS), "_id": None, "id": "h1"},
+    ],
+)
+def test_copies_in_other_layouts_give_the_same_question(tmp_path, change):
+    assert read(tmp_path, "two_wiki", TWO_WIKI | change) == read(tmp_path, "two_wiki", TWO_WIKI)
+
+
+@pytest.mark.parametrize("number", [7, 0])
+def test_an_id_may_be_a_number(tmp_path, number):
+    assert only(tmp_path, "hotpotqa", HOTPOT | {"_id": number}).id == str(number)
+
+
+@pytest.mark.parametrize(
+    "opening", ["[", '{"data": [', '\ufeff{"version": 1.1,\r\n "ok": true, "name": "ü", "data": [']
+)
+def test_arrays_in_objects_and_packed_files_are_read(tmp_path, opening):
+    text = opening + json.dumps(HOTPOT) + "\n, " + json.dumps(HOTPOT) + ("]" if opening == "[" else "]}\n")
+    for name, data in (("a.json", text.encode()), ("a.json.gz", gzip.compress(text.encode()))):
+        (tmp_path / name).write_bytes(data)
+        found = [where for where, row in _rows.source_rows(str(tmp_path / name)) if row == HOTPOT]
+        line = 1 + text.count("\r\n")
+        assert found == [f"{tmp_path / name}:{line}", f"{tmp_path / name}:{line + 1}"]
 
 
 @pytest.mark.parametrize(
@@ -132,6 +174,11 @@ def test_musique_unanswerable_and_foreign_paragraph_are_dropped(tmp_path):
         ("hotpotqa", {"answer": None}, "no gold answer; test files"),
         ("hotpotqa", {"context": [["Dune", "one string"]]}, "the sentences of 'Dune'"),
         ("two_wiki", {"evidences": [["Dune", "author"]]}, "a triple must be"),
+        ("two_wiki", {"evidences": {"fact": ["Dune"], "relation": [], "entity": []}}, "'evidences' must be a list"),
+        ("hotpotqa", {"context": {"title": ["Dune"], "content": [["It."]]}}, "'context' must be a list"),
+        ("hotpotqa", {"_id": True}, "_id or id must be text, found true"),
+        ("hotpotqa", {"answer": {"text": "x"}}, "no gold answer"),
+        ("musique", {"answerable": "maybe"}, 'answerable must be true or false, found "maybe"'),
         ("musique", {"paragraphs": [{"title": "Dune"}]}, "paragraph 0 has no 'paragraph_text'"),
     ],
 )
@@ -162,6 +209,9 @@ def test_json_array_is_streamed_whatever_the_window(tmp_path_factory, rows, inde
         ('[{"a": 1},\n {"a": ]', 2, "not valid JSON"),
         ('[{"a": 1},\n', 2, "ends inside its JSON array"),
         ('[{"a": 1}]\nmore', 2, "text after the array"),
+        ('{"data": [{"a": 1}]}\n{"data": []}', 2, "text after the array"),
+        ('[{"a": 1},\n' + "[" * 100_000, 2, "nested too deeply"),
+        ('[{"a": 1},\n{"a": ' + "9" * 6_000 + "}]", 2, "a number has thousands of digits"),
     ],
 )
 def test_broken_json_array_is_named_by_line(tmp_path, text, line, message):
@@ -212,6 +262,11 @@ def test_answers_in_every_layout_are_lists(tmp_path):
         {"question": "Q4?", "answers": ["1971"]},
         {"question": "Q5?", "answer": "Oslo"},
         {"question": "Q6?", "answer": "[sic]"},
+        {"id": 0, "question": "Q7?", "golden_answers": [1999, 0]},
+        {"question": "Q8?", "answer": "[1999]"},
+        {"question": "Q9?", "answer": 0},
+        {"question": "Q10?", "possible_answers": "['Ann' 'Bo']", "answer": None},
+        {"question": "Q11?", "golden_answers": [], "answer": False, "answer_aliases": "['nope']"},
     ]
     questions = read(tmp_path, "short_form", *rows)
     assert [question.answers for question in questions] == [
@@ -221,11 +276,20 @@ def test_answers_in_every_layout_are_lists(tmp_path):
         ("1971",),
         ("Oslo",),
         ("[sic]",),
+        ("1999", "0"),
+        ("[1999]",),
+        ("0",),
+        ("Ann", "Bo"),
+        ("no", "false", "nope"),
     ]
+    assert questions[6].id == "0"
     assert [question.id for question in questions[:3]] == ["17", "18", "t1"]
     assert len(questions[3].id) == 16
     with pytest.raises(ValueError, match=r"rows\.jsonl:1: the row has no gold answer"):
         read(tmp_path, "short_form", {"question": "Q?", "answers": [""]})
+    for answers in ("['Ann', 'b", "[Ann, Bo]", [["Ann"]], {"names": ["Ann"]}):
+        with pytest.raises(ValueError, match=r"rows\.jsonl:1: "):
+            read(tmp_path, "short_form", {"question": "Q?", "answers": answers})
 
 
 @pytest.mark.parametrize(("reader", "name"), [("short_form", "ctxs"), ("asqa", "docs")])
@@ -268,11 +332,11 @@ def test_news_questions_bring_the_facts_of_their_evidence(tmp_path):
 
 
 def test_only_true_and_false_claims(tmp_path):
-    labels = ["true", "False", "mixture", "unproven", 0, 2, 1]
+    labels = ["true", "False", "mixture", "unproven", 0, 2, 1, True, "2.0"]
     rows = [{"claim_id": n, "claim": "c", "label": label} for n, label in enumerate(labels)]
     issues: Counter[str] = Counter()
     questions = read(tmp_path, "claims", *rows, issues=issues)
-    assert [question.answers[0] for question in questions] == ["true", "false", "false", "true"]
+    assert [question.answers[0] for question in questions] == ["true", "false", "false", "true", "true", "true"]
     assert issues == {NOT_BINARY: 3}
 
 

@@ -306,7 +306,8 @@ def own_run(folder, name, queries, *, plans=None, prediction="Kelm", recall=1.0)
         for marker, query in zip(markers, asked)
     ]
     trace = {"question": f"Q: {QUESTION}", "steps": steps, "actions": actions, "malformed": markers.count(None),
-             "unexpected": 0, "stop_reason": "sufficient", "details": {}}  # fmt: skip
+             "unexpected": 0, "stop_reason": "sufficient", "details": {}, "tallies": {}, "seconds": 0.0,
+             **dict.fromkeys(("calls", "prompt_tokens", "completion_tokens"), 0)}  # fmt: skip
     scores = {"exact_match": float(prediction == "Kelm")}
     row = {"id": name, "question": QUESTION, "answers": ["Kelm", "Kelm City"], "scores": scores, "trace": trace,
            "supporting_recall": recall if queries else None, "error": ""}  # fmt: skip
@@ -335,3 +336,16 @@ def test_runs_of_a_graph_llm_become_records(tmp_path):
     left_out = json.loads((tmp_path / "out" / "statistics.json").read_text())["build"]["drops"]["all"]
     assert sorted(left_out.values()) == [1] * 4, "a wrong answer, an unreadable plan, a longer run, too little found"
     assert main([*results, "--system", "cirag", "--records", "--output", str(tmp_path / "other")]) == 2
+
+
+def test_what_the_ledger_does_not_have_is_said_with_what_it_has(run, tmp_path, capsys):
+    for more in (
+        ["--system", "ras"],
+        ["--roles", "nope"],
+        ["--roles", "integrate", "--roles", "nope"],
+        ["--model", "no"],
+    ):
+        assert main(["--results", str(run), "--output", str(tmp_path / "out"), *more]) == 2
+        error = capsys.readouterr().err
+        assert "no ledger has a call of " in error
+        assert "cirag.integrate by " in error

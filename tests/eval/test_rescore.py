@@ -34,9 +34,11 @@ def test_a_ranking_is_the_systems_own_or_that_of_its_rounds():
 
 def row(name, prediction, passages, supporting, error=""):
     trace = {
-        "steps": [{"passages": [{"id": one} for one in passages], "passages_without_triples": 0, "triples": []}],
+        "steps": [
+            {"query": "q", "passages": [{"id": n} for n in passages], "passages_without_triples": 0, "triples": []}
+        ],
         "stop_reason": "single_pass", "calls": 1, "prompt_tokens": 1, "completion_tokens": 1, "seconds": 1.0,
-        "tallies": {}, "malformed": 0, "unexpected": 0, "actions": [], "details": {},
+        "question": "Q", "tallies": {}, "malformed": 0, "unexpected": 0, "actions": [], "details": {},
     }  # fmt: skip
     scores = {"exact_match": float(prediction == "Paris" and not error)}
     return {

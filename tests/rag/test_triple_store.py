@@ -138,7 +138,7 @@ def test_gold_links_are_read_by_question_and_other_lines_named(tmp_path):
     path = tmp_path / "gold.jsonl"
     path.write_text('{"question_id": "q", "passages": ["a", "b"]}\n{"question_id": "p", "passages": []}\n')
     assert read_gold(path) == {"q": {"a", "b"}, "p": frozenset()}
-    for line in ('{"question_id": "q"}', '{"passages": []}', '{"question_id": "q", "passages": [1]}'):
+    for line in ('{"question_id": "q"}', '{"passages": []}', '{"question_id": "q", "passages": "a"}'):
         path.write_text(line + "\n")
         with pytest.raises(ValueError, match=r"gold\.jsonl:1: a gold link is"):
             read_gold(path)

@@ -9,7 +9,6 @@ No question is in both splits: one that has a validation trajectory, of whicheve
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tripletune.models.data.pairs import Trajectory
-from tripletune.models.files import read_text
+from tripletune.models.files import json_line, read_text
 from tripletune.models.options import other_default, setting
 from tripletune.models.run_folders import PROMPT_FILE, STUDENT
 from tripletune.train.tasks import DataSection, Examples, ModelSection, RunConfig, TrainSection, missing_files
@@ -256,7 +255,7 @@ def student_files(
         "method": method,
         "max_prompt_tokens": max_prompt_tokens,
     }
-    files = {STUDENT: json.dumps(about, indent=2) + "\n"}
+    files = {STUDENT: json_line(about, 2)}
     return files if prompt is None else files | {PROMPT_FILE: prompt + "\n"}
 
 

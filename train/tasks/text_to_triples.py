@@ -15,7 +15,6 @@ evaluation every 5,000 steps.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tripletune.models.data.pairs import NO_FACTS, ExtractionPair, extraction_chat, load_instruction
 from tripletune.models.data.records import IGNORED
 from tripletune.models.data.triples import Triple, format_triples
+from tripletune.models.files import json_line
 from tripletune.models.llm import Message
 from tripletune.models.options import other_default, setting
 from tripletune.models.run_folders import EXTRACTOR, PROMPT_FILE
@@ -158,7 +158,7 @@ class PairTask(TextTask):
             "max_source_tokens": self.config.data.max_source_tokens,
             "max_target_tokens": self.config.data.max_target_tokens,
         }
-        files = {EXTRACTOR: json.dumps(about, indent=2) + "\n"}
+        files = {EXTRACTOR: json_line(about, 2)}
         return files if self.instruction is None else files | {PROMPT_FILE: self.instruction + "\n"}
 
 

@@ -62,7 +62,7 @@ RECORD_TROUBLES = (
         "train-00000.jsonl:2: record id '1' occurs a second time",
         "validation-00000.jsonl:1: question id 'a' is in 'validation' and in 'train'",
         "validation-00000.jsonl:2: question text 'why' is in 'validation' and in 'train'",
-        "train-00000.jsonl:3: the record lacks question_id",
+        "train-00000.jsonl:3: the row lacks question_id",
         "train-00000.jsonl:4: not valid JSON",
         "split 'train' has 4 rows, the file says 2",
     ],

@@ -8,6 +8,7 @@ from tripletune.data_builders.hotpotqa_subq.annotations import (
     MALFORMED_TRIPLES,
     MusiqueTeacher,
     RecordedTeacher,
+    TripleLookup,
     TwoWikiTeacher,
     hop_question,
     joined_question,
@@ -15,7 +16,6 @@ from tripletune.data_builders.hotpotqa_subq.annotations import (
     place_evidences,
     relation_question,
     spoken_name,
-    stored_triples,
     tidy_question,
 )
 from tripletune.models.data.questions import DropReason, Hop, Question, UnlabelledQuestion
@@ -80,7 +80,7 @@ def test_recorded_gaps_have_reasons(tmp_path):
     [
         ([RECORDED, RECORDED], ":2: an earlier line annotates the same question"),
         ([RECORDED, {"helpful": []}], ":2: a recorded reply needs the question's '_id'"),
-        ([RECORDED | {"subqueries": ["Of A?"]}], ":1: a sub-query must be"),
+        ([RECORDED | {"subqueries": ["Of A?"]}], r":1: subqueries\[0\] must be an object"),
         ([RECORDED | {"triples": {"A": [["a", "is"]]}}], ":1: a triple must be"),
     ],
 )
@@ -126,7 +126,7 @@ def test_triple_file_matches_content_and_counts_malformed_rows(tmp_path):
         {"title": "Twice", "text": "second\u00a0text ", "triples": [["second", "is", "it"]]},
     ]
     path = write_lines(tmp_path / "t.jsonl", rows)
-    triples_of = stored_triples(path, issues)
+    triples_of = TripleLookup(path, issues)
     assert issues[MALFORMED_TRIPLES] == 3
     assert triples_of(Passage("Twice", "second text")) == [Triple("second", "is", "it")]
     assert triples_of(Passage("Twice", "third")) == []

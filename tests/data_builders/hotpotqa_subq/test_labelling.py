@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli import write_lines
 from tripletune.data_builders.hotpotqa_subq import FailedSearches, gives_away_answer, label_question
-from tripletune.data_builders.hotpotqa_subq.annotations import PartTeacher, open_teacher, stored_triples
+from tripletune.data_builders.hotpotqa_subq.annotations import PartTeacher, TripleLookup, open_teacher
 from tripletune.data_builders.hotpotqa_subq.build import build
 from tripletune.data_builders.hotpotqa_subq.checks import missing_facts
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
@@ -101,7 +101,7 @@ def test_gives_away_answer():
 def triples_of(tmp_path):
     # "Other 3" is not covered: a passage without triples can't be a distractor.
     rows = [{"title": p.title, "text": p.text, "triples": [[p.title, "is", "there"]]} for p in PASSAGES[:-1]]
-    return stored_triples(write_lines(tmp_path / "triples.jsonl", rows), Counter())
+    return TripleLookup(write_lines(tmp_path / "triples.jsonl", rows), Counter())
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 9])

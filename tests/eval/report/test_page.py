@@ -23,7 +23,7 @@ def row(number, system):
     trace = {
         "steps": [step], "actions": [{"reply": EVIL, "action": "ask", "subquery": "", "unexpected": False}],
         "details": {"gist": triples[:1] if system == "good" else [], "note": EVIL, "tokens": {"read": [100, 10]}},
-        "calls": 2, "prompt_tokens": 100, "seconds": 0.5, "malformed": 0,
+        "question": "Q", "calls": 2, "prompt_tokens": 100, "seconds": 0.5, "malformed": 0, "unexpected": 0,
         "tallies": {"calls.read": 2}, "stop_reason": "sufficient", "error": "", "completion_tokens": 10,
         "cached": {"read": [1, 50, 5]} if system == "bad" else {},
     }  # fmt: skip

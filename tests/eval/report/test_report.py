@@ -233,7 +233,7 @@ def test_a_damaged_row_names_its_line(home, tmp_path, capsys):
     lines = (folder / "results.jsonl").read_text().splitlines(keepends=True)
     (folder / "results.jsonl").write_text(lines[0] + "{}\n" + lines[1])
     assert main(["report", str(folder), "--output", str(tmp_path / "out")]) == 2
-    assert "results.jsonl:2: the row has no id" in capsys.readouterr().err
+    assert "results.jsonl:2: the row lacks id" in capsys.readouterr().err
 
 
 def test_text_from_data_is_no_markup(copy, tmp_path):

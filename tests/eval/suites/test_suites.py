@@ -256,7 +256,13 @@ def test_settings_of_a_call_without_any_answer_bind_nobody(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("results.jsonl", '{"id": "q1", "scores": {"f1": NaN}}\n', r"results\.jsonl:1: score f1 is nan"),
+        ("results.jsonl", '{"id": "q1", "scores": {"f1": NaN}}\n', r"results\.jsonl:1: not valid JSON \(NaN"),
+        ("results.jsonl", '{"id": 7}\n', r"results\.jsonl:1: id must be text, found 7"),
+        (
+            "results.jsonl",
+            '{"id": "q1", "scores": {"f1": true}}\n',
+            r"scores\.f1 must be a finite number, found true",
+        ),
         ("results.jsonl", '{"id": "q1"}\n{oops\n{"id": "q2"}\n', r"results\.jsonl:2: not valid JSON"),
     ],
 )

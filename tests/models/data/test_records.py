@@ -1,14 +1,18 @@
+import gzip
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cli import write_lines
 from tripletune.models.data.records import (
     Action,
     Record,
     Step,
     normalize_answer,
+    passage_id,
+    read_corpus,
     read_jsonl,
     read_records,
     record_files,
@@ -44,9 +48,9 @@ def test_the_input_holds_no_label():
         ({"task": "guessing"}, "not one of planning, answering"),
         ({"action": "[STOP]"}, "not one of \\[SUBQ\\], "),
         ({"question": "  "}, "question is empty"),
-        ({"steps": [{"triples": []}]}, "the step lacks query"),
+        ({"steps": [{"triples": []}]}, "step 1: the row lacks query"),
         ({"steps": [{"query": "q", "triples": [["a", "b"]]}]}, "a triple must be"),
-        ({"steps": 5}, "steps must be a list of objects .* found 5"),
+        ({"steps": 5}, "steps must be a list, found 5"),
         ({"question": None}, "question must be text, found null"),
     ],
 )
@@ -63,8 +67,11 @@ def test_a_bad_record_is_one_error_with_its_place(change, message):
     [
         (b'{"a": 1}\n\n{"a": \n', r"rows.jsonl:3: not valid JSON"),
         (b'{"a": 1}\n[1]\n', r"rows.jsonl:2: expected a JSON object, found list"),
-        (b"\x1f\x8b\x08\x00\xff\n", r"rows.jsonl:1: not UTF-8 text .*; a gzip file: unpack it first"),
+        (b"\x1f\x8b\x08\x00\xff\n", r"rows.jsonl: the gzip file is damaged or cut off"),
         (b'{"a": 1}\n{"a": ' + b"[" * 200_000 + b"\n", r"rows.jsonl:2: nested too deeply"),
+        (b'{"a": 1}\n{"a": ' + b"9" * 6_000 + b"}\n", r"rows.jsonl:2: a number has thousands of digits"),
+        (b'{"a": NaN}\n', r"rows.jsonl:1: not valid JSON \(NaN is no number"),
+        (gzip.compress(b'{"a": 1}\n' * 9)[:-9], r"rows.jsonl: the gzip file is damaged or cut off"),
     ],
 )
 def test_malformed_lines_are_told_with_their_number(tmp_path, content, message):
@@ -78,6 +85,19 @@ def test_lines_are_read_whatever_the_line_end_and_byte_order_mark(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes('\ufeff{"a": "é\\u2028"}\r\n\r\n{"a": "b\u2028c"}'.encode())
     assert list(read_jsonl(path)) == [(f"{path}:1", {"a": "é\u2028"}), (f"{path}:3", {"a": "b\u2028c"})]
+
+
+def test_rows_of_a_corpus_keep_the_ids_that_they_have(tmp_path):
+    rows = [{"id": 0, "title": 1984}, {"_id": "b", "title": None}, {"id": None, "title": "x"}, {"id": ""}]
+    path = tmp_path / "c.jsonl.gz"
+    path.write_bytes(gzip.compress("".join(json.dumps(row | {"text": "t"}) + "\n" for row in rows).encode()))
+    found = list(read_corpus(path))
+    assert [one.id for one in found] == ["0", "b", passage_id("x", "t"), passage_id("", "t")]
+    assert [one.title for one in found] == ["1984", "", "x", ""]
+    for row in ({"text": 7}, {"text": "t", "title": ["x"]}, {"text": "t", "id": {}}, {"text": "t", "id": True}):
+        write_lines(tmp_path / "bad.jsonl", [row])
+        with pytest.raises(ValueError, match=r"bad\.jsonl:1: .* must be text, found"):
+            list(read_corpus(tmp_path / "bad.jsonl"))
 
 
 def test_half_characters_become_unknown_ones(tmp_path):

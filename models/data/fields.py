@@ -1,0 +1,113 @@
+"""Fields of rows that come from files: what is there, and of which kind.
+
+A field that is missing, null or blank is absent; 0, False and the text "None" are values. A value of another kind than
+is wanted is refused with its place, and never written as text.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import sys
+import tokenize
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_SPOKEN = {True: ("yes", "true"), False: ("no", "false")}
+_KINDS = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false", list: "a list"}
+_ALSO: dict[type, Any] = {float: (int, float), list: (list, tuple)}
+_OPENING, _CLOSING = ("[", "(", "{", ",", ":", "-"), ("]", ")", "}", ",", ":")
+
+
+def shown(value: Any) -> str:
+    """A JSON value as an error message shows it: as JSON, cut short."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def given(row: Mapping[str, Any], *names: str) -> Any:
+    """The value of the first of these fields that is there; None where none is."""
+    values = (row.get(name) for name in names)
+    return next(
+        (one for one in values if one not in (None, []) and not (isinstance(one, str) and not one.strip())), None
+    )
+
+
+def text_field(row: Mapping[str, Any], where: str, *names: str) -> str:
+    """The text under the first of these names that is there; "" where none is."""
+    value = given(row, *names)
+    if not isinstance(value, str | None):
+        raise ValueError(f"{where}: {' or '.join(names)} must be text, found {shown(value)}")
+    return value or ""
+
+
+def name_field(row: Mapping[str, Any], where: str, *names: str) -> str:
+    """An id, a title, a label: like `text_field`, and a number is its digits."""
+    value = given(row, *names)
+    return str(value) if type(value) in (int, float) else text_field(row, where, *names)
+
+
+def name_list(row: Mapping[str, Any], where: str, name: str) -> list[str]:
+    """A list of names, or a single one; null and blank ones are left out, true is "yes" and "true"."""
+    value = given(row, name)
+    values = value if isinstance(value, (list, tuple)) else [value]
+    named = [word for one in values for word in (_SPOKEN[one] if isinstance(one, bool) else [one])]
+    return [found for one in named if (found := name_field({name: one}, where, name).strip())]
+
+
+def is_true(row: Mapping[str, Any], where: str, name: str, default: bool = False) -> bool:
+    """Whether a field says so: true or false, 1 or 0, yes or no, as such or as text."""
+    value = given(row, name)
+    word = str(value).strip().lower().removesuffix(".0")
+    if value is not None and word not in _WORDS:
+        raise ValueError(f"{where}: {name} must be true or false, found {shown(value)}")
+    return default if value is None else _WORDS[word]
+
+
+def unfolded(value: Any) -> Any:
+    """The list or object that a text holds as JSON, as Python prints it or as NumPy does; another value as it is."""
+    if not isinstance(value, str) or value.strip()[:1] not in ("[", "{"):
+        return value
+    with suppress(ValueError, RecursionError):
+        return json.loads(value)
+    with suppress(ValueError, RecursionError, SyntaxError, MemoryError, tokenize.TokenError):
+        # NumPy prints no commas, and Python reads two texts without one between them as a single text.
+        parts: list[str] = []
+        for token in tokenize.generate_tokens(io.StringIO(value.strip()).readline):
+            if word := token.string.strip():
+                parts += ["", word] if not parts or parts[-1] in _OPENING or word in _CLOSING else [",", word]
+        found = ast.literal_eval("".join(parts))
+        return found if isinstance(found, list | dict) else value
+    return value
+
+
+def checked(row: Any, where: str, layout: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a row that its layout names; absent ones are left out.
+
+    Args:
+        layout: By name a type, `[layout]` of a list or the layout of an object; `name?` may be missing or null, and
+            `""` stands for any name.
+    """
+    if problem := next(_misfits(row, layout, ""), None):
+        raise ValueError(f"{where}: {problem}")
+    return {bare: row[bare] for name in layout if row.get(bare := name.removesuffix("?")) is not None}
+
+
+def _misfits(value: Any, layout: Any, name: str) -> Iterator[str]:
+    kind = layout if isinstance(layout, type) else type(layout)
+    fits = isinstance(value, _ALSO.get(kind, kind)) and isinstance(value, bool) == (kind is bool)
+    if not fits or (kind is float and not abs(value) <= sys.float_info.max):
+        yield f"{name or 'the row'} must be {_KINDS.get(kind, 'an object')}, found {shown(value)}"
+    elif isinstance(layout, list):
+        for number, one in enumerate(value):
+            yield from _misfits(one, layout[0], f"{name}[{number}]")
+    elif isinstance(layout, dict):
+        for key, inner in (dict.fromkeys(value, layout[""]) if "" in layout else layout).items():
+            bare = key if key in value else key.removesuffix("?")
+            if bare == key and key not in value:
+                yield f"{name or 'the row'} lacks {key}; it has {', '.join(map(str, value)) or 'nothing'}"
+            elif bare == key or value.get(bare) is not None:
+                yield from _misfits(value[bare], inner, f"{name}.{bare}".lstrip("."))

@@ -1,0 +1,44 @@
+"""The rows of `tripletune eval run`, a question and its `Trace` each, as all read them who read `results.jsonl`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tripletune.models.data.fields import checked
+from tripletune.models.data.records import read_jsonl
+
+RESULTS = "results.jsonl"
+_DETAILS = {
+    **{"granularity?": str, "ranking?": [str], "core_passages?": [str]},
+    **{"calls?": {"": [str]}, "tokens?": {"": [int]}, "index?": {"": [int]}},
+}
+_TRACE = {
+    "question": str,
+    "steps": [{"query": str, "passages": [{"id": str}], "triples": list}],
+    "actions": [{"action?": str, "subquery": str}],
+    "stop_reason": str,
+    **dict.fromkeys(("malformed", "unexpected", "calls", "prompt_tokens", "completion_tokens"), int),
+    **{"seconds": float, "structuring_seconds?": float},
+    **{"tallies": {"": int}, "details": _DETAILS, "cached?": {"": [int]}},
+}
+_ROW = {
+    **dict.fromkeys(("id", "question", "prediction", "error", "type"), str),
+    **{"answers": [str], "short_answers?": [[str]], "scores": {"": float}, "trace": _TRACE},
+    **{"supporting?": [str], "supporting_recall?": float},
+}
+
+
+def read_runs(path: str | Path, *needed: str, partial: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Stream the rows as `("file:line", row)`, each field of the type that it is written with.
+
+    Args:
+        needed: Fields that must be there; all unless given. The id always must.
+        partial: Leave out a last line that a kill has cut off.
+    """
+    named = ("id", *needed) if needed else _ROW
+    layout = {name if name in named else f"{name.removesuffix('?')}?": one for name, one in _ROW.items()}
+    for where, row in read_jsonl(path, partial):
+        checked(row, where, layout)
+        yield where, row
