@@ -31,12 +31,7 @@ _ROW = {
 
 
 def read_runs(path: str | Path, *needed: str, partial: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Stream the rows as `("file:line", row)`, each field of the type that it is written with.
-
-    Args:
-        needed: Fields that must be there; all unless given. The id always must.
-        partial: Leave out a last line that a kill has cut off.
-    """
+    """Stream the rows as `("file:line", row)`, their types checked; `needed` names must be there, or all of them."""
     named = ("id", *needed) if needed else _ROW
     layout = {name if name in named else f"{name.removesuffix('?')}?": one for name, one in _ROW.items()}
     for where, row in read_jsonl(path, partial):

@@ -62,10 +62,7 @@ class Source:
             )
         # A path on this machine may have a colon of its own.
         if there is None and (len(cuts) > 1 or (cuts and parts[1][0].count("/") > 1 and ":" not in parts[1][0])):
-            raise FileNotFoundError(
-                f"source {text!r}: no such file: {' or '.join(one[0] for one in parts)}; a colon stands between a file "
-                "and its annotations"
-            )
+            raise FileNotFoundError(f"source {text!r}: no such file; a colon stands between a file and its annotations")
         return cls(name, reader or name, *(there or parts[-1]))
 
     @property

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from tripletune.models.data.fields import given, name_field, name_list, shown, text_field, unfolded
+from tripletune.models.data.fields import checked, given, name_field, name_list, shown, text_field, unfolded
 from tripletune.models.data.questions import Question
 from tripletune.models.data.records import Passage, open_rows, stored_rows, whole_characters
 from tripletune.models.files import JSON, json_problem
@@ -60,9 +60,8 @@ def whole_object(location: str) -> Row | None:
 
 def own_passages(row: Row, where: str) -> tuple[Passage, ...]:
     """The passages retrieved for a question, best first: `ctxs` (Self-RAG's files), `docs` (ALCE's)."""
-    found = given(row, "ctxs", "docs") or ()
-    if not isinstance(found, (list, tuple)) or not all(isinstance(one, dict) for one in found):
-        raise ValueError(f"{where}: 'ctxs' or 'docs' must be a list of {{'title', 'text'}}; it is {shown(found)}")
+    named = checked(row, where, {"ctxs?": [dict], "docs?": [dict]})
+    found = named.get("ctxs") or named.get("docs", ())
     texts = [(name_field(one, where, "title"), text_field(one, where, "text")) for one in found]
     return tuple(Passage(title, text) for title, text in texts if text)
 

@@ -20,7 +20,7 @@ from tripletune.data_builders.readers._rows import (
     source_rows,
     whole_object,
 )
-from tripletune.models.data.fields import given, name_field, name_list, text_field
+from tripletune.models.data.fields import checked, given, name_field, name_list, text_field
 from tripletune.models.data.questions import Dropped, Question
 from tripletune.models.data.records import Passage
 
@@ -81,10 +81,7 @@ def _question(row: Row, where: str, source: str) -> Question | None:
 
 
 def _knowledge(annotation: Row, where: str) -> Iterator[Passage]:
-    entries = given(annotation, "knowledge") or ()
-    if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError(f"{where}: 'knowledge' must be a list of {{'content', 'wikipage'}}; it is {entries!r}")
-    for entry in entries:
+    for entry in checked(annotation, where, {"knowledge?": [dict]}).get("knowledge", ()):
         if content := text_field(entry, where, "content").strip():
             yield Passage(name_field(entry, where, "wikipage"), content)
 

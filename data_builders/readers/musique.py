@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tripletune.data_builders.readers._rows import Row, gold_answers, required_text, source_rows
-from tripletune.models.data.fields import is_true, name_field
+from tripletune.models.data.fields import checked, is_true, name_field
 from tripletune.models.data.questions import Dropped, DropReason, Hop, Question
 from tripletune.models.data.records import Passage
 
@@ -38,15 +38,9 @@ def read_questions(
 
 
 def _paragraphs(row: Row, where: str) -> tuple[tuple[Passage, ...], dict[str, int], tuple[int, ...]]:
-    paragraphs = row.get("paragraphs")
-    if not isinstance(paragraphs, list) or not all(isinstance(paragraph, dict) for paragraph in paragraphs):
-        raise ValueError(f"{where}: 'paragraphs' must be a list of objects; it is {type(paragraphs).__name__}")
     passages, positions, marked = [], {}, []
-    for index, paragraph in enumerate(paragraphs):
-        text = paragraph.get("paragraph_text")
-        if not isinstance(text, str):
-            raise ValueError(f"{where}: paragraph {index} has no 'paragraph_text'; it has {', '.join(paragraph)}")
-        passages.append(Passage(name_field(paragraph, where, "title"), text))
+    for index, paragraph in enumerate(checked(row, where, {"paragraphs": [{"paragraph_text": str}]})["paragraphs"]):
+        passages.append(Passage(name_field(paragraph, where, "title"), paragraph["paragraph_text"]))
         positions[name_field(paragraph, where, "idx").removesuffix(".0") or str(index)] = index
         if is_true(paragraph, where, "is_supporting"):
             marked.append(index)
@@ -55,11 +49,8 @@ def _paragraphs(row: Row, where: str) -> tuple[tuple[Passage, ...], dict[str, in
 
 def _hops(row: Row, positions: dict[str, int], where: str) -> tuple[Hop, ...] | None:
     """The decomposition with paragraph numbers turned into indices; None when a paragraph is not in the row."""
-    decomposition = row.get("question_decomposition")
-    if not isinstance(decomposition, list) or not all(isinstance(hop, dict) for hop in decomposition):
-        raise ValueError(f"{where}: 'question_decomposition' must be a list of objects; it is {decomposition!r}")
     hops = []
-    for hop in decomposition:
+    for hop in checked(row, where, {"question_decomposition": [dict]})["question_decomposition"]:
         number = name_field(hop, where, "paragraph_support_idx").removesuffix(".0")
         if number not in positions:
             return None
