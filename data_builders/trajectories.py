@@ -171,10 +171,7 @@ def build_trajectories(
         left_out = dict(+drops) | {reason: drops[reason] for reason in filters}
         if not dataset.statistics.records:
             reasons = ", ".join(f"{reason}: {count}" for reason, count in left_out.items()) or "the results are empty"
-            asked = f"{options.system}, roles {', '.join(options.roles) or 'all'}, model {options.model or 'any'}"
-            raise ValueError(
-                f"nothing is left of system {asked} ({reasons}); `tripletune ledger stats` shows what a ledger holds"
-            )
+            raise ValueError(f"nothing is left ({reasons})")
         about = "What a model has planned in its own runs, and the gold answers."
         if not options.records:
             roles = sorted({role for _, ledger in sources for role in options.roles_in(ledger)})
