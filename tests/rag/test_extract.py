@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import subprocess
 import sys
 import time
@@ -119,6 +120,7 @@ def test_a_failing_text_costs_itself_alone_and_is_tried_again(store):
     [
         (SetupError("refused key"), "refused key"),
         (RetriesExhausted("server gone"), "server gone"),
+        (OSError(errno.ENOSPC, "the ledger can't be written"), r"\[Errno 28\] the ledger can't be written"),
         # What a passage may be at fault for stops the run when it is said twenty times in a row.
         (RuntimeError("no memory"), r"20 passages in a row failed, .*: no memory\. .*run the same"),
     ],
@@ -126,7 +128,7 @@ def test_a_failing_text_costs_itself_alone_and_is_tried_again(store):
 def test_what_stops_the_run_keeps_what_was_read(store, error, told):
     given = passages(60)
     replies = {f"{passage.title}: {passage.text}": error for passage in given[9:]}
-    with pytest.raises(CallError, match=f"^{told}"):
+    with pytest.raises((CallError, OSError), match=f"^{told}"):
         run(Rule(concurrency=1, replies=replies), store, given)
     assert store.choose().passages == 9
 
