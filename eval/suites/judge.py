@@ -54,6 +54,11 @@ class JudgeOptions(SuiteOptions):
     max_reply_tokens: int = setting(512, "longest reply", at_least=1)
     concurrency: int = setting(16, "questions under way at once", at_least=1)
 
+    def check(self) -> list[str]:
+        """A run beside itself."""
+        same = Path(self.data).resolve() == Path(self.other).resolve()
+        return [f"other: {self.other} is --data itself; name another run"] if same else []
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:

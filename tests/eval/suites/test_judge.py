@@ -8,6 +8,7 @@ from tripletune.eval.suites import run_suites
 from tripletune.eval.suites.judge import CRITERIA, JudgeOptions, JudgeSuite, read_verdict
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.llm.replies import UnusableReply
+from tripletune.models.options import problems
 
 
 def run(tmp_path, name, *answers):
@@ -76,3 +77,10 @@ def test_winners_are_read_in_the_forms_that_models_write(value, expected):
     assert read_verdict(f"Well: {json.dumps({'Overall Winner': value})}", ["overall"]) == {"overall": expected}
     with pytest.raises(UnusableReply, match="diversity"):
         read_verdict(json.dumps({"overall": value}), ["overall", "diversity"])
+
+
+def test_a_run_beside_itself_is_refused(tmp_path):
+    options = JudgeOptions(
+        data=str(tmp_path / "a"), other=str(tmp_path / "b" / ".." / "a"), output=str(tmp_path / "out")
+    )
+    assert "is --data itself" in problems(options)[0]
