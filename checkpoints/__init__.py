@@ -1,7 +1,8 @@
 """Export and merge: a training run becomes a model folder that stands by itself and can be checked.
 
-An exported folder holds the PEFT adapter (of a Graph-LLM with graph encoder and projector), settings, prompt and
-tokenizer, the model card, and the reference outputs of `checkpoints.verify`. Nothing else of the run goes along: no
+An exported folder holds the PEFT adapter (of a Graph-LLM with graph encoder and projector), or the whole model where
+all weights were trained, settings, prompt and tokenizer, the model card, and the reference outputs of
+`checkpoints.verify`. Nothing else of the run goes along: no
 optimiser state, no pickle, no cache, and no path of this machine except where the base model or the encoder is a local
 folder.
 
@@ -32,6 +33,7 @@ from tripletune.checkpoints.verify import (
     weight_digests,
 )
 from tripletune.models.files import check_folder, new_folder, read_json, write_json
+from tripletune.models.loading import PYPI, check_base
 from tripletune.models.run_folders import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -68,7 +70,7 @@ def export_adapter(
     scores: Sequence[str | Path] = (),
     overwrite: bool = False,
 ) -> Path:
-    """Write the adapter folder of a run.
+    """Write the folder that a run's model is handed on as: its adapter, or the whole model.
 
     Args:
         run: Run folder (its `final/` is taken), or a checkpoint or `final/` folder.
@@ -80,6 +82,8 @@ def export_adapter(
     source, output = _checked_source(run, output, overwrite), Path(output)
     provenance = collect_provenance(source, scores, licence)
     if base_model not in (None, provenance.base_model):
+        if is_adapter(source) and (Path(base_model).is_dir() or base_model.startswith(PYPI)):
+            check_base(source, base_model)
         # A revision belongs to the name it was recorded with.
         provenance.base_model, provenance.base_revision = str(base_model), None
     provenance.base_revision = base_revision or provenance.base_revision
@@ -93,9 +97,10 @@ def export_adapter(
     logger.info("computing reference outputs of %s in float32", source)
     loaded = load(source)
     reference = observe(loaded, cases_of(loaded))
+    whole = (CONFIG, "generation_config.json", *(path.name for path in source.glob("model*.safetensors*")))
     with new_folder(output, MADE, overwrite, (run, source)) as folder:
-        _copy_files(source, folder, provenance, (ADAPTER, ADAPTER_CONFIG))
-        write_model_card(folder, provenance, "adapter", output.name)
+        _copy_files(source, folder, provenance, (ADAPTER, ADAPTER_CONFIG) if is_adapter(source) else whole)
+        write_model_card(folder, provenance, "adapter" if is_adapter(source) else "merged", output.name)
         write_json(folder / REFERENCE, {**reference, "weights": weight_digests(folder)})
     return output
 
@@ -117,6 +122,8 @@ def merge_adapter(
             model trained without graph token.
     """
     source, output = _checked_source(folder, output, overwrite), Path(output)
+    if not is_adapter(source):
+        raise ValueError(f"{source} has no {ADAPTER_CONFIG}: it is a whole model, with nothing to merge; export it")
     provenance = collect_provenance(source)
     alone = language_model_only and not is_text_model(source)
     with new_folder(output, MADE, overwrite, (folder, source)) as scratch:
@@ -147,12 +154,10 @@ def merge_adapter(
 
 
 def _checked_source(folder: str | Path, output: str | Path, overwrite: bool) -> Path:
-    """The trained folder with the adapter of `folder`; a wrong output is refused here, before the slow part."""
+    """The trained folder of `folder`; a wrong output is refused here, before the slow part."""
     source = trained_folder(folder)
     check_folder(output, MADE, overwrite, (folder, source))
     check_model_folder(source)
-    if not is_adapter(source):
-        raise ValueError(f"{source} has no {ADAPTER_CONFIG}: it is a whole model and needs neither export nor merge")
     return source
 
 
@@ -217,12 +222,13 @@ def _copy_files(source: Path, target: Path, provenance: Provenance, weights: Seq
     _public_tokenizer_config(target)
     base, revision, keep = provenance.base_model, provenance.base_revision, (provenance.base_model, provenance.encoder)
     changes: dict[str, dict[str, Any]] = {name: {"base_model": base, "base_revision": revision} for name in TASK_FILES}
+    changes |= {CONFIG: {}, "generation_config.json": {}}
     changes[ADAPTER_CONFIG] = {"base_model_name_or_path": base, "revision": revision, "inference_mode": True}
     for name, change in changes.items():
         if (target / name).is_file():
             write_json(target / name, public({**read_json(target / name), **change}, keep))
-    if is_adapter(target) and not is_text_model(source):
-        config = read_json(source / CONFIG)
+    if not is_text_model(source):
+        config = read_json((target if (target / CONFIG).is_file() else source) / CONFIG)
         config |= {"base_model": base, "base_revision": revision, "encoder": provenance.encoder}
         if isinstance(config.get("text_config"), dict):
             config["text_config"] = {**config["text_config"], "_name_or_path": base}

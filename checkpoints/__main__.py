@@ -23,7 +23,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="{export,verify,merge}")
     export = commands.add_parser(
         "export",
-        help="write the adapter folder of a run, with card and reference outputs",
+        help="write a run's adapter, or its whole model, with card and reference outputs",
         example="tripletune checkpoints export runs/h1 --output exports/h1 --scores runs/eval/loop/metrics.json",
     )
     export.set_defaults(run_command=_export)

@@ -137,7 +137,8 @@ def render_card(provenance: Provenance, kind: Kind, name: str, about: dict[str, 
 
     names = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.ChainableUndefined)
     names.filters["code"] = code_span
-    lora = (provenance.config.get("model") or {}).get("lora", True)
+    model = provenance.config.get("model") or {}
+    tune = model.get("tune") or ("lora" if model.get("lora", True) else "all" if about else "graph_token")
     written = yaml.safe_dump(provenance.config, sort_keys=False, allow_unicode=True).rstrip()
     config = written if provenance.config else ""
     return names.from_string(read_text(_TEMPLATE)).render(
@@ -147,7 +148,8 @@ def render_card(provenance: Provenance, kind: Kind, name: str, about: dict[str, 
         about=about,
         base=public(provenance.base_model),
         encoder=public(provenance.encoder),
-        parts=("LoRA weights, " if lora else "")
+        tune=tune,
+        parts={"lora": "LoRA weights, ", "all": "all weights, "}.get(tune, "")
         + ("graph encoder and projector" if provenance.use_graph else "no graph"),
         date=DATE,
         training=Table(["what", "value"], _training_rows(provenance), cell=str),

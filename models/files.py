@@ -42,6 +42,13 @@ def read_text(path: str | Path) -> str:
         raise ValueError(f"{path}: not UTF-8 text") from None
 
 
+def read_prompt(path: str | Path) -> str:
+    """What a model is asked, from a file."""
+    if not (text := read_text(path).strip()):
+        raise ValueError(f"{path}: the prompt is empty")
+    return text
+
+
 def read_json(path: str | Path) -> dict[str, Any]:
     """The JSON object of a small file."""
     text = read_text(path)

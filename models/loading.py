@@ -26,11 +26,13 @@ from tripletune.models.run_folders import (
     ADAPTER,
     ADAPTER_CONFIG,
     CONFIG,
+    TASK_FILES,
     TOKENIZERS,
     check_weights,
     is_adapter,
     is_run,
     trained_folder,
+    weight_files,
 )
 
 if TYPE_CHECKING:
@@ -92,6 +94,12 @@ def parse_dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise ValueError(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
     return getattr(torch, name)
+
+
+def trained_dtype(name: str, tune: str) -> torch.dtype:
+    """The weight type of a model in training, whose own weights are frozen unless `tune` is "all"."""
+    # AdamW's steps are smaller than what bfloat16 weights can tell apart; frozen ones do not mind.
+    return parse_dtype("float32" if name == "auto" and tune == "all" else name)
 
 
 def usual_dtype(name: str | None = None) -> str:
@@ -193,11 +201,13 @@ def load_weights(
             raise ValueError(
                 f"model {spec} is an adapter: merge it first (tripletune checkpoints merge) to train on it in nf4"
             )
-        adapted = load_adapter(load_weights(base[0], dtype, base[1]), source)
+        adapted = load_adapter(load_weights(base[0], dtype, base[1]), source, base)
         return adapted.merge_and_unload(safe_merge=True).eval() if merge else for_inference(adapted)
     kind = AutoModelForSeq2SeqLM if is_encoder_decoder(spec, revision) else AutoModelForCausalLM
     dtype, options = dtype or best_dtype(), _trust_nothing(source, revision)
     if nf4:
+        import bitsandbytes  # noqa: F401 - transformers says less of one that is missing
+
         # The paper's settings: quantiles of the normal distribution, and their scales quantised too.
         double = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
         options["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype, **double)
@@ -209,10 +219,52 @@ def load_weights(
     return model.eval()
 
 
-def load_adapter(model: Any, folder: str | Path) -> PeftModel:
-    """Put the adapter of a folder on its base model."""
+def content_fingerprint(spec: str | Path, revision: str | None = None) -> str:
+    """Name a model's weights by some numbers of each, wherever its files lie and however they are cut; "" without."""
+    from safetensors import safe_open
+    from transformers.utils import cached_file
+
+    source = resolve(spec)
+    folder = Path(source) if Path(source).is_dir() else Path(cached_file(source, CONFIG, revision=revision)).parent
+    found = {}
+    for file in filter(Path.is_file, weight_files(folder)):
+        with safe_open(file, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118
+                part = weights.get_slice(name)
+                some = part[:1] if len(part.get_shape()) > 1 else weights.get_tensor(name)
+                found[name] = some.flatten()[:32].bfloat16().tolist()
+    return hashlib.blake2b(repr(sorted(found.items())).encode(), digest_size=8).hexdigest() if found else ""
+
+
+def check_base(folder: str | Path, base: str, revision: str | None = None) -> None:
+    """Refuse to put an adapter on another model than the one it was trained on, which may have got another name.
+
+    Runs note its `content_fingerprint` beside the adapter; of others the names are compared, then what is there.
+    """
+    own: dict[str, Any] = {}
+    for file in (Path(folder) / name for name in (*TASK_FILES, CONFIG, ADAPTER_CONFIG)):
+        own |= read_json(file) if file.is_file() else {}
+    name = str(own.get("base_model_name_or_path") or own.get("base_model"))
+    trained, noted = own.get("revision") or own.get("base_revision"), own.get("base_weights")
+    if not noted:
+        if name == base and trained in (None, revision):
+            return
+        with suppress(OSError, ValueError):
+            noted = content_fingerprint(name, trained)
+    if not noted or noted != content_fingerprint(base, revision):
+        what = "holds other weights now" if name == base else "is not known to be the same model"
+        cure = "" if own.get("base_weights") else f" (if it is the same, write its new name into {ADAPTER_CONFIG})"
+        raise ValueError(
+            f"adapter {folder} was trained on {name}{f' ({trained})' if trained else ''}, and {base} {what}: give the "
+            f"model that it was trained on{cure}"
+        )
+
+
+def load_adapter(model: Any, folder: str | Path, base: tuple[str, str | None]) -> PeftModel:
+    """Put the adapter of a folder on its base model, which was loaded by this spec and revision."""
     from peft import PeftModel
 
+    check_base(folder, *base)
     settings = read_json(Path(folder) / ADAPTER_CONFIG)
     for key in _MATCHED:
         value = settings.get(key) or ()
@@ -291,8 +343,8 @@ def add_lora(
     return adapted
 
 
-def take_over(model: PeftModel, folder: str | Path) -> None:
-    """Give a fresh adapter the weights of a trained one, to train on from there."""
+def take_over(model: PeftModel, folder: str | Path, base: tuple[str, str | None]) -> None:
+    """Give a fresh adapter on a base model (spec, revision) the weights of a trained one, to train on from there."""
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from safetensors.torch import load_file
 
@@ -300,6 +352,7 @@ def take_over(model: PeftModel, folder: str | Path) -> None:
     if not file.is_file():
         raise FileNotFoundError(f"model.adapter {folder}: there is no {ADAPTER}; name a run, a checkpoint or an export")
     check_weights(file)
+    check_base(file.parent, *base)
     own, found = get_peft_model_state_dict(model), load_file(file)
     here, there = ({name: tuple(weight.shape) for name, weight in weights.items()} for weights in (own, found))
     for name, _ in sorted(here.items() ^ there.items()):
@@ -320,10 +373,20 @@ def load_encoder(
 ) -> SentenceTransformer:
     """Load a sentence encoder; without `dtype` in the weight type of its file."""
     from sentence_transformers import SentenceTransformer
+    from transformers import PretrainedConfig
+    from transformers.utils import cached_file
 
     options: dict[str, Any] = {"use_safetensors": True} | ({"dtype": dtype} if dtype else {})
     with telling(spec, "encoder"):
-        return SentenceTransformer(resolve(spec), trust_remote_code=trust_remote_code, model_kwargs=options)
+        source = resolve(spec)
+        kinds = PretrainedConfig.get_config_dict(source)[0].get("architectures") or [""]
+        modules = cached_file(source, "modules.json", _raise_exceptions_for_missing_entries=False)
+        if modules is None and kinds[0].endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
+            raise ValueError(
+                f"encoder {spec}: {kinds[0]} is a language model that writes, and no sentence encoder (it has no "
+                "modules.json of sentence-transformers): take one, such as BAAI/bge-small-en-v1.5"
+            )
+        return SentenceTransformer(source, trust_remote_code=trust_remote_code, model_kwargs=options)
 
 
 @contextmanager

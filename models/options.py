@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import reprlib
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,6 +23,10 @@ import yaml
 from tripletune.models.files import read_text
 
 T = TypeVar("T")
+# Values in messages, however deep or long: the aliases of a small YAML file can stand for gigabytes.
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 1, 80, 80
+_shown = _SHORT.repr
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _RANGES: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "at_least": ("at least", lambda value, bound: value >= bound),
@@ -157,6 +162,11 @@ def nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
+def hint(names: Mapping[str, str], name: Any, known: Sequence[str]) -> str:
+    """`; here it is X` for a name that others use, or that was used before, else that of `nearest`."""
+    return f"; here it is {names[name]}" if name in names else nearest(str(name), known)
+
+
 # YAML files ---------------------------------------------------------------------------------------------------------
 
 
@@ -230,16 +240,17 @@ def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, 
                 node[parent] = {}  # also a section that is named in the file and left empty
             node = node[parent]
             if not isinstance(node, dict):
-                raise ConfigError(f"{path}: {parent}: expected names and values, found {node!r}")
+                raise ConfigError(f"{path}: {parent}: expected names and values, found {_shown(node)}")
         node[leaf] = value
     found: list[str] = []
-    config = _build(kind, tree, "", found)
+    config = _build(kind, tree, "", found, getattr(kind, "known_as", {}))
     found = found or problems(config)
     if found:
         listed = "\n".join(f"  - {problem}" for problem in found)
-        said = any(problem.startswith(name) for problem in found for name in overrides or ())
-        where = f"{path} and the command line" if path and said else path or "the command line"
-        raise ConfigError(f"{where}: {len(found)} problem(s)\n{listed}")
+        said = [any(name in problem for name in overrides or ()) for problem in found]
+        places = [] if path is None or all(said) else [str(path)]
+        places += ["the command line"] if path is None or any(said) else []
+        raise ConfigError(f"{' and '.join(places)}: {len(found)} problem(s)\n{listed}")
     return config
 
 
@@ -248,18 +259,18 @@ def to_yaml(config: Any) -> str:
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
 
-def _build(kind: type[T], tree: Any, prefix: str, found: list[str]) -> T:
+def _build(kind: type[T], tree: Any, prefix: str, found: list[str], names: Mapping[str, str]) -> T:
     if not isinstance(tree, dict):
-        found.append(f"{prefix.rstrip('.')}: expected names and values, found {tree!r:.80}")
+        found.append(f"{prefix.rstrip('.')}: expected names and values, found {_shown(tree)}")
         return kind()
     hints = typing.get_type_hints(kind)
     known = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for key, value in tree.items():
         if key not in known:
-            found.append(f"unknown key {prefix}{key}{nearest(str(key), known)}")
+            found.append(f"unknown key {prefix}{key}{hint(names, key, known)}")
         elif dataclasses.is_dataclass(hints[key]):
-            values[key] = _build(hints[key], {} if value is None else value, f"{prefix}{key}.", found)  # type: ignore[arg-type]
+            values[key] = _build(hints[key], {} if value is None else value, f"{prefix}{key}.", found, names)  # type: ignore[arg-type]
         else:
             try:
                 values[key] = convert(value, hints[key])
@@ -280,12 +291,12 @@ def convert(value: Any, hint: Any) -> Any:
     if origin is Literal:
         known = typing.get_args(hint)
         if value not in known:
-            raise ValueError(f"{value!r} is not one of {', '.join(known)}{nearest(str(value), known)}")
+            raise ValueError(f"{_shown(value)} is not one of {', '.join(known)}{nearest(_shown(value), known)}")
         return value
     if origin in (list, tuple):
         items = value.split(",") if isinstance(value, str) else value
-        if not isinstance(items, (list, tuple)):
-            raise ValueError(f"{value!r:.80} is not a list")
+        if not isinstance(items, (list, tuple)) or any(isinstance(item, (list, dict)) for item in items):
+            raise ValueError(f"{_shown(value)} is not a list of texts")
         return origin(str(item).strip() for item in items if str(item).strip())
     if origin is dict:
         try:
@@ -293,13 +304,13 @@ def convert(value: Any, hint: Any) -> Any:
         except yaml.YAMLError:
             found = value
         if not isinstance(found, dict):
-            raise ValueError(f"{value!r} is not a mapping of names and values, such as {{name: value}}")
+            raise ValueError(f"{_shown(value)} is not a mapping of names and values, such as {{name: value}}")
         return found
     if hint is bool:
         if isinstance(value, str) and value.lower() in (*_TRUE, *_FALSE):
             return value.lower() in _TRUE
         if not isinstance(value, bool):
-            raise ValueError(f"{value!r:.80} is not true or false")
+            raise ValueError(f"{_shown(value)} is not true or false")
         return value
     return _number(value, hint) if hint in (int, float) else _text(value)
 
@@ -311,12 +322,12 @@ def _number(value: Any, hint: type) -> float:
             raise ValueError
         return int(value) if hint is int else float(value)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{value!r:.80} is not a {'whole ' if hint is int else ''}number") from None
+        raise ValueError(f"{_shown(value)} is not a {'whole ' if hint is int else ''}number") from None
 
 
 def _text(value: Any) -> str:
     if value is None or isinstance(value, (dict, list)):
-        raise ValueError(f"{value!r:.80} is not text")
+        raise ValueError(f"{_shown(value)} is not text")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         # YAML has made 42798 of the revision 0123456; what was written is gone.
         raise ValueError(f"{value!r} was read as a number; put text in quotes")

@@ -15,7 +15,7 @@ import re
 import sys
 import textwrap
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from tripletune.models.options import (
     ConfigError,
     choices_of,
     convert,
+    hint,
     load_config,
     nearest,
     not_one_of,
@@ -42,7 +43,8 @@ _FULL = re.compile(
     re.IGNORECASE,
 )
 # Packages that not everybody has, and the extra that brings them.
-EXTRAS = {"anthropic": "teachers", "matplotlib": "plots", "mauve": "mauve", "openai": "teachers", "ray": "ray"}
+EXTRAS = {"anthropic": "teachers", "bitsandbytes": "qlora", "matplotlib": "plots", "mauve": "mauve",
+          "openai": "teachers", "ray": "ray"}  # fmt: skip
 
 
 def run_program(
@@ -188,6 +190,8 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     words: Sequence[str] = ()
+    # Other names of the options; see `models.options.hint`.
+    known_as: Mapping[str, str] = {}
 
     def __init__(
         self,
@@ -236,11 +240,12 @@ class CommandParser(argparse.ArgumentParser):
 
     def _unrecognized(self, unknown: Sequence[str]) -> str:
         word = unknown[0].split("=")[0].lstrip("-")
-        hint = nearest(word, [flag.lstrip("-") for flag in self._option_string_actions]).replace("mean ", "mean --")
+        flags = [flag.lstrip("-") for flag in self._option_string_actions]
+        told = hint(self.known_as, word.rpartition(".")[2], []) or nearest(word, flags).replace("mean ", "mean --")
         for name, one in self.settable.items():
             if self.how.startswith("--set") and one.dest == word.replace("-", "_"):
-                hint = f" (it is set by --set {name}=VALUE)"
-        return f"unrecognized arguments: {' '.join(unknown)}{hint}"
+                told = f" (it is set by --set {name}=VALUE)"
+        return f"unrecognized arguments: {' '.join(unknown)}{told}"
 
     def error(self, message: str) -> typing.NoReturn:
         """End the program with one line; a misspelt flag is named before the flag that it leaves missing."""
@@ -276,6 +281,7 @@ def parse_command_line(
     usage = "%(prog)s [--config FILE] [--dry-run] [--SECTION.FIELD VALUE ...]"
     how = "--SECTION.FIELD VALUE, or in the YAML file"
     parser = CommandParser(description=description, usage=usage, how=how, **options)
+    parser.known_as = getattr(kind, "known_as", {})
     parser.add_argument("--config", metavar="FILE", help="YAML file with the settings; options below override it")
     parser.add_argument("--dry-run", action="store_true", help="show settings, counts, memory and a sample, then stop")
     groups: dict[str, Any] = {}

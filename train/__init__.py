@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import groupby
@@ -83,9 +84,13 @@ def engine_of(task: TrainingTask) -> Any:
 
 def check(task: TrainingTask, dry_run: bool) -> Path | None:
     """Find what can't work before anything is loaded, and the checkpoint to continue from."""
+    import torch
+
     from tripletune.train.resume import check_writable, checkpoint_to_continue, process_count, sharding
 
     config = task.config
+    if config.model.attention.startswith(("flex", "flash")) and not torch.cuda.is_available():
+        raise ValueError(f"model.attention {config.model.attention} trains on a GPU alone: take auto or blocks")
     if sharding() in ("ZeRO-3", "FSDP2") and config.model.quantization != "none":
         raise ValueError(
             "model.quantization: weights of 4 bits can't be divided; take recipes/accelerate/ddp.yaml or zero2.yaml"
@@ -108,6 +113,7 @@ def _start_process(timeout: int) -> bool:
 
     The time that they wait for each other is set here, where the group begins, and nowhere later.
     """
+    import datasets
     import torch
     from accelerate import DistributedType, PartialState
     from transformers.utils import logging as transformers_logging
@@ -118,6 +124,8 @@ def _start_process(timeout: int) -> bool:
     for name in ("datasets", "accelerate", "absl"):
         logging.getLogger(name).setLevel(logging.WARNING)
     transformers_logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    warnings.filterwarnings("ignore", r".*is_gradient_checkpointing", FutureWarning)  # PEFT asks under the old name
     how = "" if state.distributed_type is DistributedType.NO else f", {state.distributed_type.value}"
     logger.info("%d process(es) on %s%s", state.num_processes, state.device, how)
     return bool(state.is_main_process)

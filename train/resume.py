@@ -80,6 +80,8 @@ def check_same_run(config: Any, train_digest: str) -> None:
     if not (folder / SETTINGS).is_file() or not (folder / ENVIRONMENT).is_file():
         return
     saved, now = flatten(read_yaml(folder / SETTINGS), "."), flatten(dataclasses.asdict(config), ".")
+    if (lora := saved.pop("model.lora", None)) is not None:  # of revision b3f73d5
+        saved["model.tune"] = "lora" if lora else "graph_token" if "model.use_graph" in saved else "all"
     # A setting that the run's version did not have was at its default.
     before = {**flatten(dataclasses.asdict(type(config)()), "."), **saved}
     about = read_json(folder / ENVIRONMENT)

@@ -9,19 +9,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tripletune.models.files import read_prompt
 from tripletune.models.loading import (
     add_lora,
-    best_dtype,
     is_encoder_decoder,
     load_tokenizer,
     load_weights,
-    parse_dtype,
     take_over,
+    trained_dtype,
 )
 from tripletune.models.options import setting
-from tripletune.train.tasks import Examples, TrainingTask, TrainSection, spread
+from tripletune.train.tasks import DataSection, Examples, TrainingTask, TrainSection, missing_files, spread
 
 Example = TypeVar("Example")
+
+
+@dataclass
+class TextSection(DataSection):
+    """Data of a run on plain text."""
+
+    chat_template: str | None = setting(None, "Jinja file instead of the model's chat template; saved with it")
+
+    def check(self) -> list[str]:
+        """Problems that can be seen without loading anything."""
+        return missing_files({"data.chat_template": self.chat_template})
 
 
 @dataclass
@@ -50,15 +61,13 @@ class TextTask(TrainingTask):
         seq2seq = is_encoder_decoder(section.base, section.revision)
         if seq2seq and self.config.train.packing:
             raise ValueError(f"train.packing: {section.base} is an encoder-decoder, which reads one source per row")
-        # AdamW's steps are smaller than what bfloat16 weights can tell apart; frozen ones do not mind.
-        own = best_dtype() if section.lora else parse_dtype("float32")
-        dtype = own if section.dtype == "auto" else parse_dtype(section.dtype)
+        dtype = trained_dtype(section.dtype, section.tune)
         model = load_weights(section.base, dtype, section.revision, nf4=section.quantization == "nf4")
         if section.attention != "auto":
             set_attention(model, section.attention)
         if not seq2seq:
             learn_labels_only(model)
-        if section.lora:
+        if section.tune == "lora":
             model = add_lora(
                 model,
                 rank=section.lora_rank,
@@ -69,8 +78,11 @@ class TextTask(TrainingTask):
                 revision=section.revision,
             )
             if section.adapter is not None:
-                take_over(model, section.adapter)
-        return model, load_tokenizer(section.adapter or section.base, section.revision)
+                take_over(model, section.adapter, (section.base, section.revision))
+        tokenizer = load_tokenizer(section.adapter or section.base, section.revision)
+        if template := getattr(self.config.data, "chat_template", None):
+            tokenizer.chat_template = read_prompt(template)
+        return model, tokenizer
 
     @property
     def seq2seq(self) -> bool:

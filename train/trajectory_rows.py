@@ -27,7 +27,8 @@ class TrajectoryEncoder:
     Args:
         eos_token_ids: Tokens that end a reply of the student; see `models.local.chat.eos_token_ids`.
         rounds: "together" puts all rounds of a trajectory into one row, as long as each prompt goes on where the one
-            before ended; "separate" makes a row of each round. Both learn the same tokens.
+            before ended, also as the template writes it (some take thoughts out of earlier replies); "separate" makes a
+            row of each round. Both learn the same tokens.
         learn: "decisions" are the turns that the trajectory marks; "everything" adds all turns after the first
             decision, so retrieved candidates too.
         max_prompt_tokens: Longest prompt; from a longer one the oldest candidates are left out.
@@ -119,6 +120,7 @@ class TrajectoryEncoder:
         messages = trajectory.messages
         decisions = _decisions(trajectory)
         current: list[Message] = []
+        shorter = ""
         marked: set[int] = set()
         for before, place in zip([-1, *decisions], decisions):
             learned = {
@@ -128,13 +130,13 @@ class TrajectoryEncoder:
             }
             prompt, left_out = self._shorter(messages[:place])
             turns = [*prompt, messages[place]]
-            ids = self._chat.tokens(self._chat.render(turns, reply=False))
-            if not self._count_round(counts, len(ids) > self.max_tokens, left_out):
+            text = self._chat.render(turns, reply=False)
+            if not self._count_round(counts, len(self._chat.tokens(text)) > self.max_tokens, left_out):
                 continue
-            goes_on = self.together and current == turns[: len(current)]
+            goes_on = self.together and current == turns[: len(current)] and text.startswith(shorter)
             if current and not goes_on:
                 yield current, marked
-            current, marked = turns, marked | learned if goes_on else learned
+            current, shorter, marked = turns, text, marked | learned if goes_on else learned
         if current:
             yield current, marked
 

@@ -26,7 +26,7 @@ from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_mean
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.systems import chat_model
-from tripletune.models.files import file_digest, read_text
+from tripletune.models.files import file_digest, read_prompt
 from tripletune.models.llm import Message
 from tripletune.models.llm.backends import LLMOptions, add_chat_model, open_client
 from tripletune.models.llm.replies import UnusableReply, all_of, ask, find_json
@@ -77,7 +77,7 @@ class JudgeSuite(Suite):
     example = "--data runs/eval/ras --other runs/eval/standard --llm openai:gpt-4o-mini --output runs/judged"
 
     def __init__(self, options: JudgeOptions, teacher: LLMOptions) -> None:
-        self.teacher, self.prompt = teacher, read_text(options.prompt).strip()
+        self.teacher, self.prompt = teacher, read_prompt(options.prompt)
         self.concurrency = 1 if teacher.backend == "batch" else options.concurrency
         super().__init__(options)
 

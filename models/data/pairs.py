@@ -25,6 +25,7 @@ from typing import Any
 from tripletune.models.data.fields import checked
 from tripletune.models.data.records import stored_rows
 from tripletune.models.data.triples import Triple, format_triples, triples_from_json
+from tripletune.models.files import read_prompt
 from tripletune.models.llm import Message
 from tripletune.models.llm.replies import UnusableReply, find_triples
 
@@ -105,10 +106,7 @@ def extraction_chat(source_text: str, instruction: str) -> list[Message]:
 
 def load_instruction(path: str | Path | None = None) -> str:
     """The instruction of a trained extractor, from a file; None: `models/prompts/extract_triples.md`."""
-    text = Path(path or PROMPT).read_text(encoding="utf-8").strip()
-    if not text:
-        raise ValueError(f"{path}: the instruction is empty")
-    return text
+    return read_prompt(path or PROMPT)
 
 
 def is_only_a_name(title: str, text: str) -> bool:

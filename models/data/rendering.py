@@ -25,6 +25,7 @@ from typing import Literal
 
 from tripletune.models.data.records import Action, ModelInput, Task, one_line
 from tripletune.models.data.triples import format_triples
+from tripletune.models.files import read_prompt
 
 Evidence = Literal["triples", "text"]
 PROMPTS = Path(__file__).parents[1] / "prompts"
@@ -37,7 +38,7 @@ def load_instructions(planning: str | Path | None = None, answering: str | Path 
         "planning": planning or PROMPTS / "ras_plan.md",
         "answering": answering or PROMPTS / "ras_answer.md",
     }
-    return {task: Path(file).read_text(encoding="utf-8").strip() for task, file in files.items()}
+    return {task: read_prompt(file) for task, file in files.items()}
 
 
 def render(sample: ModelInput, evidence: str = "triples") -> str:

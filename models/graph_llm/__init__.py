@@ -32,6 +32,7 @@ from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.models.loading import (
     LANGUAGE_MODEL_LAYERS,
     chosen_layers,
+    content_fingerprint,
     for_inference,
     load_adapter,
     load_causal_lm,
@@ -84,6 +85,7 @@ def build_graph_llm(
         "text_config": language_model.config,
         "base_model": str(base_model),
         "base_revision": getattr(language_model.config, "_commit_hash", None) or revision,
+        "base_weights": content_fingerprint(base_model, revision),
         "text_embedding_width": encoder_dimension(graph.encoder) if graph.use_graph else 0,
         "graph_token_id": processor.graph_token_id,
         "graph_token_norm": _embedding_norm(language_model) if graph.graph_token == "normalised" else None,
@@ -108,23 +110,26 @@ def _embedding_norm(language_model: PreTrainedModel) -> float:
 def add_adapter(
     model: GraphLLM,
     *,
-    lora: bool = True,
+    tune: str = "lora",
     rank: int = 8,
     alpha: int = 16,
     dropout: float = 0.05,
     targets: tuple[str, ...] = ("q_proj", "v_proj"),
-) -> PeftModel:
+) -> GraphLLM | PeftModel:
     """Freeze the language model, add LoRA to it and train graph encoder and projector in full.
 
     All that is trained lies in one PEFT adapter. Defaults are the paper's table 8 and the authors' target modules.
 
     Args:
-        lora: False tunes the graph token alone (ablation "No LoRA").
+        tune: "graph_token" adds no LoRA (ablation "No LoRA"); "all" trains the model itself, without an adapter.
         targets: Linear layers of the language model to adapt; "all-linear" adapts every one but the output layer.
     """
     use_graph = model.config.use_graph
-    chosen = chosen_layers(model.language_model, targets, model.config.base_model) if lora else set()
     model.labels_only = scales_alike(model.language_model)
+    if tune == "all":
+        return model
+    lora = tune == "lora"
+    chosen = chosen_layers(model.language_model, targets, model.config.base_model) if lora else set()
     # A pattern, because the graph encoder's own linear layers must not be adapted on top of being trained.
     pattern = f"{LANGUAGE_MODEL_LAYERS}({'|'.join(sorted(chosen))})"
     config = LoraConfig(
@@ -166,7 +171,7 @@ def load_graph_llm(
             language_model, _ = load_causal_lm(config.base_model, dtype, config.base_revision)
             # The base is frozen and known by name; what the folder holds is the adapter.
             base = GraphLLM(config, language_model)
-            model = load_adapter(base, path)
+            model = load_adapter(base, path, (config.base_model, config.base_revision))
         else:
             options = {"dtype": dtype} if dtype else {}
             model = GraphLLM.from_pretrained(path, use_safetensors=True, **options)

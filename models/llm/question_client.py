@@ -15,7 +15,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tripletune.models.files import read_text
+from tripletune.models.files import read_prompt
 from tripletune.models.llm import Completion, LLMClient, Message, Sampling
 from tripletune.models.llm.replies import ask
 
@@ -57,11 +57,7 @@ def load_prompts(names: tuple[str, ...], folder: str | Path | None = None, room:
             paths[path.stem], files[path.stem] = path, str(path)
         if folder not in [path.parent for path in paths.values()]:
             raise ValueError(f"{folder} holds no prompt; the prompts are {known}")
-    texts = {name: read_text(path).strip() for name, path in paths.items()}
-    for name, text in texts.items():
-        if not text:
-            raise ValueError(f"{files[name]}: the prompt is empty")
-    return PromptSet(texts, files)
+    return PromptSet({name: read_prompt(path) for name, path in paths.items()}, files)
 
 
 NO_PROMPTS = PromptSet({}, {})

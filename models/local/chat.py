@@ -44,8 +44,8 @@ class ChatEncoder:
     """A tokenizer with its chat template.
 
     Args:
-        template_options: More arguments of the template, for example {"enable_thinking": False}. Templates that show a
-            date get `DATE` where it is not among them.
+        template_options: More arguments of the template. Unless they are among them, templates that show a date get
+            `DATE`, and those that let a model think `enable_thinking` false, in training and at use alike.
         plain: For base models, which have no template: the turns' texts, with blank lines between them.
     """
 
@@ -53,11 +53,11 @@ class ChatEncoder:
         self, tokenizer: Any, model: str, template_options: Mapping[str, Any] | None = None, plain: bool = False
     ) -> None:
         self.tokenizer, self.model, self.plain = tokenizer, model, plain
-        self.template_options = {"date_string": DATE, **(template_options or {})}
+        self.template_options = {"date_string": DATE, "enable_thinking": False, **(template_options or {})}
         if not plain and not getattr(tokenizer, "chat_template", None):
             raise ValueError(
                 f"model {model} has no chat template, so it is a base model: name its chat version (often ...-Instruct "
-                "or ...-it), or set plain=True to give it the turns' texts as they are"
+                "or ...-it), or, to train it, a template as data.chat_template"
             )
         self._prefix = lru_cache(maxsize=_PREFIXES)(self._prefix_of)
 

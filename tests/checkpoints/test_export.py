@@ -4,8 +4,9 @@ import shutil
 import pytest
 from safetensors.torch import load, save
 
+from tests.checkpoints.conftest import train_tiny
 from tests.cli import run
-from tripletune.checkpoints import export_adapter
+from tripletune.checkpoints import export_adapter, merge_adapter
 from tripletune.models.files import file_digest
 
 WANTED = {
@@ -98,3 +99,19 @@ def test_bad_input_is_one_line(name, change, words, run_copy, tmp_path):
     assert (ran.code, ran.out) == (2, "")
     assert all(word in ran.error for word in words), ran.error
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.usefixtures("same_process")
+def test_a_graph_llm_whose_weights_were_all_trained_is_exported_whole(tiny_model, tiny_encoder, tmp_path):
+    run_ = tmp_path / "run"
+    train_tiny(tiny_model("smollm2"), tiny_encoder, run_ / "final", tune="all")
+    (run_ / "config.yaml").write_text("model: {tune: all}\n")
+    folder = export_adapter(run_, tmp_path / "out", base_model="owner/name")
+    assert run("checkpoints", "verify", folder, "--run", run_).code == 0
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["base_model"], config["encoder"]) == ("owner/name", str(tiny_encoder))
+    card = (folder / "README.md").read_text()
+    assert "# Graph-LLM: out" in card
+    assert "(all weights, graph encoder and projector); it needs no PEFT" in card
+    with pytest.raises(ValueError, match="a whole model, with nothing to merge"):
+        merge_adapter(folder, tmp_path / "merged")

@@ -50,9 +50,9 @@ def test_merged_folder_verifies(merged, tiny_run):
     assert [comparison.passed for comparison in comparisons] == [True, True]
 
 
-@pytest.mark.parametrize("lora", [True, False])
-def test_untied_weights_with_and_without_lora(lora, tiny_model, tiny_encoder, tmp_path):
-    train_tiny(tiny_model("llama"), tiny_encoder, tmp_path / "run", lora=lora)
+@pytest.mark.parametrize("tune", ["lora", "graph_token"])
+def test_untied_weights_with_and_without_lora(tune, tiny_model, tiny_encoder, tmp_path):
+    train_tiny(tiny_model("llama"), tiny_encoder, tmp_path / "run", tune=tune)
     found = merge_adapter(tmp_path / "run", tmp_path / "out")
     assert found.difference < 1e-3
     assert found.same_replies == 3
@@ -120,7 +120,7 @@ def test_a_merge_that_went_wrong_writes_nothing(tiny_export, tmp_path, monkeypat
 def test_what_can_not_be_merged(merged, tiny_export, tmp_path):
     code, _, err = run("checkpoints", "merge", merged, "--output", tmp_path / "out")
     assert (code, err.count("\n")) == (2, 1)
-    assert "needs neither export nor merge" in err
+    assert "with nothing to merge; export it" in err
     code, _, err = run("checkpoints", "merge", tiny_export, "--output", merged)
     assert (code, err.count("\n")) == (2, 1)
     assert "is not empty" in err

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import peft
@@ -134,3 +135,19 @@ def test_a_student_of_cirag_is_exported_too(tmp_path, tiny_llama):
     # And the export can be merged, with what is known about it.
     merge_adapter(folder, tmp_path / "merged")
     assert "`eval_normalised/micro/f1` | 0.5" in (tmp_path / "merged" / "README.md").read_text()
+
+
+@pytest.mark.usefixtures("same_process")
+def test_a_model_whose_weights_were_all_trained_is_exported_whole(extractor, tmp_path, tiny_llama, tiny_t5, seq2seq):
+    run_ = Path(shutil.copytree(extractor, tmp_path / "run"))
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        (run_ / "final" / name).unlink()
+    shutil.copytree(tiny_t5 if seq2seq else tiny_llama, run_ / "final", dirs_exist_ok=True)
+    (run_ / "config.yaml").write_text("model: {tune: all}\n")
+    folder = export_adapter(run_, tmp_path / "out", base_model="owner/name")
+    assert run("checkpoints", "verify", folder, "--run", run_).code == 0
+    assert "All weights trained, from `owner/name`." in (folder / "README.md").read_text()
+    assert not (folder / "optimizer.pt").exists()
+    assert (AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM).from_pretrained(folder)
+    with pytest.raises(ValueError, match="a whole model, with nothing to merge; export it"):
+        merge_adapter(folder, tmp_path / "merged")

@@ -35,7 +35,6 @@ def _other_instruction(folder):
     ("change", "words"),
     [
         (lambda folder: _scale(folder, "lora_B", 1.5), "adapter_model.safetensors is not the file"),
-        (_other_base, "base model, encoder or package versions are other ones"),
         (_other_instruction, "the tokenizer or processor_config.json is another one"),
     ],
 )
@@ -45,6 +44,13 @@ def test_what_is_wrong_is_named(change, words, export_copy, tmp_path):
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert err.startswith(f"error: {export_copy} does not verify against verify.json: ")
     assert words in err
+
+
+def test_another_base_model_is_named(export_copy):
+    _other_base(export_copy)
+    code, out, err = run("checkpoints", "verify", export_copy)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"{export_copy.parent / 'base'} is not known to be the same model" in err
 
 
 @pytest.mark.usefixtures("same_process")

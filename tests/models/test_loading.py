@@ -257,3 +257,9 @@ def test_code_and_pickles_of_a_model_folder_are_never_run(tiny_llama, tiny_encod
     with pytest.raises(ValueError, match=r"modules.json.* --set trust_remote_code=yes"):
         load_encoder(encoder)
     assert not (tmp_path / "PWNED").exists()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])
+def test_a_model_that_writes_is_no_sentence_encoder(tiny_model, family):
+    with pytest.raises(ValueError, match=r"is a language model that writes, and no sentence encoder"):
+        load_encoder(tiny_model(family))

@@ -87,6 +87,33 @@ def test_every_problem_is_reported_with_the_nearest_name(tmp_path):
         assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [({"steps": 1}, "{path}"), ({"steps": 0}, "{path} and the command line"),
+     ({"steps": 0, "inner.rate": 0}, "the command line")],
+)  # fmt: skip
+def test_a_problem_is_told_of_where_it_stands(tmp_path, given, place):
+    path = tmp_path / "run.yaml"
+    path.write_text("steps: 0\ninner: {rate: -1}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(Outer, path, given)
+    assert str(caught.value).startswith(place.format(path=path) + ": ")
+
+
+@pytest.mark.parametrize("name", ["steps", "quiet", "inner.names", "inner.revision", "inner"])
+def test_aliases_of_a_file_that_stand_for_gigabytes_are_told_in_a_short_line(tmp_path, name):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    section, _, inner = name.partition(".")
+    lines.append(f"{section}: {{{inner}: *a11}}" if inner else f"{section}: *a11")
+    (tmp_path / "run.yaml").write_text("\n".join(lines))
+    with pytest.raises(ConfigError) as caught:
+        load_config(Outer, tmp_path / "run.yaml")
+    told = [line for line in str(caught.value).splitlines() if f"{name}: " in line]
+    assert told
+    assert len(told[-1]) < 200
+
+
 def test_ranges_choices_and_what_a_section_says():
     config = Outer(12, True, Inner(0, names=["c"]))
     assert problems(config) == [

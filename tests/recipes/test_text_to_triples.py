@@ -67,4 +67,4 @@ def test_the_settings_of_the_paper(source, rate, batch):
         assert (config.train.learning_rate, config.train.batch_size) == (rate, batch)
         assert (config.data.max_source_tokens, config.data.max_target_tokens) == (512, 256)
         assert (config.train.gradient_accumulation, config.train.eval_steps) == (4, 5000)
-        assert not config.model.lora
+        assert config.model.tune == "all"

@@ -28,7 +28,16 @@ KINDS = {
     [
         ({"data.evidence": "graph", "model.use_graph": False}, "the prompts would hold no facts"),
         ({"data.prompt_order": "interleaved", "train.graph_warmup_steps": 5}, "needs one graph a row"),
-        ({"model.lora": False, "model.use_graph": False}, "nothing is left to train"),
+        ({"model.tune": "graph_token", "model.use_graph": False}, "nothing is left to train"),
+        ({"model.tune": "all", "model.quantization": "nf4"}, "weights of 4 bits can't be trained"),
+        ({"model.tune": "all", "model.dtype": "float16"}, "take float32"),
+        ({"model.tune": "all", "model.adapter": "runs/one"}, "name a model that was trained whole as model.base"),
+        ({"model.lora": False}, r"unknown key model\.lora; here it is model\.tune: .*false was graph_token in RAS"),
+        ({"train.per_device_train_batch_size": 2}, r"here it is train\.batch_size"),
+        ({"num_train_epochs": 2}, r"unknown key num_train_epochs; here it is train\.epochs"),
+        ({"model.lora_targets": "all-linear,q_proj"}, "or all-linear alone"),
+        ({"train.learning_rate": 1e6}, "must be greater than 0 and at most 0.1"),
+        ({"train.save_total_limit": 0}, "must be at least 1"),
         ({"model.graph_hidden_width": 12}, "not a multiple of model.graph_heads 8"),
         ({"data.tasks": []}, "name planning, answering or both"),
         ({"train.learning_rate": float("nan")}, "not a number"),
@@ -37,7 +46,13 @@ KINDS = {
 def test_settings_that_cannot_work(settings, message):
     with pytest.raises(ConfigError, match=message) as error:
         load_config(GraphConfig, None, settings)
-    assert "1 problem(s)" in str(error.value)
+    assert "the command line: 1 problem(s)" in str(error.value)
+
+
+@pytest.mark.parametrize("task", ["text_to_triples", "cirag_distill", "cirag_on_policy", "grpo"])
+def test_without_a_graph_there_is_no_graph_token_to_tune(task):
+    with pytest.raises(ConfigError, match=r"model\.tune: 'graph_token' is not one of lora, all"):
+        load_config(load_from(TASKS, task, "").TASK.Config, None, {"model.tune": "graph_token"})
 
 
 def test_defaults_are_the_papers():

@@ -16,6 +16,7 @@ from tests.cli import read_lines
 from tests.train.test_grpo import make as make_grpo  # noqa: F401
 from tests.train.test_grpo import world  # noqa: F401
 from tripletune.models.program import names_in
+from tripletune.models.run_folders import weight_files
 from tripletune.train import TASKS, engine_of, train
 from tripletune.train.engine import EngineMixin
 from tripletune.train.resume import newest_checkpoint
@@ -26,9 +27,11 @@ PACKED = {"train.packing": True, "train.pack_tokens": 512, "train.batch_size": 1
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ras": ("ras", {}, {}),
     "ras, interleaved": ("ras", INTERLEAVED, {}),
+    "ras, all weights": ("ras", {"model.tune": "all"}, {"family": "smollm2"}),
     "text_to_triples": ("text_to_triples", {}, {}),
     "text_to_triples, encoder-decoder": ("text_to_triples", {}, {"seq2seq": True}),
     "text_to_triples, packed": ("text_to_triples", PACKED, {}),
+    "text_to_triples, all weights": ("text_to_triples", {"model.tune": "all"}, {}),
     "cirag_distill": ("cirag_distill", {}, {}),
     "cirag_on_policy": ("cirag_on_policy", {}, {}),
 }
@@ -101,7 +104,7 @@ def test_a_resumed_run_is_the_uninterrupted_run(case, steps, saved, killed, make
     for name in ("losses.jsonl", "evaluations.jsonl"):
         assert read_lines(tmp_path / "parts" / name, "seconds") == read_lines(whole[case, steps] / name, "seconds")
     folders = (whole[case, steps], tmp_path / "parts")
-    one, other = (load_file(folder / "final" / "adapter_model.safetensors") for folder in folders)
+    one, other = (load_file(weight_files(folder / "final")[0]) for folder in folders)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -139,7 +142,7 @@ def test_a_run_that_is_watched_is_the_run_that_is_not(case, make_task, make_grpo
     train(begin("watched", **alone))
     one, other = (read_lines(tmp_path / name / "losses.jsonl", "seconds") for name in ("alone", "watched"))
     assert one == other
-    files = (tmp_path / name / "final" / "adapter_model.safetensors" for name in ("alone", "watched"))
+    files = (weight_files(tmp_path / name / "final")[0] for name in ("alone", "watched"))
     weights, others = map(load_file, files)
     assert all(torch.equal(others[name], weight) for name, weight in weights.items())
 
@@ -183,8 +186,8 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(case, make_task, 
             train(made(make_task, case, {"output_dir": str(tmp_path / "file" / "run")}))
     train(made(make_task, case, {"train.max_steps": 1, "train.save_steps": 1, "train.eval_batch_size": 4}))
     monkeypatch.setattr(kind, "load", load)
-    with pytest.raises(ValueError, match=r"checkpoints of another run: train\.learning_rate was 0\.01 and is 0\.5"):
-        train(made(make_task, case, {"train.max_steps": 1, "train.learning_rate": 0.5}))
+    with pytest.raises(ValueError, match=r"checkpoints of another run: train\.learning_rate was 0\.01 and is 0\.05"):
+        train(made(make_task, case, {"train.max_steps": 1, "train.learning_rate": 0.05}))
     with pytest.raises(AssertionError, match="loaded"):
         train(made(make_task, case, {"train.max_steps": 1, "train.save_steps": 9, "train.eval_batch_size": 3}))
 

@@ -105,14 +105,14 @@ def test_a_second_start_leaves_a_running_run_alone(make_config, tmp_path):
     folder = tmp_path / "run"
     (folder / "final").mkdir(exist_ok=True)
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    second = trainer_of(make_config({"train.learning_rate": 0.5, "resume": False}))
+    second = trainer_of(make_config({"train.learning_rate": 0.05, "resume": False}))
     with lock_folder(folder, ""), pytest.raises(ValueError, match=r"another process trains in .*run: wait"):
         second.run(None)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
     assert list(folder.glob("checkpoint-*"))
     assert (folder / "final").is_dir()
     second.run(None)
-    assert "learning_rate: 0.5" in (folder / "config.yaml").read_text()
+    assert "learning_rate: 0.05" in (folder / "config.yaml").read_text()
     assert (folder / "final.previous").is_dir()
 
 
@@ -149,7 +149,7 @@ def test_a_checkpoint_holds_what_is_trained_and_loads_by_itself(make_config, rec
 
 
 @pytest.mark.parametrize(
-    "change", [{"model.lora": False}, {"model.use_graph": False}, {"model.graph_pooling": "union"}]
+    "change", [{"model.tune": "graph_token"}, {"model.use_graph": False}, {"model.graph_pooling": "union"}]
 )
 def test_the_ablations_train(make_config, change):
     config = make_config({**change, "train.epochs": 3})

@@ -45,10 +45,21 @@ def test_how_it_is_watched_kept_and_computed_may_change(change, tmp_path):
     assert not goes_on(begun(tmp_path, seed=1, **change))
 
 
+@pytest.mark.parametrize(("lora", "tune"), [(True, "lora"), (False, "graph_token")])
+@pytest.mark.parametrize("now", ["lora", "graph_token", "all"])
+def test_a_run_of_before_goes_on_as_what_it_was(tmp_path, lora, tune, now):
+    save_run_settings(begun(tmp_path), "aa")
+    settings = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    del settings["model"]["tune"]
+    settings["model"]["lora"] = lora
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert goes_on(begun(tmp_path, **{"model.tune": now})) == (now == tune)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"train.learning_rate": 0.5}, "train.learning_rate was 1e-05 and is 0.5"),
+        ({"train.learning_rate": 0.05}, "train.learning_rate was 1e-05 and is 0.05"),
         ({"model.lora_targets": "all-linear"}, "model.lora_targets was"),
         ({"data.prompt_order": "history_first"}, "data.prompt_order was 'instruction_first' and is 'history_first'"),
         ({"train.batch_size": 4}, "records per step were 4 on 1 process\(es\) and are 8 on 1"),

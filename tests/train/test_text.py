@@ -62,7 +62,7 @@ def test_the_logged_loss_is_the_mean_over_label_tokens(trainer_of, kind):
 def test_training_all_weights_leaves_a_plain_model(trainer_of, kind):
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    trainer = trainer_of({"model.lora": False, "train.save_steps": 3})
+    trainer = trainer_of({"model.tune": "all", "train.save_steps": 3})
     trainer.train()
     auto = AutoModelForSeq2SeqLM if kind == "seq2seq" else AutoModelForCausalLM
     again = auto.from_pretrained(Path(trainer.config.output_dir) / "checkpoint-3")

@@ -1,15 +1,22 @@
+import json
+import shutil
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
 from peft import get_peft_model_state_dict
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.cli import read_lines
+from tripletune.checkpoints import export_adapter
 from tripletune.models.data.records import Action, Record
+from tripletune.models.graph_llm import load_graph_llm
+from tripletune.models.loading import load_weights
 from tripletune.train import check_tracking, dry_run_report, train
 
 
@@ -27,6 +34,38 @@ def test_the_report(begin_task):
     trained = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
     assert f"({trained:,} parameters)" in text
     assert f"for 2 x {max(task.train['length'])} tokens" in text
+
+
+def test_steps_and_rows_of_odd_sizes_are_told(begin_task, make_task, tmp_path, caplog):
+    task = begin_task("ras", {"train.batch_size": 500})
+    assert "an optimiser step takes 1000 records, and there are 12: it takes them all" in caplog.text
+    assert "rows may have 2800 tokens, and model.base knows 1024 positions" in caplog.text
+    base = shutil.copytree(task.config.model.base, tmp_path / "base")
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
+    for name in ("ras", "text_to_triples", "cirag_distill"):
+        with pytest.raises(ValueError, match=r"a row has \d+ tokens, and model\.base knows 64 positions: lower"):
+            begin_task(name, {"model.base": str(base)})
+
+
+@pytest.mark.parametrize("attention", ["flex_attention", "flash_attention_2"])
+def test_kernels_of_gpus_are_refused_elsewhere(make_task, attention, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match=f"model.attention {attention} trains on a GPU alone"):
+        train(make_task("ras", {"model.attention": attention}))
+
+
+@pytest.mark.parametrize("name", ["text_to_triples", "cirag_distill"])
+def test_a_base_model_without_chat_template_is_given_one(name, begin_task, tmp_path, tiny_llama):
+    base = shutil.copytree(tiny_llama, tmp_path / "base")
+    template = (base / "chat_template.jinja").rename(tmp_path / "own.jinja")
+    with pytest.raises(ValueError, match=r"has no chat template.* a template as data\.chat_template"):
+        begin_task(name, {"model.base": str(base)})
+    task = begin_task(name, {"model.base": str(base), "data.chat_template": str(template)})
+    assert "<|im_start|>" in task.processor.decode(task.example()[0])
+    template.write_text(" \n")
+    with pytest.raises(ValueError, match=r"own\.jinja: the prompt is empty"):
+        begin_task(name, {"model.base": str(base), "data.chat_template": str(template)})
 
 
 def test_one_process_on_several_gpus_is_refused(make_task, monkeypatch):
@@ -48,6 +87,44 @@ def test_training_starts_from_a_trained_adapter(name, make_task, tmp_path):
         make_task(name, {**later, "model.lora_rank": 3}).load()
     with pytest.raises(FileNotFoundError, match="there is no adapter_model"):
         make_task(name, {"model.adapter": str(tmp_path)}).load()
+
+
+@pytest.mark.parametrize("noted", [True, False])
+@pytest.mark.parametrize("name", ["ras", "cirag_distill"])
+def test_an_adapter_goes_on_its_own_base_model_alone(name, noted, make_task, tmp_path):
+    base = Path(make_task(name).config.model.base)
+    own, moved, other = (Path(shutil.copytree(base, tmp_path / place)) for place in ("own", "moved", "other"))
+    weights = load_file(other / "model.safetensors")
+    save_file({key: weight * 1.1 for key, weight in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    run = make_task(name, {"model.base": str(own), "train.max_steps": 1, "train.gradient_accumulation": 1})
+    train(run)
+    final = tmp_path / "run" / "final"
+    if not noted:  # as earlier versions left it
+        file = final / ("config.json" if name == "ras" else "student.json")
+        about = json.loads(file.read_text())
+        del about["base_weights"]
+        file.write_text(json.dumps(about))
+
+    def load(folder):
+        make_task(name, {"model.adapter": str(final), "model.base": str(folder)}).load()
+
+    refused = f"was trained on {own}, and {other} is not known to be the same model"
+    load(own)
+    load(moved)
+    with pytest.raises(ValueError, match=refused):
+        load(other)
+    with pytest.raises(ValueError, match=refused):
+        export_adapter(final, tmp_path / "out", base_model=str(other))
+    shutil.rmtree(own)
+    with pytest.raises(ValueError, match=refused):
+        load(other)
+    with pytest.raises(ValueError, match="write its new name into adapter_config") if not noted else nullcontext():
+        load(moved)
+    if noted:
+        # Other weights under the old name.
+        other.rename(own)
+        with pytest.raises(ValueError, match=f"was trained on {own}, and {own} holds other weights now"):
+            load_graph_llm(final) if name == "ras" else load_weights(final)
 
 
 @pytest.mark.parametrize("name", ["ras", "cirag_distill"])

@@ -57,6 +57,11 @@ THINKER = (
     "loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{{ message.content + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+# As Qwen3's: it does so unless `enable_thinking` is false; then a prompt ends with an empty thought, too.
+QWEN3 = THINKER.replace(
+    "<|im_start|>assistant\n' }}{% endif", "<|im_start|>assistant\n' }}{% if enable_thinking is defined and "
+    "enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif"
+)  # fmt: skip
 # Puts the system's text into the last turn, if that is the user's.
 MOVER = (
     "{% for message in messages %}{% if message.role == 'user' %}{{ '[INST] ' }}{% if loop.last %}{{ "
@@ -135,6 +140,19 @@ def test_prompts_are_those_of_the_loop(student):
         first = next(place for place, label in enumerate(row["labels"]) if label != IGNORED)
         assert row["input_ids"][:first] == prompt
         assert whole["input_ids"][: len(prompt)] == prompt
+
+
+@pytest.mark.parametrize("rounds", ["together", "separate"])
+def test_a_model_that_may_think_learns_what_follows_the_prompts_of_the_loop(tokenizer, rounds):
+    tokenizer.chat_template = QWEN3
+    one, loop = trajectory(), ChatEncoder(tokenizer, "m")
+    rows = rows_of(tokenizer, [2], one, rounds=rounds)
+    assert len(rows) == 3
+    for number, (row, reply) in enumerate(zip(rows, replies(one))):
+        prompt = loop.encode(one.messages[: 2 + 2 * number])
+        assert tokenizer.decode(prompt).endswith("<think>\n\n</think>\n\n")
+        assert row["input_ids"][: len(prompt)] == prompt
+        assert learned_texts(tokenizer, row) == [f"{reply}<|im_end|>"]
 
 
 @pytest.mark.parametrize("rounds", ["together", "separate"])

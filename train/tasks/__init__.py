@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from tripletune.models.data.records import record_files, stored_parts, stored_rows
 from tripletune.models.files import file_digest
-from tripletune.models.loading import DTYPES
+from tripletune.models.loading import ALL_LINEAR, DTYPES
 from tripletune.models.options import rare, setting
 
 logger = logging.getLogger(__name__)
@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 ATTENTION = ("auto", "sdpa", "eager", "blocks", "flash_attention_2", "flash_attention_3", "flex_attention")
 SCHEDULERS = ("cosine", "linear", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial")
 TRACKERS = ("wandb", "tensorboard", "none")
+# Settings of data sections that together bound a row.
+_LIMITS = ("max_tokens", "max_input_tokens", "max_label_tokens", "max_source_tokens", "max_target_tokens")
+_LOWER = "lower data.max_…_tokens, or take a model with a longer context"
 
 
 @dataclass
@@ -39,19 +42,25 @@ class ModelSection:
     )
     quantization: str = rare("none", "frozen weights; nf4 is QLoRA: 4 bits, with bitsandbytes", choices=("none", "nf4"))
     adapter: str | None = setting(None, "trained adapter to start from: run, checkpoint or export folder")
-    lora: bool = setting(True, "false: train all weights")
+    tune: str = setting("lora", "what is trained: lora, an adapter; all, every weight", choices=("lora", "all"))
     lora_rank: int = setting(16, "LoRA rank r", above=0)
     lora_alpha: int = setting(32, "LoRA alpha", above=0)
     lora_dropout: float = rare(0.05, "LoRA dropout", at_least=0, at_most=1)
-    lora_targets: list[str] = setting(["all-linear"], "linear layers to adapt; all-linear for every one")
+    lora_targets: list[str] = setting([ALL_LINEAR], "linear layers to adapt; all-linear for every one")
 
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
         found = []
-        if self.lora and not self.lora_targets:
-            found.append("model.lora_targets: name at least one linear layer, or all-linear")
-        if not self.lora and (self.quantization != "none" or self.adapter):
-            found.append("model.quantization and model.adapter need model.lora")
+        targets = set(self.lora_targets)
+        if self.tune == "lora" and (not targets or targets > {ALL_LINEAR}):
+            found.append(f"model.lora_targets: name at least one linear layer, or {ALL_LINEAR} alone")
+        if self.tune == "all":
+            if self.quantization != "none":
+                found.append("model.quantization: weights of 4 bits can't be trained: model.tune all needs none")
+            if self.dtype == "float16":
+                found.append("model.dtype: float16 holds neither AdamW's steps nor small gradients: take float32")
+            if self.adapter:
+                found.append("model.adapter needs model.tune lora: name a model that was trained whole as model.base")
         return found
 
 
@@ -83,7 +92,8 @@ class TrainSection:
     records_per_step: int | None = setting(
         None, "rows per optimiser step on all devices together; gradient_accumulation follows from it", above=0
     )
-    learning_rate: float = setting(2e-5, "peak learning rate", above=0)
+    # Above 0.1 AdamW trains nothing: each of its steps moves a weight by about the rate.
+    learning_rate: float = setting(2e-5, "peak learning rate", above=0, at_most=0.1)
     warmup_ratio: float = setting(0.05, "share of optimiser steps with rising learning rate", at_least=0, at_most=1)
     scheduler: str = rare("linear", "learning-rate schedule of transformers", choices=SCHEDULERS)
     adam_beta1: float = rare(0.9, "AdamW beta 1", at_least=0, below=1)
@@ -101,7 +111,7 @@ class TrainSection:
     eval_batch_size: int = rare(8, "rows in an evaluation batch", above=0)
     eval_max_new_tokens: int = rare(256, "longest reply while evaluating", above=0)
     save_steps: int = setting(500, "optimiser steps between checkpoints", above=0)
-    save_total_limit: int | None = rare(2, "checkpoints kept")
+    save_total_limit: int | None = rare(2, "checkpoints kept; none: all", at_least=1)
     workers: int = rare(0, "data-loading processes", at_least=0)
     ddp_timeout: int = rare(14400, "seconds that processes wait for each other in a step of training", above=0)
     # Of runs that set neither gradient_accumulation nor records_per_step.
@@ -152,6 +162,14 @@ class EngineConfig(_Run):
 class RunConfig(_Run):
     """A whole run; a task puts sections of its own in place of these."""
 
+    # What other trainers, or revision b3f73d5, call a setting.
+    known_as: ClassVar[dict[str, str]] = {
+        "lora": "model.tune: lora true is lora, and lora false was graph_token in RAS and all elsewhere",
+        "lora_r": "model.lora_rank", "target_modules": "model.lora_targets", "load_in_4bit": "model.quantization nf4",
+        "model_name_or_path": "model.base", "num_train_epochs": "train.epochs", "lr": "train.learning_rate",
+        "per_device_train_batch_size": "train.batch_size", "per_device_eval_batch_size": "train.eval_batch_size",
+        "gradient_accumulation_steps": "train.gradient_accumulation", "lr_scheduler_type": "train.scheduler",
+    }  # fmt: skip
     model: ModelSection = field(default_factory=ModelSection)
     data: DataSection = field(default_factory=DataSection)
     train: TrainSection = field(default_factory=TrainSection)
@@ -226,6 +244,7 @@ class TrainingTask:
         usage: Options of a run, for the help of its program.
         unit: What a row is called in logs and results.
         published: Rows of an optimiser step in the paper, shown beside the run's own.
+        copies: How often a row is trained on in a step.
         train: Training rows, a `datasets.Dataset` with a column `length` in tokens, once they are made.
     """
 
@@ -233,6 +252,7 @@ class TrainingTask:
     usage: ClassVar[str] = ""
     unit: str = "rows"
     published: ClassVar[str] = ""
+    copies: int = 1
     model: Any
     processor: Any = None
     train: Any
@@ -259,9 +279,27 @@ class TrainingTask:
         training, validation = self.sources
         self.train = self.rows(training, self.cache)
         self.validation = self.rows(validation, self.cache) if validation is not None else None
-        for warning in self.warnings():
+        for warning in (*self._sizes(), *self.warnings()):
             logger.warning("%s", warning)
         return self.train, self.validation
+
+    def _sizes(self) -> Iterator[str]:
+        """What is odd about the sizes of steps and rows; a row that the model has no positions for is an error."""
+        from tripletune.train.resume import process_count
+
+        train, processes, text = self.config.train, process_count(), self.model.config.get_text_config()
+        per_step = train.batch_size * train.micro_batches(processes) * processes
+        if per_step > len(self.train) * self.copies:
+            yield f"an optimiser step takes {per_step} {self.unit}, and there are {len(self.train)}: it takes them all"
+        if text.is_encoder_decoder or not (known := getattr(text, "max_position_embeddings", None)):
+            return
+        parts = [rows.with_format("numpy") for rows in (self.train, self.validation) if rows is not None]
+        longest = max((int(rows["length"][:].max()) for rows in parts if "length" in rows.column_names), default=0)
+        limit = sum(value for name, value in vars(self.config.data).items() if name in _LIMITS)
+        if longest > known:
+            raise ValueError(f"a row has {longest} tokens, and model.base knows {known} positions: {_LOWER}")
+        if limit > known:
+            yield f"rows may have {limit} tokens, and model.base knows {known} positions: {_LOWER}"
 
     @cached_property
     def cache(self) -> Path:

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tripletune.models.data.pairs import Trajectory
-from tripletune.models.files import json_line, read_text
+from tripletune.models.files import json_line
+from tripletune.models.loading import content_fingerprint
 from tripletune.models.options import other_default, setting
 from tripletune.models.run_folders import PROMPT_FILE, STUDENT
-from tripletune.train.tasks import DataSection, Examples, ModelSection, RunConfig, TrainSection, missing_files
-from tripletune.train.text import TextTask, TextTrainSection, choose_examples, generate_replies
+from tripletune.train.tasks import Examples, ModelSection, RunConfig, TrainSection
+from tripletune.train.text import TextSection, TextTask, TextTrainSection, choose_examples, generate_replies
 from tripletune.train.trajectory_rows import TrajectoryEncoder
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class StudentSection(ModelSection):
 
 
 @dataclass
-class TrajectorySection(DataSection):
+class TrajectorySection(TextSection):
     """Trajectories and how they become tokens."""
 
     train: list[str] = setting(  # type: ignore[assignment]
@@ -67,7 +68,6 @@ class TrajectorySection(DataSection):
     max_prompt_tokens: int | None = setting(
         None, "longest prompt, as --set max_prompt_tokens of the loop; max_tokens less 1,024 unless set"
     )
-    chat_template: str | None = setting(None, "Jinja file instead of the student's chat template; saved with it")
 
     @property
     def prompt_limit(self) -> int:
@@ -94,7 +94,7 @@ class TrajectorySection(DataSection):
                 f"data.max_prompt_tokens: {self.max_prompt_tokens} must be above 0 and below data.max_tokens "
                 f"({self.max_tokens}), so that a reply has room"
             )
-        return found + missing_files({"data.chat_template": self.chat_template})
+        return found + super().check()
 
 
 @dataclass
@@ -140,13 +140,6 @@ class StudentTask(TextTask):
             _source(train, data.train_split, data.max_train_records, held_out),
             _source(places, data.validation_split, data.max_validation_records),
         )
-
-    def load(self) -> tuple[Any, Any]:
-        """The student, its own chat template in place where one is given."""
-        model, tokenizer = super().load()
-        if self.config.data.chat_template is not None:
-            tokenizer.chat_template = read_text(self.config.data.chat_template)
-        return model, tokenizer
 
     @cached_property
     def encoder(self) -> TrajectoryEncoder:
@@ -252,6 +245,7 @@ def student_files(
         "systems": sorted({role.partition(".")[0] for role in roles}),
         "base_model": model.base,
         "base_revision": model.revision,
+        "base_weights": content_fingerprint(model.base, model.revision),
         "method": method,
         "max_prompt_tokens": max_prompt_tokens,
     }

@@ -58,7 +58,6 @@ class OnPolicyConfig(StudentConfig):
 class PromptTask(TextTask):
     """A task whose rows are prompts, each replied to `copies` times, those of `together` steps at once."""
 
-    copies: int = 1
     together: int = 1
 
     def sampler(self, rows: Any, per_step: int) -> Any:

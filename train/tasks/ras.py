@@ -49,7 +49,11 @@ class GraphModelSection(GraphSettings, ModelSection):
     """The Graph-LLM."""
 
     base: str = other_default(ModelSection, "base", "meta-llama/Llama-2-7b-hf")
-    lora: bool = setting(True, "false: tune the graph token alone (ablation No LoRA)")
+    tune: str = setting(
+        "lora",
+        "what is trained: lora and the graph modules; graph_token, these alone (ablation No LoRA); all, every weight",
+        choices=("lora", "graph_token", "all"),
+    )
     lora_rank: int = other_default(ModelSection, "lora_rank", 8)
     lora_alpha: int = other_default(ModelSection, "lora_alpha", 16)
     lora_targets: list[str] = other_default(ModelSection, "lora_targets", ["q_proj", "v_proj"])  # noqa: RUF009
@@ -62,8 +66,8 @@ class GraphModelSection(GraphSettings, ModelSection):
                 f"model.graph_hidden_width: {self.graph_hidden_width} is not a multiple of model.graph_heads "
                 f"{self.graph_heads}"
             )
-        if not self.lora and not self.use_graph:
-            found.append("model.lora and model.use_graph are both false: nothing is left to train")
+        if self.tune == "graph_token" and not self.use_graph:
+            found.append("model.tune graph_token and model.use_graph false: nothing is left to train")
         return found
 
 
@@ -176,7 +180,7 @@ class GraphTask(TrainingTask):
         from tripletune.models.data.rendering import load_instructions
         from tripletune.models.graph_llm import add_adapter, build_graph_llm
         from tripletune.models.graph_llm.processor import GraphLLMProcessor
-        from tripletune.models.loading import load_tokenizer, parse_dtype, take_over
+        from tripletune.models.loading import load_tokenizer, take_over, trained_dtype
 
         set_seed(self.config.seed)
         model, data = self.config.model, self.config.data
@@ -191,7 +195,7 @@ class GraphTask(TrainingTask):
                     labels.encode_label(record)
         base, processor = build_graph_llm(
             model.base,
-            dtype=parse_dtype(model.dtype),
+            dtype=trained_dtype(model.dtype, model.tune),
             revision=model.revision,
             attention=None if model.attention == "auto" else model.attention,
             nf4=model.quantization == "nf4",
@@ -200,17 +204,22 @@ class GraphTask(TrainingTask):
         )
         adapted = add_adapter(
             base,
-            lora=model.lora,
+            tune=model.tune,
             rank=model.lora_rank,
             alpha=model.lora_alpha,
             dropout=model.lora_dropout,
             targets=tuple(model.lora_targets),
         )
         if model.adapter is not None:
-            take_over(adapted, model.adapter)
+            take_over(adapted, model.adapter, (model.base, model.revision))
         longest = data.max_input_tokens + data.max_label_tokens
         base.end_to_end = model.attention == "blocks" and lies_end_to_end(base.language_model, longest)
         return adapted, processor
+
+    @property
+    def graph_llm(self) -> Any:
+        """The model without what PEFT puts around it."""
+        return getattr(self.model, "get_base_model", lambda: self.model)()
 
     @cached_property
     def table(self) -> EmbeddingTable | None:
@@ -242,7 +251,7 @@ class GraphTask(TrainingTask):
             columns |= dict.fromkeys(("nodes", "edges"), "[[int64]]")
             columns |= dict.fromkeys(("sources", "targets", "subgraph"), "[[int32]]")
         # An empty prompt shows template and tokenizer, which may change while their folder keeps its name.
-        empty = [processor.encode_input(ModelInput(task, "?")).input_ids for task in TASKS]
+        empty = [processor.prompt(ModelInput(task, "?"), self.config.data.evidence) for task in TASKS]
         settings = dataclasses.asdict(processor.settings)
         tokenizer = [processor.tokenizer.name_or_path, len(processor.tokenizer)]
         key = ["records", source.digest, settings, tokenizer, empty, learn_copies, long_labels]
@@ -260,7 +269,7 @@ class GraphTask(TrainingTask):
             return
         import torch
 
-        base, collate, rng = self.model.get_base_model(), self.collator(), random.Random(self.config.seed)
+        base, collate, rng = self.graph_llm, self.collator(), random.Random(self.config.seed)
         parts, embed = (base.graph_encoder, base.projector), base.get_input_embeddings()
         optimizer = torch.optim.AdamW([p for part in parts for p in part.parameters() if p.requires_grad], _WARMUP_RATE)
         for part in parts:
@@ -282,10 +291,15 @@ class GraphTask(TrainingTask):
                 logger.info("graph warm-up, step %d/%d: squared error %.4g", step + 1, steps, loss.item())
 
     def warnings(self) -> list[str]:
-        """Labels that are too long."""
+        """A prompt format of another family, and labels that are too long."""
         from tripletune.train.batches import rows_meta
 
         limit, found = self.config.data.max_label_tokens, []
+        template = str(getattr(self.processor.tokenizer, "chat_template", None) or "[INST]")
+        if self.config.data.prompt_format == "llama2" and "[INST]" not in template:
+            found.append(
+                "data.prompt_format llama2: the base model's own chat template has no [INST]; chat is its form"
+            )
         for name, rows in (("training", self.train), ("validation", self.validation)):
             counts = rows_meta(rows) if rows is not None else {}
             for what, happened in (("truncated_labels", "were cut"), ("skipped_labels", "are left out")):
@@ -358,7 +372,7 @@ class GraphTask(TrainingTask):
     def notes(self) -> list[str]:
         """Weight of answers in the loss, and layout of a batch."""
         share, weight = self.answer_shares()
-        base, attention = self.model.get_base_model(), self.config.model.attention
+        base, attention = self.graph_llm, self.config.model.attention
         reasons = {
             f"model.attention is {attention}, not blocks": attention != "blocks",
             f"{type(base.language_model).__name__} computes something else for them end to end": not base.end_to_end,

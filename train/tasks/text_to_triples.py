@@ -29,10 +29,11 @@ from tripletune.models.data.records import IGNORED
 from tripletune.models.data.triples import Triple, format_triples
 from tripletune.models.files import json_line
 from tripletune.models.llm import Message
+from tripletune.models.loading import content_fingerprint
 from tripletune.models.options import other_default, setting
 from tripletune.models.run_folders import EXTRACTOR, PROMPT_FILE
 from tripletune.train.tasks import DataSection, Examples, RunConfig, TrainSection, missing_files
-from tripletune.train.text import TextTask, TextTrainSection, choose_examples, generate_replies
+from tripletune.train.text import TextSection, TextTask, TextTrainSection, choose_examples, generate_replies
 
 if TYPE_CHECKING:
     from tripletune.models.local.chat import ChatEncoder
@@ -44,7 +45,7 @@ _COUNTED = ("pairs", "no_facts", "cut_sources", "cut_targets", "lost_triples", "
 
 
 @dataclass
-class PairSection(DataSection):
+class PairSection(TextSection):
     """Pairs of text and triples, and how they become tokens."""
 
     train: str = other_default(DataSection, "train", "data/t2t")
@@ -56,7 +57,7 @@ class PairSection(DataSection):
 
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
-        return missing_files({"data.prompt": self.prompt})
+        return super().check() + missing_files({"data.prompt": self.prompt})
 
 
 @dataclass
@@ -154,6 +155,7 @@ class PairTask(TextTask):
             "task": "text_to_triples",
             "base_model": self.config.model.base,
             "base_revision": self.config.model.revision,
+            "base_weights": content_fingerprint(self.config.model.base, self.config.model.revision),
             "encoder_decoder": self.seq2seq,
             "max_source_tokens": self.config.data.max_source_tokens,
             "max_target_tokens": self.config.data.max_target_tokens,

@@ -31,7 +31,7 @@ class HFBackend(DecodingService, Backend):
             until they fit.
         dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 where the hardware multiplies it natively; None:
             bfloat16 on a GPU, else float32.
-        template_options: More arguments of the chat template, for example {"enable_thinking": False}.
+        template_options: More arguments of the chat template, for example {"enable_thinking": True}.
         plain: For base models, which have no chat template: the turns' texts, with blank lines between them.
         beams: Beams of beam search; 1 is greedy, or sampled.
         grammar: Whether replies are held to the format of triples.

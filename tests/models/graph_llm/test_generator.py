@@ -113,9 +113,11 @@ def test_loading_a_plain_model(tiny_llama, records):
 
 
 @pytest.mark.parametrize(
-    ("use_graph", "options"), [(True, {}), (True, {"lora": False}), (True, {"targets": ("all-linear",)}), (False, {})]
-)
-def test_a_loaded_adapter_replies_as_it_did_in_training(
+    ("use_graph", "options"),
+    [(True, {}), (True, {"tune": "graph_token"}), (True, {"tune": "all"}), (True, {"targets": ("all-linear",)}),
+     (False, {}), (False, {"tune": "all"})],
+)  # fmt: skip
+def test_a_trained_model_replies_as_it_did_in_training(
     make_graph_llm, embeddings, records, tmp_path, use_graph, options
 ):
     base, processor = make_graph_llm(use_graph=use_graph)

@@ -59,7 +59,9 @@ def test_queries_and_values_have_lora_and_graph_modules_are_trained_in_full(make
 
 @pytest.mark.parametrize(("use_graph", "trained"), [(True, ("graph_encoder", "projector")), (False, ("lora_",))])
 def test_without_lora_or_graph_the_other_alone_is_trained(make_graph_llm, use_graph, trained):
-    names = trained_names(add_adapter(make_graph_llm(use_graph=use_graph)[0], lora=not use_graph))
+    names = trained_names(
+        add_adapter(make_graph_llm(use_graph=use_graph)[0], tune="graph_token" if use_graph else "lora")
+    )
     assert names
     assert all(any(part in name for part in trained) for name in names)
 

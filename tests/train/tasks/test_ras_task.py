@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -213,6 +214,30 @@ def test_inputs_are_checked_before_anything_is_loaded(make_task, write_records):
     write_records([], "train", Path(task.config.data.train))
     with pytest.raises(ValueError, match="split 'train'"):
         train(task)
+
+
+@pytest.mark.parametrize("task", ["planning", "answering"])
+def test_an_empty_instruction_is_refused(make_task, task, tmp_path):
+    (tmp_path / "empty.md").write_text(" \n")
+    with pytest.raises(ValueError, match=r"empty\.md: the prompt is empty"):
+        make_task("ras", {f"data.{task}_prompt": str(tmp_path / "empty.md")}).load()
+
+
+def test_a_prompt_without_room_names_the_question(begin_task, records):
+    with pytest.raises(ValueError, match=r"question '.{9,}': without any evidence .* max_input_tokens=16 allows"):
+        begin_task("ras", {"data.max_input_tokens": 16})
+
+
+def test_prompt_formats_that_do_not_fit_the_tokenizer(begin_task, tmp_path, tiny_llama, caplog):
+    begin_task("ras", {"data.prompt_format": "llama2"})
+    assert "llama2: the base model's own chat template has no [INST]" in caplog.text
+    base = shutil.copytree(tiny_llama, tmp_path / "base")
+    (base / "chat_template.jinja").unlink()
+    caplog.clear()
+    begin_task("ras", {"data.prompt_format": "llama2", "model.base": str(base)})
+    assert "[INST]" not in caplog.text
+    with pytest.raises(ValueError, match=r"data\.prompt_format chat: the tokenizer has no chat template; take plain"):
+        begin_task("ras", {"data.prompt_format": "chat", "model.base": str(base)})
 
 
 def test_settings_reach_model_and_processor(make_task, tmp_path):
