@@ -212,10 +212,8 @@ def compare_folders(folders: Sequence[str | Path], metric: str | None = None) ->
     parts_of = row_parts if texts else lambda row: {name: (score, 1.0) for name, score in row["scores"].items()}
     rows = [read_results(Path(one) / SCORES) if texts else read_scored(one, "scores") for one in heads]
     runs = [{row["id"]: parts_of(row) for row in one} for one in rows]
-    if empty := [one for one, run in zip(heads, runs) if not run]:
-        raise ValueError(f"{empty[0]} holds no result: run its command again")
     common = [name for name in runs[0] if all(name in other for other in runs[1:])]
-    if empty := [one for one, rows in zip(heads, runs) if not rows]:
+    if empty := [one for one, run in zip(heads, runs) if not run]:
         raise ValueError(f"{empty[0]}: its results are empty; give the run's command again")
     if not common:
         raise ValueError(f"the runs have no {unit} in common: were they made from different data?")
