@@ -52,7 +52,7 @@ LLM_HELP = (
 
 
 @dataclass(kw_only=True)
-class QuestionOptions(SystemOptions, SuiteOptions):
+class QuestionOptions(SuiteOptions, SystemOptions):
     """Options of `tripletune eval run`."""
 
     system: str = setting(dataclasses.MISSING, f"what answers: {', '.join(system_names())}; or several", also="systems")
@@ -80,7 +80,7 @@ class QuestionOptions(SystemOptions, SuiteOptions):
 _FIRST = ("system", "task", "data", "model", "output")
 _GROUPS: dict[str, tuple[str, ...]] = {
     "the run": ("limit", "concurrency", "overwrite", "retry_errors"),
-    "retrieval": (*(item.name for item in dataclasses.fields(SearchOptions)), "gold"),
+    "retrieval": (*(item.name for item in dataclasses.fields(SearchOptions) if item.name != "overwrite"), "gold"),
     "the loop": ("control", "control_run"),
     "models": ("untrained", "planner_model", "batch_size", "dtype", "ledger", "integrator", "student_seed", "oracle"),
 }

@@ -18,7 +18,6 @@ comparison with the paper, not for decisions.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -29,6 +28,7 @@ import numpy as np
 from tripletune.eval.statistics import bootstrap_ratio
 from tripletune.models.data.pairs import ExtractionPair, predicate_words, read_replies, read_reply
 from tripletune.models.data.triples import Triple
+from tripletune.models.data.words import words
 
 # Texts to vectors, one row each, of any length; `rag.embedding.Embedder.encode` is one.
 Embedder = Callable[[list[str]], np.ndarray]
@@ -176,13 +176,12 @@ def _rouge_of(prediction: Prediction) -> dict[str, float]:
 
 
 def entity_words(text: str) -> list[str]:
-    """The words of a name or a text: Unicode forms, case, punctuation and articles aside.
+    """The words of a name or a text (`models.data.words`): Unicode forms, case, punctuation and articles aside.
 
     A name of nothing but articles keeps them ("The The"), one without letters its characters ("!!!").
     """
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    words = _words(folded)
-    return [word for word in words if word not in _ARTICLES] or words or folded.split()
+    found = words(text)
+    return [word for word in found if word not in _ARTICLES] or found or text.split()
 
 
 def normalize_entity(name: str) -> str:
@@ -295,19 +294,6 @@ def _assignment(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     from scipy.optimize import linear_sum_assignment
 
     return linear_sum_assignment(weights, maximize=True)
-
-
-def _words(text: str) -> list[str]:
-    """Runs of letters and digits, each with the marks behind it.
-
-    To `\\w` the vowel signs of Hindi or Thai are no letters, so names that differ in one alone would be the same.
-    """
-    kept, inside = [], False
-    for character in text:
-        is_mark = unicodedata.category(character).startswith("M")
-        inside = character.isalnum() or character == "_" or (inside and is_mark)
-        kept.append(character if inside else " ")
-    return "".join(kept).split()
 
 
 def _numbers(text: str) -> list[str]:

@@ -302,13 +302,16 @@ def open_tools(
     if system.needs_triples(loop):
         which = ("store", options.triples or index, options.extractor, options.extractor_set)
         store = once(which, lambda: open_source(options, index, llm, teacher))
+    elif options.triples:
+        unless = " without --set extraction=store" if hasattr(loop, "extraction") else ""
+        logger.warning("--triples %s: without effect, since %s reads none%s", options.triples, system.name, unless)
     if options.encoder and corpus and (options.retriever != "bm25" or system.needs_reranker(loop)):
         embedder = search_embedder(options)
     elif options.encoder:
         logger.warning("--encoder %s: without effect, since %s embeds nothing here", options.encoder, system.name)
-    search = (index, embedder, options.vectors)
+    search = (index, embedder, options.vectors, options.language, options.overwrite)
     if corpus and isinstance(store, StoredTriples) and system.searches_triples(loop):
-        passages, stored = PassageStore(corpus, index), store
+        passages, stored = PassageStore(corpus, index, options.overwrite), store
         triples = once(("rows", where), lambda: TripleIndex(options.retriever, passages, stored, *search))
     if corpus and (triples is None or system.searches_both):
         retriever = once(("passages", where), lambda: open_retriever(options.retriever, corpus, *search))

@@ -116,6 +116,7 @@ class Embedder:
         similarity: "cosine" makes all vectors of length one.
         kept: Vectors to keep: triples and sub-queries come back in other rounds and questions.
         threads: Most calls of `encode` at once, for a server.
+        limit: Tokens of a text that are read.
     """
 
     def __init__(
@@ -126,8 +127,11 @@ class Embedder:
         similarity: Similarity = "cosine",
         kept: int = 50_000,
         threads: int = 1,
+        limit: int | None = None,
+        tokenizer: Any = None,
     ) -> None:
         self.name, self.weights, self._encode, self._cosine = name, weights, encode, similarity == "cosine"
+        self.limit, self._tokenizer = limit, tokenizer
         self._together: Together[tuple[Kind, str], np.ndarray] = Together(self._work, kept, _PATIENCE, threads)
 
     @cached_property
@@ -156,6 +160,12 @@ class Embedder:
         left = iter(texts)
         while block := list(islice(left, chunk)):
             yield self.encode(block)
+
+    def longer(self, texts: Iterable[str]) -> int:
+        """How many texts have more tokens than are read, as far as that is known; their prompt is not counted."""
+        if not self.limit or not callable(self._tokenizer):
+            return 0
+        return sum(len(self._tokenizer(text, verbose=False)["input_ids"]) > self.limit for text in texts)
 
     def _work(self, keys: list[tuple[Kind, str]]) -> list[np.ndarray]:
         found: dict[tuple[Kind, str], np.ndarray] = {}
@@ -186,16 +196,17 @@ def open_embedder(
     """
     prompts: Prompts = {"query": query_prompt, "text": text_prompt}
     name = " ".join([spec, *(f"{kind}={prompt!r}" for kind, prompt in prompts.items() if prompt is not None)])
-    weights = ""
+    weights, reads = "", dict[str, Any]()
     if spec.startswith(ENDPOINT):
         encode = _endpoint(spec.removeprefix(ENDPOINT), prompts)
     else:
         model = load_encoder(spec, trust_remote_code=trust_remote_code)
         encode, weights = _local(model, prompts), weights_fingerprint(resolve(spec))
+        reads = {"limit": model.max_seq_length, "tokenizer": model.tokenizer}
         similarity = similarity or ("dot" if model.similarity_fn_name == "dot" else "cosine")
     threads = _REQUESTS if spec.startswith(ENDPOINT) else 1
     name = f"{name} dot" if similarity == "dot" else name
-    return Embedder(name, encode, weights, similarity or "cosine", threads=threads)
+    return Embedder(name, encode, weights, similarity or "cosine", threads=threads, **reads)
 
 
 def _local(model: Any, prompts: Prompts) -> Encode:

@@ -9,23 +9,27 @@ import logging
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from tripletune.models.data.records import Passage, is_packed, json_value, read_corpus
+from tripletune.models.data.words import detect
 from tripletune.models.files import LOCK, check_folder, file_digest, lock_folder, new_folder, read_json, write_json
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 _BUILDING = "building.json"
-_OFFSETS = "offsets.npy"
+_OFFSETS, _COPIES = "offsets.npy", "copies.npy"
+# Passages by which the language of a corpus is told, and characters of each.
+_SAMPLE, _READ = 100, 300
 _KEPT = 4096
 # Names that indexes have, those of bm25s included.
-_MADE = (MANIFEST, _OFFSETS, "vectors.f*", "*.faiss", "triples.jsonl", "*.index.json", "*.index.npy", "*.index.jsonl")
+_BM25 = ("*.index.json", "*.index.npy", "*.index.jsonl")
+_MADE = (MANIFEST, _OFFSETS, _COPIES, "vectors.f*", "*.faiss", "triples.jsonl", *_BM25)
 
 
 def check_index(folder: Path) -> None:
@@ -33,28 +37,43 @@ def check_index(folder: Path) -> None:
     check_folder(folder, (LOCK, ".*", "triples*"), True, continues="passages")
 
 
-def prepare(folder: Path, wanted: dict[str, Any], build: Callable[[Path], None]) -> None:
+def check_same(folder: Path, key: str, value: str, name: str = "") -> None:
+    """Refuse to replace an index that was built with another `key`; the manifest may name it."""
+    found = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
+    if found.get(key, value) != value:
+        was, name = (text and f" of {text}" for text in (found.get("about", {}).get(key, ""), name))
+        raise FileExistsError(
+            f"index {folder} was built with {key} {found[key]}{was}, and not with {value}{name}: give another --index, "
+            "or --overwrite to replace it"
+        )
+
+
+def prepare(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[str, Any] | None]) -> dict[str, Any]:
     """Make sure that `folder` holds an index built from `wanted`; one with another manifest is replaced.
 
     Args:
         folder: The index folder, within the folder of all indexes.
         wanted: What the index depends on: corpus digest, settings. JSON values only.
         build: Writes the index files into the folder it is given, which may hold files of an interrupted build with
-            the same `wanted`.
+            the same `wanted`; what it returns is kept in the manifest.
+
+    Returns:
+        What `build` returned, now or before.
     """
     wanted = json.loads(json.dumps(wanted))
-    if _is_there(folder, wanted):
-        return
-    with lock_folder(folder.parent, f"{folder.parent}: another program builds an index", wait=True) or nullcontext():
-        if not _is_there(folder, wanted):
-            _build(folder, wanted, build)
+    if not _is_there(folder, wanted):
+        lock = lock_folder(folder.parent, f"{folder.parent}: another program builds an index", wait=True)
+        with lock or nullcontext():
+            if not _is_there(folder, wanted):
+                _build(folder, wanted, build)
+    return read_json(folder / MANIFEST).get("about", {})
 
 
 def _is_there(folder: Path, wanted: dict[str, Any]) -> bool:
     if not (folder / MANIFEST).is_file():
         return False
     found = read_json(folder / MANIFEST)
-    sizes = found.pop("files", {})
+    sizes, _ = found.pop("files", {}), found.pop("about", None)
     if found != wanted:
         return False
     for name, size in sizes.items():
@@ -64,7 +83,7 @@ def _is_there(folder: Path, wanted: dict[str, Any]) -> bool:
     return True
 
 
-def _build(folder: Path, wanted: dict[str, Any], build: Callable[[Path], None]) -> None:
+def _build(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[str, Any] | None]) -> None:
     with new_folder(folder, _MADE, overwrite=True, resume=True) as scratch:
         building = scratch / _BUILDING
         if not building.is_file() or read_json(building) != wanted:
@@ -76,27 +95,36 @@ def _build(folder: Path, wanted: dict[str, Any], build: Callable[[Path], None]) 
             found = read_json(folder / MANIFEST)
             changed = sorted(key for key in wanted if wanted[key] != found.get(key))
             logger.warning("index %s was built with another %s: building it again", folder, ", ".join(changed))
-        build(scratch)
+        about = build(scratch) or {}
         building.unlink()
         sizes = {path.name: path.stat().st_size for path in sorted(scratch.iterdir()) if path.name != LOCK}
-        write_json(scratch / MANIFEST, {**wanted, "files": sizes})
+        write_json(scratch / MANIFEST, {**wanted, "about": about, "files": sizes})
 
 
 class PassageStore:
     """The passages of one JSON-lines corpus by position, the order of their lines.
 
     Memory holds 8 bytes per passage, kept in `index_dir`, and those that were read last; the texts stay in the file.
+    Of passages with equal title and text the first alone is there. `language` is that of a sample.
     """
 
-    def __init__(self, corpus: str | Path, index_dir: str | Path) -> None:
+    def __init__(self, corpus: str | Path, index_dir: str | Path, overwrite: bool = False) -> None:
         self.corpus = corpus = Path(corpus)
         if not corpus.is_file():
             raise FileNotFoundError(f"corpus {corpus} is {'a folder; name a file' if corpus.is_dir() else 'not there'}")
         if is_packed(corpus):
             raise ValueError(f"corpus {corpus} is a gzip file: unpack it first, since its lines are read in any order")
         self.sha256, folder = file_digest(corpus), Path(index_dir) / "passages"
-        prepare(folder, {"kind": "passages", "corpus_sha256": self.sha256}, lambda out: _write_offsets(corpus, out))
+        if not overwrite:
+            check_same(folder, "corpus_sha256", self.sha256, str(corpus))
+        wanted = {"kind": "passages", "corpus_sha256": self.sha256, "copies": "left out"}
+        self.language = prepare(folder, wanted, lambda out: _write_offsets(corpus, out))["language"]
         self._offsets = np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False)
+        self._copies = np.load(folder / _COPIES, mmap_mode="r", allow_pickle=False)
+        # What an index over these rows depends on; one made with copies in it is right where there are none.
+        self.identity = {"corpus_sha256": self.sha256} | ({"copies": "left out"} if len(self._copies) else {})
+        if len(self._copies):
+            logger.warning("%s: %s passages are copies of earlier ones, left out", corpus, f"{len(self._copies):,}")
         self._file = corpus.open("rb")
         # A question finds the same passages round after round.
         self._passage = lru_cache(maxsize=_KEPT)(self._read)
@@ -108,14 +136,25 @@ class PassageStore:
         return self._passage(position)
 
     def _read(self, position: int) -> Passage:
-        self._file.seek(int(self._offsets[position]))
-        return Passage.from_json(json_value(self._file.readline()), str(self.corpus))
+        return _passage_at(self._file, self._offsets[position])
 
     def __iter__(self) -> Iterator[Passage]:
-        return read_corpus(self.corpus)
+        with self.corpus.open("rb") as file:
+            for offset in self._offsets:
+                yield _passage_at(file, offset)
+
+    @cached_property
+    def kept_ids(self) -> dict[str, str]:
+        """The ids of copies that were left out, each with that of the passage that stands for it."""
+        return {_passage_at(self._file, offset).id: self[kept].id for offset, kept in self._copies}
 
 
-def _write_offsets(corpus: Path, folder: Path) -> None:
+def _passage_at(file: BinaryIO, offset: int) -> Passage:
+    file.seek(int(offset))
+    return Passage.from_json(json_value(file.readline()), file.name)
+
+
+def _write_offsets(corpus: Path, folder: Path) -> dict[str, Any]:
     """Check a corpus and note where its lines begin; one id for several passages would be one passage for a loop."""
     ids, contents, offsets = array("q"), array("q"), array("q")
     for passage in read_corpus(corpus):
@@ -136,4 +175,14 @@ def _write_offsets(corpus: Path, folder: Path) -> None:
             if line.strip():
                 offsets.append(position)
             position += len(line)
-    np.save(folder / _OFFSETS, np.asarray(offsets), allow_pickle=False)
+    _, earliest, which = np.unique(contents, return_index=True, return_inverse=True)
+    same, starts = earliest[which], np.asarray(offsets)
+    is_copy = same != np.arange(len(same))
+    numbers = np.cumsum(~is_copy) - 1
+    np.save(folder / _OFFSETS, starts[~is_copy], allow_pickle=False)
+    np.save(folder / _COPIES, np.stack([starts, numbers[same]], 1)[is_copy], allow_pickle=False)
+    with corpus.open("rb") as lines:
+        places = starts[:: max(1, len(starts) // _SAMPLE)]
+        language = detect("\n".join(_passage_at(lines, place).content[:_READ] for place in places))
+    logger.info("%s: in %s, as it seems; BM25 takes its stems, or those of --set language=NAME", corpus, language)
+    return {"corpus_sha256": str(corpus.resolve()), "copies": int(is_copy.sum()), "language": language}

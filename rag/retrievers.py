@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,9 +10,10 @@ from typing import Protocol, TypeVar
 
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
+from tripletune.models.data.words import AUTO, detect, fold, words
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.index import PassageStore
-from tripletune.rag.text_index import WORD, RetrieverKind, TextIndex, VectorSearch, open_text_index
+from tripletune.rag.text_index import RetrieverKind, TextIndex, VectorSearch, open_text_index
 
 T = TypeVar("T")
 
@@ -53,15 +53,18 @@ def open_retriever(
     index_dir: str | Path,
     embedder: Embedder | None = None,
     search: VectorSearch = "flat",
+    language: str = AUTO,
+    overwrite: bool = False,
 ) -> CorpusRetriever:
     """Open the index of a corpus, building what is missing or out of date.
 
     Of the kinds "bm25" is the paper's choice for 2WikiMultiHopQA; "dense" and "hybrid" (both) need the embedder.
+    With `overwrite` an index of another corpus or encoder is replaced.
     """
-    passages = PassageStore(corpus, index_dir)
-    wanted = {"corpus_sha256": passages.sha256}
+    passages = PassageStore(corpus, index_dir, overwrite)
     rows = lambda: (passage.content for passage in passages)  # noqa: E731
-    index = open_text_index(kind, index_dir, wanted, rows, len(passages), embedder, search)
+    how = (embedder, search, passages.language if language == AUTO else language, overwrite)
+    index = open_text_index(kind, index_dir, passages.identity, rows, len(passages), *how)
     return CorpusRetriever(passages, index)
 
 
@@ -93,11 +96,11 @@ def provenance(passage: Passage, triples: Iterable[Triple]) -> list[Fact]:
 
 @lru_cache(maxsize=8192)
 def split_sentences(text: str) -> tuple[str, ...]:
-    """The sentences of an English text, by the rules of sentencex; white space is folded."""
+    """The sentences of a text, by the rules of sentencex for its language; white space is folded."""
     from sentencex import segment
 
     folded = " ".join(text.encode("utf-8", "replace").decode("utf-8").split())
-    sentences = tuple(stripped for part in segment("en", folded) if (stripped := part.strip()))
+    sentences = tuple(stripped for part in segment(detect(folded), folded) if (stripped := part.strip()))
     return sentences or (folded,)
 
 
@@ -107,8 +110,8 @@ def source_sentence(triple: Triple, sentences: Sequence[str]) -> int:
     weights = (1.0, 1.0, 2.0)
 
     def score(sentence: str) -> float:
-        words = set(words_in(sentence))
-        shares = (sum(word in words for word in field) / len(field) if field else 0.0 for field in fields)
+        said = set(words_in(sentence))
+        shares = (sum(word in said for word in field) / len(field) if field else 0.0 for field in fields)
         return sum(weight * share for weight, share in zip(weights, shares))
 
     scores = [score(sentence) for sentence in sentences]
@@ -116,5 +119,5 @@ def source_sentence(triple: Triple, sentences: Sequence[str]) -> int:
 
 
 def words_in(text: str) -> list[str]:
-    """The words of a text, whatever their case and Unicode form."""
-    return WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+    """The words of a text, whatever their case, accents and Unicode form."""
+    return list(map(fold, words(text)))

@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from tripletune.models.data.words import AUTO
 from tripletune.models.llm import LLMClient
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.loading import PYPI
@@ -57,6 +58,8 @@ class SearchOptions:
         None, "how vectors are compared (default: the encoder's own, else cosine); dot for Contriever", needs="encoder"
     )
     trust_remote_code: bool = rare(False, "run Python code that comes with the encoder")
+    language: str = rare(AUTO, "whose stems and stop words BM25 takes, as german; none, or auto: that of the corpus")
+    overwrite: bool = setting(False, "replace an index of another corpus or encoder in --index")
     index: str | None = setting(None, "folder of the indexes (default: OUTPUT/index of a run, a temporary one of ask)")
 
 
@@ -78,7 +81,7 @@ def build_indexes(options: SearchOptions, embedder: Embedder | None = None) -> N
     check_index(Path(options.index))
     if embedder is None and options.retriever != "bm25" and options.encoder:
         embedder = search_embedder(options)
-    how: tuple[Embedder | None, VectorSearch] = (embedder, options.vectors)
+    how = (embedder, options.vectors, options.language, options.overwrite)
     retriever = open_retriever(options.retriever, options.corpus, options.index, *how)
     if options.triples:
         triples = open_triples(options.triples, Path(options.index) / "triples.sqlite", options.extractor)

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from tripletune.models.data.words import analyzer
 from tripletune.models.program import progress
 from tripletune.rag.embedding import Embedder, Together
-from tripletune.rag.index import prepare
+from tripletune.rag.index import check_same, prepare
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +28,6 @@ VectorSearch = Literal["flat", "hnsw"]
 # All rows from the first on, and (row, score) pairs of those that were found, best first.
 Rows = Callable[[], Iterable[str]]
 Ranking = list[tuple[int, float]]
-WORD = re.compile(r"\w+")
 _VECTORS, _GRAPH = "vectors.f16", "graph.faiss"
 # HNSW (Malkov and Yashunin, 2018): links per row, and the least rows that a search keeps in view.
 _LINKS, _IN_VIEW = 32, 256
@@ -56,39 +53,46 @@ def open_text_index(
     count: int,
     embedder: Embedder | None = None,
     search: VectorSearch = "flat",
+    language: str = "english",
+    overwrite: bool = False,
 ) -> TextIndex:
     """Open the index of some rows, building what is missing or out of date.
 
     The folder has a sub-folder for BM25 and one for vectors; `wanted` names the rows in the manifest, and `rows` gives
-    them where an index is built.
+    them where an index is built. The `language` is that of BM25's terms; with `overwrite` vectors of another encoder
+    are replaced.
     """
     if kind == "bm25":
-        return Bm25Index(Path(folder) / "bm25", wanted, rows)
+        return Bm25Index(Path(folder) / "bm25", wanted, rows, language)
     if embedder is None:
         raise ValueError(f"retriever {kind!r} needs a sentence encoder: give a hub id, a folder or pypi:<package>")
-    dense = VectorIndex(Path(folder) / "dense", wanted, rows, count, embedder, search)
-    return dense if kind == "dense" else FusedIndex([Bm25Index(Path(folder) / "bm25", wanted, rows), dense])
+    dense = VectorIndex(Path(folder) / "dense", wanted, rows, count, embedder, search, overwrite)
+    return dense if kind == "dense" else FusedIndex([Bm25Index(Path(folder) / "bm25", wanted, rows, language), dense])
 
 
 class Bm25Index:
-    """BM25 (Robertson and Zaragoza, 2009; the Lucene variant of bm25s), English stems, English stop words left out."""
+    """BM25 (Robertson and Zaragoza, 2009; the Lucene variant of bm25s), of the terms of `analyzer`."""
 
-    def __init__(self, folder: Path, wanted: dict[str, Any], rows: Rows, k1: float = 1.5, b: float = 0.75) -> None:
+    def __init__(
+        self, folder: Path, wanted: dict[str, Any], rows: Rows, language: str, k1: float = 1.5, b: float = 0.75
+    ) -> None:
         import bm25s
 
         # bm25s sets its own logger to DEBUG when it is imported.
         logging.getLogger("bm25s").setLevel(logging.WARNING)
 
+        self._terms = analyzer(language)
+
         def build(out: Path) -> None:
             vocabulary: dict[str, int] = {}
-            ids = [[vocabulary.setdefault(token, len(vocabulary)) for token in _tokens(row)] for row in rows()]
+            ids = [[vocabulary.setdefault(token, len(vocabulary)) for token in self._terms(row)] for row in rows()]
             if not vocabulary:
                 raise ValueError(f"{folder}: no row has a word that is not a stop word, so BM25 finds none")
             index = bm25s.BM25(k1=k1, b=b)
             index.index((ids, vocabulary), create_empty_token=False, show_progress=False)
             index.save(out, allow_pickle=False, show_progress=False)
 
-        prepare(folder, {"kind": "bm25", **wanted, "k1": k1, "b": b, "stemmer": "english"}, build)
+        prepare(folder, {"kind": "bm25", **wanted, "k1": k1, "b": b, "language": language}, build)
         self._index: Any = bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
         self._together = Together(self._search) if self._index.scores["num_docs"] > _FEW else None
 
@@ -98,7 +102,7 @@ class Bm25Index:
         return self._search(keys) if self._together is None else await self._together(keys)
 
     def _search(self, keys: list[tuple[str, int]]) -> list[Ranking]:
-        read = [(self._index.get_tokens_ids(_tokens(query)), k) for query, k in keys]
+        read = [(self._index.get_tokens_ids(self._terms(query)), k) for query, k in keys]
         return [_best(self._index.get_scores_from_ids(ids), k, above=0.0) if ids else [] for ids, k in read]
 
 
@@ -116,14 +120,22 @@ class VectorIndex:
         count: int,
         embedder: Embedder,
         search: VectorSearch = "flat",
+        overwrite: bool = False,
     ) -> None:
         width = embedder.width
         made_by = {"encoder": embedder.name, "weights": embedder.weights, "width": width, "dtype": "float16"}
-        prepare(
-            folder,
-            {"kind": "dense", **wanted, **made_by},
-            lambda out: embed_rows(rows(), count, out / _VECTORS, embedder),
-        )
+        if not overwrite:
+            check_same(folder, "encoder", embedder.name)
+
+        def build(out: Path) -> dict[str, Any]:
+            embed_rows(rows(), count, out / _VECTORS, embedder)
+            return {"cut": embedder.longer(rows())}
+
+        if cut := prepare(folder, {"kind": "dense", **wanted, **made_by}, build).get("cut"):
+            logger.warning(
+                "%s: %s of %s rows are longer than the %s tokens that %s reads: to find what their ends say, shorten "
+                "passages, or use --retriever hybrid", folder, f"{cut:,}", f"{count:,}", embedder.limit, embedder.name
+            )  # fmt: skip
         # "c" instead of "r": torch warns of memory that can't be written.
         self._vectors = np.memmap(folder / _VECTORS, dtype=np.float16, mode="c").reshape(-1, width)
         self._graph: Any = _open_graph(folder, wanted | made_by, self._vectors) if search == "hnsw" else None
@@ -209,20 +221,6 @@ def _open_graph(folder: Path, wanted: dict[str, Any], vectors: np.ndarray) -> An
     place = folder.with_name("hnsw")
     prepare(place, {"kind": "hnsw", **wanted, "links": _LINKS}, build)
     return faiss.read_index(str(place / _GRAPH), faiss.IO_FLAG_MMAP_IFC)
-
-
-@cache
-def _stemmer_and_stop_words() -> tuple[Any, frozenset[str]]:
-    import Stemmer
-    from bm25s.stopwords import STOPWORDS_EN
-
-    return Stemmer.Stemmer("english"), frozenset(STOPWORDS_EN)
-
-
-def _tokens(text: str) -> list[str]:
-    stemmer, stop_words = _stemmer_and_stop_words()
-    words = WORD.findall(unicodedata.normalize("NFKC", text).lower())
-    return stemmer.stemWords([word for word in words if word not in stop_words])
 
 
 def _best(scores: np.ndarray, k: int, above: float = -np.inf, digits: int | None = None) -> Ranking:

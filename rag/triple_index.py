@@ -19,6 +19,7 @@ import numpy as np
 
 from tripletune.models.data.records import normalize_answer
 from tripletune.models.data.triples import Triple
+from tripletune.models.data.words import AUTO
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.index import PassageStore, prepare
 from tripletune.rag.retrievers import verbalise
@@ -45,9 +46,11 @@ class TripleIndex:
         index_dir: str | Path,
         embedder: Embedder | None = None,
         search: VectorSearch = "flat",
+        language: str = AUTO,
+        overwrite: bool = False,
     ) -> None:
         root = Path(index_dir) / "triples"
-        wanted = {"corpus_sha256": passages.sha256, "triples": triples.identity}
+        wanted = {**passages.identity, "triples": triples.identity}
         folder = root / "rows"
         prepare(folder, {"kind": "triples", **wanted}, lambda out: _write(passages, triples, out))
         self.passages, self._path = passages, folder / _TRIPLES
@@ -61,7 +64,8 @@ class TripleIndex:
         numbers = np.arange(len(self))
         self._of_entity = _Groups(self.entities.ravel(), np.concatenate([numbers, numbers]))
         texts = lambda: map(verbalise, self)  # noqa: E731
-        self._index = open_text_index(kind, root, wanted, texts, len(self), embedder, search)
+        how = (embedder, search, passages.language if language == AUTO else language, overwrite)
+        self._index = open_text_index(kind, root, wanted, texts, len(self), *how)
 
     def __len__(self) -> int:
         return len(self._offsets)

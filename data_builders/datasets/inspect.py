@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
+
+import regex as re
 
 from tripletune.data_builders.datasets import RowKind, SeenTable, Statistics
 from tripletune.data_builders.datasets.kinds import KINDS, RECORDS

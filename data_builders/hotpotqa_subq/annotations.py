@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import tempfile
 import weakref
 from collections import Counter
@@ -13,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import regex as re
+
 from tripletune.data_builders.datasets import JsonlIndex
 from tripletune.data_builders.datasets.kinds import facts_name
 from tripletune.data_builders.hotpotqa_subq import BRACKETED, record_of, step_of
@@ -21,6 +22,7 @@ from tripletune.models.data.fields import checked, is_true, name_field
 from tripletune.models.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.models.data.records import Action, Passage, Record, read_jsonl
 from tripletune.models.data.triples import Triple, triples_from_json
+from tripletune.models.data.words import words as words_of
 from tripletune.models.options import read_yaml
 from tripletune.rag.triple_store import open_triples
 
@@ -255,7 +257,6 @@ def _recorded_key(where: str, row: Row) -> str:
 
 
 _RECORDED = {"helpful": [str], "subqueries": [{"title": str, "question": str}], "triples": {"": list}}
-_WORD = re.compile(r"\w+")
 _QUESTIONS = read_yaml(Path(__file__).with_name("relation_questions.yaml"))
 # Questions have two or four supporting passages; beyond this, trying every order would take long.
 _MOST_PLACED_TOGETHER = 6
@@ -325,7 +326,7 @@ def _similarity(name: str, other: str) -> float:
         return 1.0
     if BRACKETED.sub("", first) == BRACKETED.sub("", second):
         return 0.9
-    words, others = set(_WORD.findall(first)), set(_WORD.findall(second))
+    words, others = set(words_of(first)), set(words_of(second))
     shared = len(words & others)
     if not shared:
         return 0.0

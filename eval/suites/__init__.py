@@ -51,7 +51,7 @@ class SuiteOptions:
     data: str = setting(dataclasses.MISSING, "the data: a folder, or one file")
     output: str = setting(dataclasses.MISSING, "folder of the results; the same command continues it")
     limit: int | None = setting(None, "only the first N items", at_least=1)
-    overwrite: bool = setting(False, "replace the results of an earlier run in --output")
+    overwrite: bool = setting(False, "replace what an earlier run left in --output, or an index of other data")
 
 
 class Suite(ABC):

@@ -35,6 +35,7 @@ from tripletune.eval.systems import (
 )
 from tripletune.models.data.questions import Question
 from tripletune.models.data.records import Passage, read_corpus
+from tripletune.models.data.words import AUTO
 from tripletune.models.files import file_digest, read_json
 from tripletune.models.llm import Sampling, in_role
 from tripletune.models.llm.backends import LLMOptions
@@ -130,6 +131,8 @@ class QuestionSuite(Suite):
             how = ("query_prompt", "text_prompt", "similarity")
             models |= {name: value for name in how if (value := getattr(options, name)) is not None}
             models |= {"vectors": options.vectors} if options.vectors != "flat" else {}
+        if corpus and options.retriever != "dense" and options.language != AUTO:
+            models["language"] = options.language
         if options.control:
             models["control"] = options.control
         if options.control_run:
@@ -218,6 +221,9 @@ class QuestionSuite(Suite):
         else:
             supporting = item.supporting if self.own_contexts else ()
             wanted = frozenset(item.passages[index].id for index in supporting)
+        # A copy that the index left out is found as the passage that stands for it.
+        passages = getattr(self.tools.retriever or self.tools.triples, "passages", None)
+        wanted = frozenset(passages.kept_ids.get(name, name) if passages else name for name in wanted)
         found = [passage["id"] for step in reply.steps for passage in step.passages]
         return {
             "id": item.id,

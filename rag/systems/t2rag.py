@@ -10,10 +10,11 @@ Where the paper leaves a choice:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
+
+import regex as re
 
 from tripletune.models.data.records import Step, one_line
 from tripletune.models.data.triples import Triple

@@ -184,9 +184,11 @@ def chat_model(monkeypatch):
 def test_ask_with_a_chat_model(world, chat_model, capsys, system):
     teacher = ["--system", system, "--teacher", "openai", "--teacher-model", "m"]
     assert main(["ask", "Where was Ida Morn born?", *teacher, *world, "--set", "top_k=1"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
     assert lines[-2:] == ["  stop      sufficient", "Answer: Velsund"]
     assert "  retrieve  Ida Morn" in lines
+    assert ("triples.jsonl: without effect, since ircot reads none" in err) == (system == "ircot")
     assert chat_model.closed
 
 
@@ -208,7 +210,7 @@ def test_a_chat_model_and_a_graph_llm_share_the_work(serve, tmp_path, world, cha
     assert capsys.readouterr().out.splitlines()[-1] == "Answer: Ida Morn", "the Graph-LLM answers"
 
 
-def test_indexes_are_built_beforehand(world, tmp_path, tiny_encoder):
+def test_indexes_are_built_beforehand(world, tmp_path, tiny_encoder, capsys):
     files = [*world[:4], "--index", str(tmp_path / "index")]
     how = ["--retriever", "hybrid", "--encoder", str(tiny_encoder), "--set", "vectors=hnsw"]
     assert main(["index", *files, *how]) == 0
@@ -216,6 +218,14 @@ def test_indexes_are_built_beforehand(world, tmp_path, tiny_encoder):
     assert [str(path) for path in built] == [
         "bm25", "dense", "hnsw", "passages", "triples/bm25", "triples/dense", "triples/hnsw", "triples/rows"
     ]  # fmt: skip
+    other = write_lines(tmp_path / "other.jsonl", [{"text": "word " * 600}])
+    assert main(["index", "--corpus", other, *files[4:], *how]) == 2
+    refusal = capsys.readouterr().err
+    assert all(text in refusal for text in (f" of {world[1]}, and not with ", f" of {other}: ", "--overwrite"))
+    assert main(["index", "--corpus", other, *files[4:], *how, "--overwrite"]) == 0
+    assert "1 of 1 rows are longer than the " in capsys.readouterr().err
+    assert main(["index", "--corpus", other, *files[4:], "--set", "language=elvish"]) == 2
+    assert "error: language: 'elvish' is not one of auto, none" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 
 from tests.cli import write_lines
 from tripletune.models.data.triples import Triple
+from tripletune.models.files import file_digest
 from tripletune.rag.index import MANIFEST, PassageStore, prepare
 from tripletune.rag.retrievers import open_retriever, top, verbalise
 
@@ -14,7 +15,7 @@ PASSAGES = [
     ("Oslo", "Oslo is the capital of Norway."),
     ("Kyiv", "Київ — столиця України, a city on the Dnieper."),
     ("Copy", "The harbour was rebuilt."),
-    ("Copy", "The harbour was rebuilt."),
+    ("Copy", "The harbour was not rebuilt."),
     ("Empty", "the of and"),
     ("Bergen", "Bergen is a city in Norway with a harbour."),
 ]
@@ -56,13 +57,18 @@ def test_bm25_finds_by_stem_and_in_any_script(corpus, tmp_path, query, k, found)
 def test_index_is_used_again_and_rebuilt_for_a_changed_corpus(corpus, tmp_path, caplog):
     index = tmp_path / "index"
     open_retriever("bm25", corpus, index)
-    stamp = (index / "bm25" / MANIFEST).stat().st_mtime_ns
+    stamp, digest = (index / "bm25" / MANIFEST).stat().st_mtime_ns, file_digest(corpus)
     open_retriever("bm25", corpus, index)
     assert (index / "bm25" / MANIFEST).stat().st_mtime_ns == stamp
     with corpus.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"title": "Zoo", "text": "A zebra."}) + "\n")
-    assert positions(open_retriever("bm25", corpus, index), "zebra") == [6]
+    with pytest.raises(
+        FileExistsError, match=rf"with corpus_sha256 {digest} of {corpus}, and not with \w+ of {corpus}: "
+    ):
+        open_retriever("bm25", corpus, index)
+    assert positions(open_retriever("bm25", corpus, index, overwrite=True), "zebra") == [6]
     assert "corpus_sha256" in caplog.text
+    assert positions(open_retriever("bm25", corpus, index), "zebra") == [6]
 
 
 def test_index_folder_of_somebody_else_is_not_touched(corpus, tmp_path):
@@ -96,6 +102,17 @@ def test_passages_of_one_id_are_refused_and_copies_are_not(tmp_path):
     write_lines(path, [{"text": text, "id": name} for text, name in ("ax", "bs", "bs", "cx")])
     with pytest.raises(ValueError, match="1 passages have the id of another passage, the first on its lines 1 and 4"):
         open_retriever("bm25", path, tmp_path / "index")
+
+
+def test_a_copy_is_searched_once_under_the_id_of_the_first(tmp_path, caplog):
+    path = tmp_path / "corpus.jsonl"
+    rows = [("a", "x y"), ("b", "z"), ("c", "x y"), ("d", "x y z"), ("e", "z"), ("f", "x y")]
+    write_lines(path, [{"title": "T", "text": text, "id": name} for name, text in rows])
+    retriever = open_retriever("bm25", path, tmp_path / "index")
+    assert [passage.id for passage in retriever.passages] == ["a", "b", "d"]
+    assert positions(retriever, "x") == [0, 2]
+    assert retriever.passages.kept_ids == {"c": "a", "e": "b", "f": "a"}
+    assert "3 passages are copies" in caplog.text
 
 
 def test_programs_may_share_indexes(tmp_path):

@@ -68,6 +68,21 @@ def test_a_graph_finds_what_exact_search_finds(tmp_path):
     assert ranked(hybrid, "row 77", 1)[0][0] == 77
 
 
+def test_what_an_encoder_cuts_is_told_and_vectors_of_another_one_stay(tmp_path, caplog):
+    embedder = Embedder("letters", letters, limit=1, tokenizer=lambda text, verbose: {"input_ids": text.split()})
+    for _ in range(2):
+        opened("dense", tmp_path, embedder)
+        assert caplog.text.count("3 of 6 rows are longer than the 1 tokens that letters reads") == 1
+        caplog.clear()
+    other = Embedder("hashed", hashed)
+    with pytest.raises(
+        FileExistsError, match="with encoder letters, and not with hashed: give another --index, or --ov"
+    ):
+        opened("dense", tmp_path, other)
+    how = ("dense", tmp_path, {"rows": ROWS}, lambda: iter(ROWS), len(ROWS), other)
+    assert rows(open_text_index(*how, overwrite=True), "face", 1) == [2]
+
+
 def test_rows_are_found_across_blocks(tmp_path, embedder, monkeypatch):
     monkeypatch.setattr("tripletune.rag.text_index._COMPARED", 3)
     monkeypatch.setattr("tripletune.rag.text_index._CACHED", 2)

@@ -28,7 +28,7 @@ def opened(tmp_path):
         write_lines(corpus, ({"title": r["title"], "text": r["text"]} for r in rows))
         write_lines(triples, (r for r in rows if r["triples"] is not None))
         store = open_triples(triples, tmp_path / "triples.sqlite")
-        passages = PassageStore(corpus, tmp_path / "index")
+        passages = PassageStore(corpus, tmp_path / "index", overwrite=True)
         return TripleIndex(kind, passages, store, tmp_path / "index", embedder)
 
     return open_index

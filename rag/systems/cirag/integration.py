@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import regex as re
 
 from tripletune.models.data.triples import Triple, triple_of
 from tripletune.models.llm import Message
