@@ -130,7 +130,8 @@ def test_answers_scores_report_and_trajectories(world, tiny_encoder, tmp_path, c
     check("trajectories", (tmp_path / "trajectories" / "train-00000.jsonl").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("case", CASES)
+# What is sampled, as the replies of on-policy training are, differs between kinds of processors.
+@pytest.mark.parametrize("case", [case for case in CASES if case != "cirag_on_policy"])
 def test_losses(case, make_task, tmp_path, check):
     from tripletune.train import train
 
@@ -161,8 +162,8 @@ def test_replies_and_an_export(world, records, write_records, tiny_model, tiny_e
     done("checkpoints", "export", tmp_path / "trained", "--output", export)
     done("checkpoints", "verify", export)
     done("eval", "records", "--model", export, "--data", write_records(records, "test"), "--split", "test", *LIMITS,
-         "--output", tmp_path / "records")  # fmt: skip
-    check("replies/graph_llm", [row["reply"] for row in rows(tmp_path / "records" / "results.jsonl")])
+         "--output", tmp_path / "replies")  # fmt: skip
+    check("replies/graph_llm", [row["reply"] for row in rows(tmp_path / "replies" / "results.jsonl")])
     done("eval", "run", "--system", "no_retrieval", "--task", "hotpotqa", "--data", f"{world}/test.jsonl",
          "--teacher", "hf", "--teacher-model", tiny_model("llama"), "--teacher-dtype", "float32", "--limit", 4,
          "--max-answer-tokens", 8, "--output", tmp_path / "chat")  # fmt: skip

@@ -183,7 +183,7 @@ def set_result_aside(output_dir: str | Path) -> None:
 def check_writable(output_dir: str | Path) -> None:
     """Make the run folder, before anything is loaded; one that holds other files is refused."""
     folder = Path(output_dir)
-    check_folder(output_dir, (LOCK, "cache"), True, continues=ENVIRONMENT)
+    check_folder(output_dir, (LOCK, "cache", "*.log"), True, continues=ENVIRONMENT)
     folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"output_dir {folder} can't be written: name another folder")
