@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
+from tripletune.data_builders.adapt import AdaptOptions, adapt_rows
 from tripletune.data_builders.datasets import RowKind, listed
 from tripletune.data_builders.datasets.inspect import (
     count_rows,
@@ -31,14 +32,7 @@ from tripletune.data_builders.datasets.writer import (
     split_name_problems,
     split_of,
 )
-from tripletune.data_builders.published import (
-    HUB_ID,
-    AdaptOptions,
-    adapt_rows,
-    read_explagraphs,
-    read_released,
-    split_names,
-)
+from tripletune.data_builders.published import HUB_ID, read_explagraphs, read_released, split_names
 from tripletune.models.data.records import normalize_answer
 from tripletune.models.options import setting
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
