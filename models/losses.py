@@ -54,17 +54,19 @@ def label_loss(
     weights: torch.Tensor | None = None,
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
-    """Cross-entropy summed over label tokens and divided by their number.
+    """The mean cross-entropy of label tokens.
 
     Args:
         logits: (N, V).
         targets: (N,) token ids.
-        weights: (N,) factors of the tokens' losses; all 1 when left out.
-        num_items_in_batch: What the sum is divided by instead of N: the label tokens of the whole optimiser step.
+        weights: (N,) weights of the tokens; all 1 when left out.
+        num_items_in_batch: What the sum is divided by instead of the weights' sum: that of the whole optimiser step.
     """
     losses = nn.functional.cross_entropy(logits.float(), targets, reduction="none")
     total = (losses if weights is None else losses * weights).sum()
-    return total / (num_items_in_batch if num_items_in_batch is not None else max(targets.numel(), 1))
+    if num_items_in_batch is None:
+        num_items_in_batch = max(targets.numel(), 1) if weights is None else weights.sum()
+    return total / num_items_in_batch
 
 
 def target_loss(

@@ -283,34 +283,42 @@ class RecordCollator:
     without a mask attention takes its fast path.
 
     Attributes:
-        tokens_per_record: Label tokens of a record on average: each record then has that weight, divided among its
-            label tokens; None gives each token the weight 1.
+        action_weight: Weight of the label tokens of action markers.
+        answer_weight: Weight of the label tokens of answering records, or of these records.
+        per_record: Whether each record has the weight 1, divided among its label tokens, and not each token.
+        parts: Whether a batch says which label tokens are planning's (0) and which answering's (1).
     """
 
     pad_token_id: int
     table: EmbeddingTable | None
     action_weight: float = 1.0
     answer_weight: float = 1.0
-    tokens_per_record: float | None = None
+    per_record: bool = False
+    parts: bool = False
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Make a batch of rows of `encode_rows`.
 
         Returns:
             `input_ids` (B, T), `labels` (B, T) with -100 where nothing is learned, `graphs`, a PyG batch in the order
-            of the placeholders, and `label_weights` (B, T) where markers, answers or records weigh differently.
+            of the placeholders, `label_weights` (B, T) where markers, answers or records weigh differently, and
+            `label_parts` (B, T).
         """
         batch: dict[str, Any] = _padded(rows, self.pad_token_id)
-        if (self.action_weight, self.answer_weight, self.tokens_per_record) != (1.0, 1.0, None):
-            batch["label_weights"] = weights = torch.ones(batch["input_ids"].shape)
-            for place, row in enumerate(rows):
-                for start, end, marker in row["spans"]:
-                    if marker:
-                        weights[place, start : start + marker] = self.action_weight
-                    else:
-                        weights[place, start:end] = self.answer_weight
-                    if self.tokens_per_record is not None:
-                        weights[place, start:end] *= self.tokens_per_record / (end - start)
+        weights, parts = torch.ones(batch["labels"].shape), torch.zeros_like(batch["labels"])
+        for place, row in enumerate(rows):
+            for start, end, marker in row["spans"]:
+                own = weights[place, start:end]
+                own[:marker] = self.action_weight
+                if self.per_record:
+                    own /= own.sum()
+                if not marker:
+                    own *= self.answer_weight
+                    parts[place, start:end] = 1
+        if (self.action_weight, self.answer_weight, self.per_record) != (1.0, 1.0, False):
+            batch["label_weights"] = weights
+        if self.parts:
+            batch["label_parts"] = parts
         if self.table is not None:
             parts = [part for row in rows for part in zip(*(row[name] for name in SampleGraph._fields))]
             # Without any, an empty graph gives the encoder its gradient, which distributed training waits for.
@@ -334,8 +342,9 @@ class EpochSampler(Sampler[int]):
 
     Args:
         lengths: Tokens of each record.
-        batch_size: Records of an optimiser step; groups are made of this size.
-        group_by_length: Sort by length within blocks of fifty batches, then shuffle the batches.
+        batch_size: Records of a group. Groups make steps at random, as length may tell what is learned: a plan is
+            the last one where the history is long.
+        group_by_length: Sort by length within blocks of fifty groups, then shuffle the groups.
     """
 
     def __init__(self, lengths: Sequence[int], batch_size: int, seed: int, group_by_length: bool = True) -> None:

@@ -1,8 +1,9 @@
 """The training engine: transformers' `Trainer` with exact resume, one loss everywhere, and logs of its own.
 
 The loss of a batch is `models.losses.label_loss`; here it is divided by the label tokens of the whole optimiser step,
-across devices and micro-batches. `eval_loss` is the same mean over a whole evaluation. Data order depends on seed and
-epoch alone. It trains any model on any rows; scores and more come from a task (`train.tasks.TrainingTask`).
+or by the sum of their weights, across devices and micro-batches. `eval_loss` is the mean over the label tokens of a
+whole evaluation, without weights. Data order depends on seed and epoch alone. It trains any model on any rows; scores
+and more come from a task (`train.tasks.TrainingTask`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from tripletune.train.resume import (
     StepLog,
     checkpoint_to_continue,
     forget_checkpoints,
+    grouped_rows,
     process_count,
     save_run_settings,
     set_result_aside,
@@ -134,7 +136,7 @@ class EngineMixin(Mixed):
     last_evaluation: tuple[int, dict[str, float]] | None = None
     _sampler: Any
     _seconds: float
-    # Of the evaluation under way: sums of losses and of label tokens, and batches of this process still to count.
+    # Of the evaluation under way: sums of losses and of label tokens, of all and of each part; own batches to count.
     _sums: torch.Tensor
     _to_count: int
 
@@ -200,6 +202,7 @@ class EngineMixin(Mixed):
             task.prepare()
         else:
             logger.info("continuing from %s", checkpoint)
+        task.grouped = grouped_rows(self.config, checkpoint is not None)
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         logger.info("training %s parameters on %d %s", f"{trained:,}", rows_meta(task.train)["rows"], task.unit)
         for note in (*task.counts(), *task.notes()):
@@ -215,7 +218,7 @@ class EngineMixin(Mixed):
                     forget_checkpoints(self.config.output_dir)
                 if checkpoint is None:
                     set_result_aside(self.config.output_dir)
-                save_run_settings(self.config, digest)
+                save_run_settings(self.config, digest, task.grouped)
             start = time.perf_counter()
             self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             self._seconds = time.perf_counter() - start
@@ -260,6 +263,12 @@ class EngineMixin(Mixed):
         self.losses.add_loss(loss, self.tokens_of(inputs))
         return loss
 
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        if not batch_samples or "label_weights" not in batch_samples[0]:
+            return super()._get_num_items_in_batch(batch_samples, device)
+        weights = [one["label_weights"][:, 1:][one["labels"][:, 1:] != IGNORED].sum() for one in batch_samples]
+        return self.accelerator.reduce(torch.stack(weights).sum().to(device))
+
     def tokens_of(self, inputs: Any) -> int:
         """Tokens of a training batch, padding included."""
         return int(inputs.get("input_ids", inputs["labels"]).numel())
@@ -283,7 +292,7 @@ class EngineMixin(Mixed):
         return DataLoader(
             dataset,
             batch_sampler=[batches[number % len(batches)] for number in range(rank, rounds * world, world)],
-            collate_fn=self.data_collator,
+            collate_fn=self.task.evaluation_collator() or self.data_collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
         )
@@ -291,15 +300,25 @@ class EngineMixin(Mixed):
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[torch.Tensor, None, None]:
-        """One batch of an evaluation, whose loss counts as often as it has label tokens."""
+        """One batch of an evaluation, whose loss counts as often as it has label tokens, all of which weigh alike."""
         inputs = self._prepare_inputs(inputs)
+        inputs.pop("label_weights", None)
+        parts, sums = inputs.pop("label_parts", None), []
         with torch.no_grad(), self._as_cast(model), self.compute_loss_context_manager():
-            loss = self.compute_loss(model, inputs).detach()
+            if parts is None:
+                loss = self.compute_loss(model, inputs)
+            else:
+                loss, outputs = self.compute_loss(model, inputs, return_outputs=True)
+                keep = inputs["labels"][:, 1:] != IGNORED
+                targets, parts = inputs["labels"][:, 1:][keep], parts[:, 1:][keep]
+                losses = nn.functional.cross_entropy(outputs.logits.float(), targets, reduction="none").double()
+                own = [parts == part for part in range(len(self.task.loss_parts))]
+                sums = [torch.stack([losses[one].sum(), one.sum()]) for one in own]
         if self._to_count > 0:
             tokens = self.label_tokens(inputs).double()
-            self._sums += torch.stack([loss.double() * tokens, tokens]).cpu()
+            self._sums[: len(sums) + 1] += torch.stack([torch.stack([loss.double() * tokens, tokens]), *sums]).cpu()
         self._to_count -= 1
-        return loss, None, None
+        return loss.detach(), None, None
 
     def label_tokens(self, inputs: Any) -> torch.Tensor:
         """Tokens of a batch that are learned."""
@@ -307,12 +326,15 @@ class EngineMixin(Mixed):
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
         """transformers' loop; its loss is the mean over label tokens of all processes, and not over batches."""
-        self._sums = torch.zeros(2, dtype=torch.double)
+        names = ["loss", *(f"loss_{part}" for part in self.task.loss_parts)]
+        self._sums = torch.zeros(len(names), 2, dtype=torch.double)
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         sums = self._sums.to(self.args.device)
         if self.args.world_size > 1:
             torch.distributed.all_reduce(sums)
-        output.metrics[f"{metric_key_prefix}_loss"] = (sums[0] / sums[1]).item()
+        for name, (loss, tokens) in zip(names, sums.tolist()):
+            if tokens:
+                output.metrics[f"{metric_key_prefix}_{name}"] = loss / tokens
         return output
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -327,7 +349,8 @@ class EngineMixin(Mixed):
             self.log(dict(named))
             metrics |= named
         if self.is_world_process_zero():
-            row = {"step": self.state.global_step, "epoch": self.state.epoch or 0.0, "loss": metrics["eval_loss"]}
+            row = {"step": self.state.global_step, "epoch": self.state.epoch or 0.0}
+            row |= {name[5:]: value for name, value in metrics.items() if name.startswith("eval_loss")}
             self.evaluations.keep_until(self.state.global_step - 1)
             self.evaluations.append([row | scores])
         self.last_evaluation = self.state.global_step, metrics

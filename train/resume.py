@@ -33,8 +33,9 @@ from tripletune.models.run_folders import FINAL, check_weights
 logger = logging.getLogger(__name__)
 SETTINGS, ENVIRONMENT = "config.yaml", "environment.json"
 LOSS_FILE, EVALUATIONS = "losses.jsonl", "evaluations.jsonl"
-# Keys of `environment.json`: the training data's digest, the processes of the run, and what is divided among them.
-TRAIN_DIGEST, PROCESSES, SHARDING = "train_sha256", "processes", "sharding"
+# Keys of `environment.json`: the training data's digest, the processes of the run, what is divided among them, and the
+# rows that are grouped by length.
+TRAIN_DIGEST, PROCESSES, SHARDING, GROUPED = "train_sha256", "processes", "sharding", "rows_grouped"
 PACKAGES = (
     "torch", "transformers", "peft", "accelerate", "torch-geometric", "datasets", "sentence-transformers", "trl",
 )  # fmt: skip
@@ -50,7 +51,17 @@ _FREE = {
 _FREE_BEGINNINGS = ("train.eval_", "train.save_")
 
 
-def save_run_settings(config: Any, train_digest: str) -> None:
+def grouped_rows(config: Any, continues: bool) -> int:
+    """Rows that are grouped by length: of a micro-batch on all processes, as they were where the run began."""
+    processes, file = process_count(), Path(config.output_dir) / ENVIRONMENT
+    rows = int(config.train.batch_size * processes)
+    if not (continues and file.is_file()):
+        return rows
+    # Earlier versions grouped those of an optimiser step.
+    return int(read_json(file).get(GROUPED) or rows * config.train.micro_batches(processes))
+
+
+def save_run_settings(config: Any, train_digest: str, grouped: int | None = None) -> None:
     """Write the resolved configuration, git revision, versions and the data's fingerprint into the run folder."""
     folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,6 +75,7 @@ def save_run_settings(config: Any, train_digest: str) -> None:
         PROCESSES: process_count(),
         SHARDING: sharding(),
         TRAIN_DIGEST: train_digest,
+        GROUPED: grouped,
     }
     write_json(folder / ENVIRONMENT, about)  # first: it tells that the folder is a run's
     write_text(folder / SETTINGS, to_yaml(config))
@@ -94,6 +106,9 @@ def check_same_run(config: Any, train_digest: str) -> None:
     interleaved = "train.shared_prefixes" in saved and now.get("data.prompt_order") == "interleaved"
     if saved.get("train.shared_prefixes") or interleaved:
         changed.append("an earlier version made its rows otherwise")
+    weighed = [now.get(f"train.{name}") for name in ("loss_per", "action_weight", "answer_weight")]
+    if GROUPED not in about and weighed not in ([None] * 3, ["token", 1, 1]):
+        changed.append("an earlier version weighed its losses otherwise")
     counts = about[PROCESSES], process_count()
     per_step = [
         settings.get("train.records_per_step")

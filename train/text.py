@@ -41,9 +41,6 @@ class TextTrainSection(TrainSection):
 
     packing: bool = setting(False, "several samples in a row, apart from each other (decoders)")
     pack_tokens: int = setting(1024, "tokens of a pack", at_least=32)
-    eval_generate_records: int = setting(
-        64, "validation samples whose replies are generated and scored; 0 for none", at_least=0
-    )
 
 
 class TextTask(TrainingTask):

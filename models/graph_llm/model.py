@@ -198,13 +198,13 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             graphs: PyG batch of the graphs, row after row in the order of their placeholders.
             graph_embeds: (placeholders, W) graph tokens, when they were computed before.
             labels: (B, T), -100 where nothing is learned; they are shifted here.
-            label_weights: (B, T), factors of the label tokens' losses; all 1 when left out.
+            label_weights: (B, T), weights of the label tokens in the mean; all 1 when left out.
             logits_to_keep: As in transformers, for generation.
             full_logits: With labels: also compute logits where nothing is learned (for tests and analysis).
-            num_items_in_batch: Label tokens of the whole optimiser step; the loss is divided by it.
+            num_items_in_batch: Label tokens, or the sum of their weights, of the whole optimiser step.
 
         Returns:
-            Loss, cross-entropy summed over label tokens and divided by their number or by `num_items_in_batch`; logits
+            Loss, the mean cross-entropy of label tokens, or their sum divided by `num_items_in_batch`; logits
             (B, T, V), or (label tokens, V) when labels were given and `full_logits` was not; cache.
         """
         if inputs_embeds is None:

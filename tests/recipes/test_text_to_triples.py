@@ -66,5 +66,5 @@ def test_the_settings_of_the_paper(source, rate, batch):
     for config in configs:
         assert (config.train.learning_rate, config.train.batch_size) == (rate, batch)
         assert (config.data.max_source_tokens, config.data.max_target_tokens) == (512, 256)
-        assert (config.train.gradient_accumulation, config.train.eval_steps) == (4, 5000)
+        assert (config.train.micro_batches(8), config.train.eval_steps) == (4, 5000)
         assert config.model.tune == "all"

@@ -156,9 +156,13 @@ def test_weights_reach_markers_and_answers_alone(records, processor):
 
 def test_with_a_loss_per_record_all_records_weigh_alike(records, processor):
     rows = list(encode_rows(records, Counter(), processor))
-    batch = RecordCollator(3, None, answer_weight=2.0, tokens_per_record=10.0)(rows)
-    for record, labels, weights in zip(records, batch["labels"], batch["label_weights"]):
-        assert float(weights[labels != -100].sum()) == pytest.approx(10.0 if record.task == "planning" else 20.0)
+    batch = RecordCollator(3, None, action_weight=3.0, answer_weight=2.0, per_record=True, parts=True)(rows)
+    for record, labels, weights, parts in zip(
+        records, batch["labels"], batch["label_weights"], batch["label_parts"], strict=True
+    ):
+        answers = record.task == "answering"
+        assert float(weights[labels != -100].sum()) == pytest.approx(2.0 if answers else 1.0)
+        assert set(parts[labels != -100].tolist()) == {int(answers)}
 
 
 # Interleaved
@@ -198,7 +202,7 @@ def test_a_question_in_one_row_teaches_what_its_records_do(
     model, processor = make_graph_llm(family, graph_dropout=0.0, processor_settings=made)
     strings = [text for record in records for part in build_graph(record.steps)[:2] for text in part]
     table = EmbeddingTable.build(strings, str(tiny_encoder), tmp_path)
-    collate = RecordCollator(processor.tokenizer.pad_token_id, table, 3.0, 2.0, 7.0)
+    collate = RecordCollator(processor.tokenizer.pad_token_id, table, 3.0, 2.0, per_record=True)
     separate = [row for record in records for row in encode_rows([record], Counter(), processor)]
     together = list(encode_rows(records, Counter(), processor))
     # Of four questions, one has records of two; triples were left out of the longer prompts.

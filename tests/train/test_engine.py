@@ -5,6 +5,7 @@ real kills.
 """
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 from transformers import TrainingArguments
 
 from tests.cli import read_lines
+from tripletune.models.data.records import Action, Record
 from tripletune.models.files import lock_folder
 from tripletune.train import engine_of
 from tripletune.train.engine import Engine, compile_layers, shared_arguments
@@ -114,6 +116,78 @@ def test_a_second_start_leaves_a_running_run_alone(make_config, tmp_path):
     second.run(None)
     assert "learning_rate: 0.05" in (folder / "config.yaml").read_text()
     assert (folder / "final.previous").is_dir()
+
+
+QUIET = {"model.graph_dropout": 0.0, "model.lora_dropout": 0.0}
+
+
+@pytest.mark.parametrize("batch", [1, 4, 12])
+def test_records_have_the_weights_that_were_asked_for_in_every_step(make_config, records, batch):
+    once = {"train.batch_size": batch, "train.records_per_step": 12, "train.max_steps": 1, "train.eval_steps": 1}
+    for weights, answers in (
+        ({"train.loss_per": "record"}, 1),
+        ({"train.loss_per": "record", "train.answer_weight": 3.0}, 3),
+    ):
+        config = make_config({**QUIET, **once, **weights})
+        trainer = trainer_of(config)
+        collate = trainer.task.evaluation_collator()
+        alone, each = [], [answers if record.task == "answering" else 1 for record in records]
+        for row in trainer.train_dataset:
+            inputs = {name: value for name, value in collate([row]).items() if name != "label_parts"}
+            alone.append(trainer.model.eval()(**inputs).loss.item())
+        trainer.train()
+        mean = sum(one * weight for one, weight in zip(alone, each, strict=True)) / sum(each)
+        assert losses(config) == [(1, pytest.approx(mean, rel=1e-5))]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"train.answer_weight": 3.0}, {"train.action_weight": 4.0}, {"train.loss_per": "record"},
+     {"data.learn_copies": False},
+     {"data.prompt_order": "interleaved", "train.batch_size": 1, "train.answer_weight": 3.0}],
+)  # fmt: skip
+def test_an_evaluation_weighs_all_label_tokens_alike(make_config, write_records, records, options):
+    question = "Who was born in London?"
+    copied = Record("c", "c", "planning", question, Action.SUBQ, (), question)
+
+    def evaluated(changes):
+        config = make_config({**QUIET, **changes})
+        write_records([*records[:6], copied], "validation")
+        trainer = trainer_of(config)
+        trainer.task.score = lambda model: {}
+        found = trainer.evaluate()
+        counts = [0, 0]
+        for row in trainer.eval_dataset:
+            for start, end, marker in row["spans"]:
+                counts[marker == 0] += end - start
+        parts = found["eval_loss_planning"], found["eval_loss_answering"]
+        whole = sum(loss * count for loss, count in zip(parts, counts)) / sum(counts)
+        assert found["eval_loss"] == pytest.approx(whole, rel=1e-5)
+        row = read_lines(Path(config.output_dir) / "evaluations.jsonl")[-1]
+        assert (row["loss"], row["loss_planning"], row["loss_answering"]) == (found["eval_loss"], *parts)
+        return found["eval_loss"], *parts
+
+    plain = {name: value for name, value in options.items() if not name.endswith(("_weight", "_per", "_copies"))}
+    assert evaluated(options) == pytest.approx(evaluated(plain), rel=1e-6)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_run_goes_on_in_its_order_in_other_micro_batches(make_config, tmp_path, killed_behind, monkeypatch, old):
+    steps = {**QUIET, "train.max_steps": 5, "train.save_steps": 2, "train.batch_size": 2, "train.records_per_step": 4}
+    if old:  # a run of an earlier version, which grouped the rows of a step
+        monkeypatch.setattr("tripletune.train.engine.grouped_rows", lambda *_: 4)
+    for name in ("whole", "parts"):
+        with nullcontext() if name == "whole" else killed_behind(3):
+            trainer_of(make_config({**steps, "output_dir": str(tmp_path / name)})).run()
+    monkeypatch.undo()
+    if old:
+        about = json.loads((tmp_path / "parts" / "environment.json").read_text())
+        del about["rows_grouped"]
+        (tmp_path / "parts" / "environment.json").write_text(json.dumps(about))
+    config = make_config({**steps, "output_dir": str(tmp_path / "parts"), "train.batch_size": 1})
+    trainer_of(config).run()
+    whole = read_lines(tmp_path / "whole" / "losses.jsonl")
+    assert losses(config) == [(line["step"], pytest.approx(line["loss"], rel=1e-3)) for line in whole]
 
 
 def test_the_learning_rate_counts_optimiser_steps(make_config):

@@ -64,6 +64,7 @@ def folder(tmp_path_factory, tiny_llama, tiny_t5, tiny_encoder, records, extract
     ras = shared | {f"model.{name}": width for name, width in GRAPH_WIDTHS.items()} | {
         "model.base": tiny_llama, "model.encoder": tiny_encoder, "model.graph_dropout": 0.0,
         "data.train": folder / "records", "train.max_steps": 6, "train.save_steps": 2, "train.eval_steps": 3,
+        "train.loss_per": "record", "train.answer_weight": 2.0,
     }  # fmt: skip
     pairs = shared | {
         "model.base": tiny_t5, "model.lora_rank": 4, "data.train": folder / "pairs", "train.max_steps": 2,
@@ -112,6 +113,8 @@ def test_every_way_to_train_is_the_run_of_one_process(way, folder):
     one, other = folder / ("one_all" if way.endswith("all") else "one"), folder / way
     assert lines(other, "losses.jsonl") == pytest.approx(lines(one, "losses.jsonl"), rel=1e-5)
     assert lines(other, "evaluations.jsonl") == pytest.approx(lines(one, "evaluations.jsonl"), rel=1e-5)
+    for part in ("loss_planning", "loss_answering"):
+        assert lines(other, "evaluations.jsonl", part) == pytest.approx(lines(one, "evaluations.jsonl", part), rel=1e-5)
     assert lines(other, "evaluations.jsonl", "replies") == lines(one, "evaluations.jsonl", "replies")
     assert len(set(lines(one, "evaluations.jsonl", "replies"))) == 2, "training changes the replies"
     weights = [load_file(weight_files(path / "final")[0]) for path in (one, other)]

@@ -89,6 +89,16 @@ def test_settings_that_an_earlier_version_did_not_have_are_no_difference(tmp_pat
     assert not goes_on(begun(tmp_path, **{"data.long_labels": "skip"}))
 
 
+@pytest.mark.parametrize(("change", "fits"), [({}, True), ({"train.answer_weight": 2.0}, False)])
+def test_losses_that_an_earlier_version_weighed_otherwise_are_not_continued(change, fits, tmp_path):
+    config = begun(tmp_path, **change)
+    save_run_settings(config, "aa")
+    about = json.loads((tmp_path / "environment.json").read_text())
+    del about["rows_grouped"]
+    (tmp_path / "environment.json").write_text(json.dumps(about))
+    assert goes_on(config) == fits
+
+
 @pytest.mark.parametrize(("processes", "batch", "fits"), [(2, 2, True), (2, 4, False), (1, 2, False), (1, 4, True)])
 def test_the_records_of_a_step_count_all_processes(tmp_path, processes, batch, fits, monkeypatch):
     monkeypatch.setattr("tripletune.train.resume.process_count", lambda: 2)

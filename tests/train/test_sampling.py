@@ -70,5 +70,14 @@ def test_the_incomplete_batch_stands_last():
         assert max(pairs) <= 1
 
 
+def test_steps_are_made_of_groups_of_every_length():
+    # Histories as long as they are deep: pairs are of one depth, but where two meet in a block, and no step is.
+    depths = [n % 3 for n in range(768)]
+    found = order([100 + 400 * depth for depth in depths], batch=2)
+    assert sum(depths[a] != depths[b] for a, b in zip(found[::2], found[1::2])) < 20
+    steps = [{depths[row] for row in found[at : at + 16]} for at in range(0, 768, 16)]
+    assert sum(len(step) == 1 for step in steps) == 0
+
+
 def test_epochs_share_no_seed_with_neighbouring_runs():
     assert order(LENGTHS, seed=1, epoch=1) != order(LENGTHS, seed=2, epoch=0)

@@ -104,12 +104,17 @@ class TrainSection:
         "auto", "bfloat16 autocast; auto: where the hardware multiplies it natively", choices=("auto", "true", "false")
     )
     gradient_checkpointing: bool = setting(False, "recompute activations: less memory, about 30 % more time")
-    group_by_length: bool = rare(True, "put rows of similar length into a batch")
+    group_by_length: bool = rare(
+        True, "put rows of similar length into a micro-batch; steps are made of micro-batches at random"
+    )
     torch_compile: bool = setting(False, "compile the language model's layers (needs a C++ compiler)")
     logging_steps: int = rare(10, "optimiser steps between log lines", above=0)
     eval_steps: int | None = setting(None, "optimiser steps between evaluations; at the end only unless set", above=0)
     eval_batch_size: int = rare(8, "rows in an evaluation batch", above=0)
     eval_max_new_tokens: int = rare(256, "longest reply while evaluating", above=0)
+    eval_generate_records: int = setting(
+        64, "validation samples whose replies are generated and scored; 0 for none", at_least=0
+    )
     save_steps: int = setting(500, "optimiser steps between checkpoints", above=0)
     save_total_limit: int | None = rare(2, "checkpoints kept; none: all", at_least=1)
     workers: int = rare(0, "data-loading processes", at_least=0)
@@ -245,6 +250,8 @@ class TrainingTask:
         unit: What a row is called in logs and results.
         published: Rows of an optimiser step in the paper, shown beside the run's own.
         copies: How often a row is trained on in a step.
+        loss_parts: Parts of an evaluation's label tokens whose losses stand beside the whole.
+        grouped: Rows that are grouped by length; those of a micro-batch on all processes unless set.
         train: Training rows, a `datasets.Dataset` with a column `length` in tokens, once they are made.
     """
 
@@ -253,6 +260,8 @@ class TrainingTask:
     unit: str = "rows"
     published: ClassVar[str] = ""
     copies: int = 1
+    loss_parts: ClassVar[tuple[str, ...]] = ()
+    grouped: int | None = None
     model: Any
     processor: Any = None
     train: Any
@@ -330,6 +339,13 @@ class TrainingTask:
         """What makes a batch of rows: the model's inputs, `labels` (-100 where nothing is learned) among them."""
         raise NotImplementedError
 
+    def evaluation_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, Any]] | None:
+        """What makes a batch of an evaluation, where all label tokens count alike; None is `collator`.
+
+        With `loss_parts`, a batch has `label_parts` (B, T), the number of each label token's part.
+        """
+        return None
+
     def score(self, model: Any) -> dict[str, float]:
         """Scores at an evaluation, besides the loss; all processes call it and share the work."""
         return {}
@@ -342,11 +358,13 @@ class TrainingTask:
     def sampler(self, rows: Any, per_step: int) -> Any:
         """The order of the rows, a sampler with `set_epoch`, given the rows of an optimiser step."""
         from tripletune.train.batches import EpochSampler
+        from tripletune.train.resume import process_count
 
+        train, seed = self.config.train, self.config.seed
         if "length" not in rows.column_names:  # packs, which are all of a length, for one
-            return EpochSampler([1] * len(rows), per_step, self.config.seed, group_by_length=False)
-        lengths = rows.with_format("numpy")["length"][:]
-        return EpochSampler(lengths, per_step, self.config.seed, self.config.train.group_by_length)
+            return EpochSampler([1] * len(rows), per_step, seed, group_by_length=False)
+        lengths, grouped = rows.with_format("numpy")["length"][:], self.grouped or train.batch_size * process_count()
+        return EpochSampler(lengths, min(grouped, per_step), seed, train.group_by_length)
 
     def trainer(self) -> Any:
         """A trainer of its own, with `train.engine.EngineMixin`; None takes `train.engine.Engine`."""
@@ -386,7 +404,9 @@ class TrainingTask:
         what = "packs" if "seq_lengths" in self.train.column_names else self.unit
         parts = f"batch_size {size} x {count} micro-batch(es) x {processes} process(es)"
         published = f"; {self.published}" if self.published else ""
-        return f"{size * count * processes} {what} per optimiser step ({parts}){published}"
+        grouped = self.config.train.group_by_length and "length" in self.train.column_names
+        alike = "; all of similar length (train.group_by_length)" if grouped and count == 1 < size * processes else ""
+        return f"{size * count * processes} {what} per optimiser step ({parts}){published}{alike}"
 
     def steps_per_epoch(self, per_step: int) -> int:
         """Optimiser steps of an epoch, given the rows of a step on all devices."""

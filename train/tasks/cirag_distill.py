@@ -8,6 +8,7 @@ No question is in both splits: one that has a validation trajectory, of whicheve
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -161,10 +162,12 @@ class StudentTask(TextTask):
         """Rows of trajectories."""
         from tripletune.train.batches import cached_rows
 
-        data = self.config.data
-        layout = [data.rounds, data.learn, data.max_tokens, data.prompt_limit]
-        key = ["trajectories", source.digest, layout, self.encoder.sample(), self.method]
-        make = self.encoder.prompts if self.method == "on_policy" else self.encoder.rows
+        data, encoder = self.config.data, copy.copy(self.encoder)
+        # An evaluation counts decisions alone, whatever is learned.
+        encoder.everything &= source is self.sources[0]
+        layout = [data.rounds, "everything" if encoder.everything else "decisions", data.max_tokens, data.prompt_limit]
+        key = ["trajectories", source.digest, layout, encoder.sample(), self.method]
+        make = encoder.prompts if self.method == "on_policy" else encoder.rows
         return cached_rows(key, cache, (partial(make, part) for part in source.parts()))
 
     @cached_property

@@ -109,7 +109,6 @@ class GraphTrainSection(TrainSection):
     adam_beta2: float = other_default(TrainSection, "adam_beta2", 0.95)
     max_grad_norm: float = other_default(TrainSection, "max_grad_norm", 0.5)
     eval_max_new_tokens: int = other_default(TrainSection, "eval_max_new_tokens", 64)
-    eval_generate: bool = rare(True, "evaluate by generating replies, besides the loss")
     action_weight: float = rare(
         1.0, "weight of the tokens of [SUBQ], [SUFFICIENT], [NO_RETRIEVAL] in the loss", above=0
     )
@@ -154,6 +153,7 @@ class GraphTask(TrainingTask):
     Config: ClassVar[type[RunConfig]] = GraphConfig
     usage = "--config recipes/configs/smollm2_135m_ras_cpu.yaml"
     unit: str = "records"
+    loss_parts: ClassVar[tuple[str, ...]] = TASKS
     published: ClassVar[str] = "the paper: 16 (2 x 2 on 4 GPUs); the authors' code: 4"
 
     def __init__(self, config: Any) -> None:
@@ -245,7 +245,9 @@ class GraphTask(TrainingTask):
         from tripletune.train.batches import cached_rows, encode_rows
 
         processor = self.processor
-        learn_copies, long_labels = self.config.data.learn_copies, self.config.data.long_labels
+        # An evaluation counts all label tokens, whatever is learned.
+        learn_copies = self.config.data.learn_copies or source is not self.sources[0]
+        long_labels = self.config.data.long_labels
         columns = {"input_ids": "[int32]", "labels": "[int32]", "length": "int32", "spans": "[[int32]]"}
         if self.table is not None:
             columns |= dict.fromkeys(("nodes", "edges"), "[[int64]]")
@@ -313,15 +315,20 @@ class GraphTask(TrainingTask):
         """Pads records and batches their graphs."""
         from tripletune.train.batches import RecordCollator
 
-        train, spans = self.config.train, self.spans
-        per_record = float((spans[:, 1] - spans[:, 0]).mean()) if train.loss_per == "record" else None
+        train = self.config.train
         return RecordCollator(
             self.processor.tokenizer.pad_token_id,
             self.table,
             action_weight=train.action_weight,
             answer_weight=train.answer_weight,
-            tokens_per_record=per_record,
+            per_record=train.loss_per == "record",
         )
+
+    def evaluation_collator(self) -> RecordCollator:
+        """As `collator`, where all label tokens count alike."""
+        from tripletune.train.batches import RecordCollator
+
+        return RecordCollator(self.processor.tokenizer.pad_token_id, self.table, parts=True)
 
     @cached_property
     def spans(self) -> Any:
@@ -336,13 +343,15 @@ class GraphTask(TrainingTask):
         tokens, answers = ends - starts, marker == 0
         weights = tokens * train.answer_weight * answers + (tokens - marker + marker * train.action_weight) * ~answers
         if train.loss_per == "record":
-            weights = weights / tokens
+            weights = 1 + (train.answer_weight - 1) * answers
         return float(answers.mean()), float(weights[answers].sum() / weights.sum())
 
     @cached_property
     def scored(self) -> list[Record]:
         """The validation records whose replies are scored."""
-        return list(self.sources[1] or []) if self.config.train.eval_generate else []
+        from tripletune.train.text import choose_examples
+
+        return choose_examples(self.sources[1] or [], self.config.train.eval_generate_records, lambda record: record.id)
 
     def score(self, model: Any) -> dict[str, float]:
         """Scores of replies to the validation records, as `tripletune eval records` counts.

@@ -149,7 +149,8 @@ def test_the_weight_of_answers_is_shown(begin_task, records):
     assert f"33% of the records and have {sum(answers) / sum(sizes):.0%} of the weight" in dry_run_report(task)
     task.config.train.loss_per = "record"
     assert "loss per record: answering records are 33% of the records and have 33% of" in dry_run_report(task)
-    assert task.collator().tokens_per_record == sum(sizes) / len(sizes)
+    task.config.train.answer_weight = 2.0
+    assert "and have 50% of the weight" in dry_run_report(task)
 
 
 def test_a_table_holds_the_strings_of_training_and_validation(records, write_records, task_of):

@@ -155,6 +155,14 @@ def test_a_teacher_shares_the_vocabulary(tiny_llama, tiny_model, tmp_path):
         load_teacher(config, student, tokenizer)
 
 
+def test_an_evaluation_counts_decisions_whatever_is_learned(begin_task):
+    decisions, everything = (
+        begin_task("cirag_distill", {"data.learn": learn}) for learn in ("decisions", "everything")
+    )
+    assert everything.validation["labels"][:] == decisions.validation["labels"][:]
+    assert everything.train["labels"][:] != decisions.train["labels"][:]
+
+
 # On-policy distillation
 
 
