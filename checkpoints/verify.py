@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from tripletune.models.control_tokens import text_ids
 from tripletune.models.data.records import ModelInput, Step
 from tripletune.models.files import file_digest, read_json, read_text
 from tripletune.models.run_folders import (
@@ -152,7 +153,7 @@ def prompt_of(loaded: Loaded, case: Case) -> tuple[list[int], dict[str, Any]]:
         from tripletune.models.local.chat import ChatEncoder
 
         return ChatEncoder(loaded.tokenizer, str(loaded.folder)).encode(case["messages"]), {}
-    return list(loaded.tokenizer(case["text"])["input_ids"]) if "text" in case else case["prompt_ids"], {}
+    return text_ids(loaded.tokenizer, [case["text"]], around=True)[0] if "text" in case else case["prompt_ids"], {}
 
 
 def observe(loaded: Loaded, cases: Sequence[Case]) -> dict[str, Any]:

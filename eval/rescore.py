@@ -165,7 +165,8 @@ def hidden_states(texts: Sequence[str], model: Any, tokenizer: Any) -> np.ndarra
 
     found = []
     for text in texts:
-        ids = tokenizer(text, truncation=True, max_length=512, return_tensors="pt")["input_ids"].to(model.device)
+        read = tokenizer(text, truncation=True, max_length=512, split_special_tokens=True, return_tensors="pt")
+        ids = read["input_ids"].to(model.device)
         with torch.inference_mode():
             states = model(input_ids=ids, output_hidden_states=True).hidden_states[-1]
         found.append(states[0, -1].float().cpu().numpy())

@@ -21,6 +21,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tripletune.models.control_tokens import read_text_alone
 from tripletune.models.files import file_digest, lock_folder, new_folder, read_json, weights_fingerprint
 from tripletune.models.run_folders import (
     ADAPTER,
@@ -386,7 +387,12 @@ def load_encoder(
                 f"encoder {spec}: {kinds[0]} is a language model that writes, and no sentence encoder (it has no "
                 "modules.json of sentence-transformers): take one, such as BAAI/bge-small-en-v1.5"
             )
-        return SentenceTransformer(source, trust_remote_code=trust_remote_code, model_kwargs=options)
+        model = SentenceTransformer(source, trust_remote_code=trust_remote_code, model_kwargs=options)
+    if "message" in getattr(model[0], "modality_config", ()):  # its texts are turns of a chat template
+        model[0].processing_kwargs = {**model[0].processing_kwargs, "chat_template": {"sanitize_control_tokens": True}}
+    else:
+        read_text_alone(model.tokenizer)
+    return model
 
 
 @contextmanager

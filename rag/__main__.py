@@ -6,8 +6,8 @@ tripletune rag extract --corpus FILE --model FOLDER --output triples.sqlite
 tripletune rag export --corpus FILE --store triples.sqlite --output triples.jsonl
 tripletune rag index --corpus FILE --triples FILE --retriever dense --encoder SPEC --index DIR
 
-Exit codes of `extract`: 0 done; 1 passages failed or the server stays away, run again to continue; 2 bad input; 3 calls
-wait for a batch's replies; 130 interrupted.
+Exit codes of `extract`: 0 done; 1 passages failed, more than a tenth of the replies could not be read, or the server
+stays away, run again to continue; 2 bad input; 3 calls wait for a batch's replies; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def extract(args: argparse.Namespace) -> int:
     if counts.pending:
         logger.info("%s passages wait. %s", f"{counts.pending:,}", next_step)
         return 3
-    return 1 if counts.failed else 0
+    return counts.exit_code
 
 
 def export(args: argparse.Namespace) -> int:

@@ -56,6 +56,8 @@ class ExtractionCounts:
         malformed_replies: Replies with a malformed triple, or without any that could be read.
         recovered_replies: Those of them whose other triples were kept.
         failed: Passages that the extractor could not read; not stored, so a next run tries again.
+        unread: Those whose replies hold no triple that can be read and do not say that there is none; stored
+            only where the model would write them again.
         pending: Passages that wait for a batch's replies.
         seconds: Wall-clock time with passages under way.
     """
@@ -76,8 +78,14 @@ class ExtractionCounts:
     malformed_replies: int = 0
     recovered_replies: int = 0
     failed: int = 0
+    unread: int = 0
     pending: int = 0
     seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """1 where passages failed, or more than a tenth of the replies could not be read."""
+        return int(self.failed > 0 or 10 * self.unread > self.unread + self.extracted)
 
     def line(self) -> str:
         """All that is not 0, on one line."""
@@ -106,7 +114,7 @@ class CorpusExtraction:
         digest = hashlib.sha256(settings.encode(errors="replace")).hexdigest()[:16]
         self.id = self.store.extractor(self.extractor.model, digest, settings)
         self._reading: dict[str, asyncio.Task[tuple[Triple, ...] | None]] = {}
-        self._started, self._failures = 0.0, 0
+        self._started, self._failures, self._unread = 0.0, 0, set[str]()
 
     async def run(self, passages: Iterable[Passage]) -> ExtractionCounts:
         """Extract what the store does not hold yet.
@@ -174,6 +182,8 @@ class CorpusExtraction:
 
     async def _read(self, key: str, passage: Passage) -> tuple[Triple, ...] | None:
         try:
+            if key in self._unread:
+                return None
             # A copy may have been read since the store was asked.
             if (found := self.store.get(self.id, key)) is not None:
                 self.counts.repeated += 1
@@ -218,7 +228,12 @@ class CorpusExtraction:
                 counts.malformed_replies += 1
                 counts.recovered_replies += bool(reply.triples)
         triples = tuple(dict.fromkeys(triple for reply in replies for triple in reply.triples))
-        # A reply without a triple that cannot be read counts as one: the passage is not one without facts.
+        if not triples and (bad := [one for one, reply in zip(completions, replies) if reply.is_malformed]):
+            counts.unread += 1
+            if self.extractor.reject(bad):
+                self._unread.add(key)
+                return
+        # A reply without a triple that cannot be read counts as one.
         self._store(key, triples, sum(reply.malformed + reply.unreadable for reply in replies))
 
     def _store(self, key: str, triples: tuple[Triple, ...], malformed: int) -> None:

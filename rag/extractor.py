@@ -14,7 +14,7 @@ import json
 import logging
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -109,6 +109,13 @@ class TextExtractor(Endpoint):
         return await all_of(
             client.chat([system, *self._examples, user], role=ROLE, sampling=self._sampling) for system, user in chats
         )
+
+    def reject(self, replies: Iterable[Completion]) -> bool:
+        """Have the next run ask again for replies that are of no use; a model on this machine writes them again."""
+        if isinstance(self._client, LedgerClient) and not self.by_length:
+            for reply in replies:
+                self._client.ledger.reject(reply.key, "no triples can be read in the reply")
+        return not self.by_length
 
     def pending_message(self) -> str | None:
         """See `Endpoint.pending_message`."""

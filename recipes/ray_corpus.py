@@ -228,7 +228,7 @@ def share_extract(argv: list[str], shared: RayOptions) -> int:
                 vars(run.counts)[name] += count if name != "passages" else 0
     run.counts.seconds = time.monotonic() - start
     logger.info("%s: %s", args.output, run.counts.line())
-    return 1 if run.counts.failed else 0
+    return run.counts.exit_code
 
 
 def _extract_there(args: argparse.Namespace) -> Work:

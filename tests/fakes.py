@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tripletune.models import llm
@@ -121,6 +121,9 @@ class Rule(Endpoint):
             if isinstance(one, Exception):
                 raise one
         return [Completion(text, 10, 5, 0.5) for text in found]
+
+    def reject(self, replies: Iterable[Completion]) -> bool:
+        return not self.by_length
 
 
 def on_forward(model: Any, monkeypatch: Any, see: Callable[[dict[str, Any]], Any]) -> None:

@@ -165,7 +165,7 @@ class TrajectoryEncoder:
                 "it: give a template that only adds to the chat as data.chat_template"
             )
         start = len(opening)
-        content = turns[place]["content"].strip()
+        content = self._chat.as_text(turns[place]["content"]).strip()
         gap = len(text[start:]) - len(text[start:].lstrip())
         if not text.startswith(content, start + gap):
             raise ValueError(
@@ -184,7 +184,7 @@ class TrajectoryEncoder:
     def _observation(self, turns: Sequence[Message], place: int, text: str, ids: list[int]) -> tuple[int, int]:
         """Start and end (exclusive) of a turn that the model does not write, without its header."""
         before, upto = (self._chat.render(turns[:number], reply=False) for number in (place, place + 1))
-        content = turns[place]["content"].strip()
+        content = self._chat.as_text(turns[place]["content"]).strip()
         found = upto.rfind(content)
         if not (text.startswith(upto) and upto.startswith(before)) or found < len(before):
             raise ValueError(f"{self._template} does not write turn {place + 1} as it is; learn decisions alone")

@@ -147,7 +147,7 @@ class Episode(LLMClient):
             self._add(new, request.tokens)
             self._ended = request.ended
         found = str(self._chat.tokenizer.decode(request.tokens, skip_special_tokens=True))
-        self._text = text + found
+        self._text = text + self._chat.as_text(found)
         return request.completion(found)
 
     def count_tokens(self, messages: Sequence[Message]) -> int:

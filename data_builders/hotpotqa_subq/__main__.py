@@ -1,7 +1,8 @@
 """The command line of `tripletune build subq`.
 
-Exit codes: 0 done; 1 a call of the teacher can't be answered, run again to continue; 2 bad input; 3 calls wait for a
-batch's replies; 4 done, but the teacher could not label a single question; 130 interrupted.
+Exit codes: 0 done; 1 a call of the teacher can't be answered, run again to continue, or its replies to more than a
+tenth of the questions could not be used; 2 bad input; 3 calls wait for a batch's replies; 4 done, but the teacher could
+not label a single question; 130 interrupted.
 """
 
 from __future__ import annotations

@@ -54,6 +54,12 @@ class NothingLabelled(Exception):
     exit_code = 4
 
 
+class TeacherUnusable(Exception):
+    """The folder is written, but the replies to more than a tenth of a teacher's questions could not be used."""
+
+    exit_code = 1
+
+
 def build(
     sources: list[Source],
     options: BuildOptions,
@@ -65,6 +71,7 @@ def build(
 
     Raises:
         NothingLabelled: a teacher LLM was asked, and not one question could be labelled.
+        TeacherUnusable: more than a tenth of its questions were left out for replies that could not be used.
     """
     with new_dataset(options, RECORDS, options.inputs(sources)) as dataset:
         job = _Build(options, sampling or Sampling(), dataset)
@@ -77,6 +84,7 @@ def build(
         numbers = dataset.finish(facts)
     if not records:
         raise NothingLabelled(why_empty(options.output) or "no question could be labelled")
+    job.check_teacher()
     return numbers
 
 
@@ -199,6 +207,16 @@ class _Build:
                 rows = get_reader(one.source.reader)(one.source.location, Counter(), one.source.name)
                 questions = (row for row in islice(rows, one.count) if isinstance(row, Question))
                 await self._failures.collect(questions, one.teacher)
+
+    def check_teacher(self) -> None:
+        """Raise `TeacherUnusable` when it is so."""
+        asked = [one for one in self._opened if one.source.name in self._llm]
+        lost = sum(one.drops[why] for one in asked for why in (DropReason.UNREADABLE_REPLY, DropReason.CALL_REFUSED))
+        if 10 * lost > (count := lost + sum(one.labelled for one in asked)):
+            raise TeacherUnusable(
+                f"{self._options.output} is written, but {lost:,} of {count:,} questions are left out since the "
+                "teacher's replies could not be used: dropped.ndjson says why"
+            )
 
     async def _label_all(self) -> None:
         pending: RepliesPending | None = None

@@ -27,6 +27,7 @@ from typing import Any
 import jinja2
 from transformers import PreTrainedTokenizerBase
 
+from tripletune.models.control_tokens import text_ids
 from tripletune.models.data.graph_settings import PromptSettings
 from tripletune.models.data.records import ModelInput, Record, Step
 from tripletune.models.data.rendering import load_instructions, render, render_growing, render_parts
@@ -169,7 +170,7 @@ class GraphLLMProcessor:
 
     def encode_text(self, text: str) -> list[int]:
         """Tokens of a text; whatever it contains, none is a control token."""
-        return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+        return text_ids(self.tokenizer, [text])[0]
 
     def _frame(self) -> tuple[list[int], list[int], list[int]]:
         """Token ids before the instruction, between instruction and body, and after the body."""

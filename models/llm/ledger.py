@@ -172,6 +172,9 @@ class NoLedger:
     def fail(self, call: Call, *about: object) -> None:
         """Store nothing."""
 
+    def reject(self, key: str, reason: str) -> None:
+        """Nothing is stored."""
+
     def use(self, key: str, role: str, question_id: str) -> None:
         """Note nothing."""
 
@@ -267,6 +270,11 @@ class Ledger(AbstractContextManager["Ledger"]):
         """Store that a call waits to be written to a request file; nothing changes when it waits already."""
         with self.transaction() as connection:
             connection.execute(PUT, row_of(call, Completion("", finish_reason=""), PENDING))
+
+    def reject(self, key: str, reason: str) -> None:
+        """Let a stored reply count as a failed call: the next run asks again."""
+        with self.transaction() as connection:
+            connection.execute("UPDATE calls SET status = 'failed', detail = ? WHERE key = ?", (reason, key))
 
     def use(self, key: str, role: str, question_id: str) -> None:
         """Note that a stored call was used again; written with the next reply, at the latest by `close`."""

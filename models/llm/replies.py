@@ -7,7 +7,6 @@ role with `.repair` at its end, so that its cost shows.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import re
@@ -17,14 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from tripletune.models.data.records import whole_characters
-from tripletune.models.data.triples import (
-    FoundTriples,
-    Triple,
-    names_subject,
-    parse_triples,
-    plain_markers,
-    triple_of,
-)
+from tripletune.models.data.triples import FoundTriples, names_subject, parse_triples, plain_markers, triple_of
 from tripletune.models.llm import Completion, LLMClient, Message, Sampling
 
 T = TypeVar("T")
@@ -37,11 +29,11 @@ _BRACKET = re.compile(r"[\[{]|\((?=\s*[\"'“])")
 _JSON_START = re.compile(r"[\[{]\s*[\"'“\[{(]")
 _ROW_START = re.compile(r"\[\s*[\"'“]|\{\s*[\"'](?:subject|head)\b", re.IGNORECASE)
 _CLOSING = {"[": "]", "{": "}", "(": ")"}
-_NOT_FIRST = (*_CLOSING.values(), ",", ":")
 _PYTHON = {"True": True, "False": False, "None": None}
-_TOKEN = re.compile(
-    r"""\s*(?:([\[\]{}(),:])|("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|“(?:[^”\\]|\\.)*”)|([-+.\w]+))""", re.DOTALL
+_VALUE = re.compile(
+    r"""\s*(?:([\[{(])|("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|“(?:[^”\\]|\\.)*”)|([-+.\w]+))""", re.DOTALL
 )
+_SIGN = re.compile(r"\s*([]}),:])")
 # An escape; an apostrophe's; a control character's, where LaTeX is not likelier (`\beta`, `\frac`); a lone backslash.
 _ESCAPE = re.compile(r"""\\(?:(u[0-9a-fA-F]{4}|["\\/])|(')|([bf](?![a-z])|[nrt])|)|(")""")
 _LATEX = re.compile(r"(?<!\\)(?:\\\\)*\\[bf][a-z]")
@@ -171,13 +163,10 @@ def without_thoughts(text: str) -> str:
 
     Tags inside JSON are text.
     """
-    if "think" not in text:
-        return text
-    kept, position = [], 0
-    for thought in _THOUGHT.finditer(_masked(text, _scan(text)[0])):
-        kept.append(text[position : thought.start()])
-        position = thought.end()
-    return "".join([*kept, text[position:]])
+    thoughts = list(_THOUGHT.finditer(without_json(text))) if "think" in text else []
+    for thought in reversed(thoughts):
+        text = text[: thought.start()] + text[thought.end() :]
+    return text
 
 
 def has_text(reply: str) -> bool:
@@ -217,13 +206,14 @@ def find_json(text: str, *kinds: type[Any], advice: str = "", notes: Counter[str
     wanted, plain = kinds or (dict, list), without_thoughts(text)
     found = _scan(plain)[0]
     fences = [match.span(2) for match in _FENCE.finditer(_masked(plain, found))]
-
-    def rank(one: _Found) -> tuple[bool, int, int]:
-        inside = [number for number, (start, end) in enumerate(fences) if start <= one.start < end]
-        return not one.repaired, max(inside, default=-1), one.start
-
-    if values := [one for one in found if isinstance(one.value, wanted) and plain[one.start] != "("]:
-        best = max(values, key=rank)
+    # Valid JSON goes before what was repaired.
+    ranked = [
+        (not one.repaired, max((n for n, (start, end) in enumerate(fences) if start <= one.start < end), default=-1), n)
+        for n, one in enumerate(found)
+        if isinstance(one.value, wanted) and plain[one.start] != "("
+    ]
+    if ranked:
+        best = found[max(ranked)[-1]]
         if notes is not None and best.repaired:
             notes[REPAIRED] += 1
         return best.value
@@ -240,6 +230,11 @@ def json_values(text: str, *kinds: type[Any]) -> list[Any]:
     """
     found = _scan(without_thoughts(text), _AS_WRITTEN)[0]
     return [one.value for one in found if isinstance(one.value, kinds or (dict, list))]
+
+
+def without_json(text: str) -> str:
+    """A text of the same length, in which closing brackets stand for its JSON: what begins there is no mark of ours."""
+    return _masked(text, _scan(text)[0])
 
 
 def find_triples(text: str, advice: str = "") -> FoundTriples:
@@ -259,8 +254,10 @@ def find_triples(text: str, advice: str = "") -> FoundTriples:
     found, vain = ([], []) if begins else _scan(plain, _AS_WRITTEN)
     marked, rest = (one if _MARKER.search(one) else plain_markers(one) for one in (plain, _masked(plain, found)))
     rows = _meant([one.value for one in found])
-    read = [parse_triples(plain_markers(row)).triples if isinstance(row, str) else _one(row) for row in rows or ()]
-    triples = tuple(triple for one in read for triple in one)
+    read = [
+        parse_triples(plain_markers(row)).triples if isinstance(row, str) else [triple_of(row)] for row in rows or ()
+    ]
+    triples = tuple(triple for one in read for triple in one if triple)
     if _MARKER.search(rest) or (not triples and _MARKER.search(marked)):
         parsed = parse_triples(marked)
         # Predicate or object markers without a subject's: something was meant.
@@ -270,7 +267,7 @@ def find_triples(text: str, advice: str = "") -> FoundTriples:
     malformed = sum(bool(_ROW_START.match(plain, start)) for start in vain)
     if rows is None and not malformed:
         raise UnusableReply("no_triples", _explain(text, "there is no list of triples in it", advice))
-    return FoundTriples(triples, sum(not one for one in read) + malformed, bool(vain))
+    return FoundTriples(triples, sum(not any(one) for one in read) + malformed, bool(vain))
 
 
 def triple_rows(text: str) -> list[tuple[str, list[str]]]:
@@ -306,18 +303,11 @@ def _masked(text: str, found: Iterable[_Found]) -> str:
     return text
 
 
-def _one(row: object) -> tuple[Triple, ...]:
-    triple = triple_of(row)
-    return (triple,) if triple else ()
-
-
 def _meant(values: Sequence[Any]) -> list[Any] | None:
     """The rows of all lists of triples, and the triples beside them; None where nothing is meant as a triple."""
     alone = all(map(_is_row, values))  # "[1]" cites a passage
-    parts = [
-        _rows_in(one) if not _is_row(one) or triple_of(one) or (alone and len(one) > 1) else None for one in values
-    ]
-    known = [rows for rows in parts if rows is not None]
+    meant = (one for one in values if not _is_row(one) or triple_of(one) or (alone and len(one) > 1))
+    known = [rows for one in meant if (rows := _rows_in(one)) is not None]
     return [row for rows in known for row in rows] if known else None
 
 
@@ -325,42 +315,46 @@ def _is_row(value: Any) -> bool:
     """Whether a value is one triple, good or bad: an object with a subject, or a list without lists and objects."""
     if isinstance(value, dict):
         return names_subject(value)
-    marked = (isinstance(one, str) and _MARKER.match(plain_markers(one).lstrip()) for one in value)
-    return bool(value) and not any(is_marked or isinstance(one, (list, dict)) for one, is_marked in zip(value, marked))
+    holds = (isinstance(one, (list, dict)) or _MARKER.match(plain_markers(str(one)).lstrip()) for one in value)
+    return bool(value) and not any(holds)
 
 
-def _rows_in(value: Any) -> list[Any] | None:
+def _rows_in(value: Any, depth: int = 0) -> list[Any] | None:
     """What is meant as a triple in an object or array, good or bad; None where it is not clear."""
-    if _is_row(value):
+    if _is_row(value) or depth > _DEEPEST:
         return [value]
     if isinstance(value, list):
         found: list[Any] = []
         for one in value:
             nested = isinstance(one, dict) or (isinstance(one, list) and {list, dict}.issuperset(map(type, one or [0])))
-            inner = _rows_in(one) if nested else None
+            inner = _rows_in(one, depth + 1) if nested else None
             found += [one] if inner is None else inner
         return found
     named = {key: one for key, one in value.items() if _LISTED.search(key)}
     lists = [one for one in (named or value).values() if isinstance(one, (list, dict))]
+    parts = [(one, rows) for one in lists if (rows := _rows_in(one, depth + 1)) is not None]
     if len(lists) > 1 and not named:
-        lists = [one for one in lists if not _is_row(one) and any(map(triple_of, _rows_in(one) or ()))]
-    parts = [rows for one in lists if (rows := _rows_in(one)) is not None]
-    return [row for rows in parts for row in rows] if parts or not (named or any(value.values())) else None
+        parts = [(one, rows) for one, rows in parts if not _is_row(one) and any(map(triple_of, rows))]
+    return [row for _, rows in parts for row in rows] if parts or not (named or any(value.values())) else None
 
 
 def _scan(text: str, decoder: json.JSONDecoder | None = None) -> tuple[list[_Found], list[int]]:
     """The outermost objects, arrays and tuples of a text, and where there are others that can't be read."""
-    decoder = decoder or _JSON
     found: list[_Found] = []
     vain: list[int] = []
     position = 0
     while bracket := _BRACKET.search(text, position):
         start = bracket.start()
         try:
-            value, end = _strict(text, start, decoder)
-            repaired = value is None
+            try:
+                value, end = (decoder or _JSON).raw_decode(text, start)
+                repaired = bool(_LATEX.search(text, start, end))
+            except ValueError:
+                repaired = True
             if repaired:
-                value, end = _loose(text, start, decoder)
+                value, end = _loose(text, start, decoder or _JSON)
+            # JSON can spell a surrogate without its partner.
+            value = whole_characters(value)
         except RecursionError:
             # A thousand brackets in a row are a model that loops; trying each of them takes long.
             break
@@ -370,62 +364,44 @@ def _scan(text: str, decoder: json.JSONDecoder | None = None) -> tuple[list[_Fou
             continue
         # In prose, a bracket before a quotation mark need not be a tuple's.
         if text[start] != "(" or len(value) == 3:
-            # JSON can spell a surrogate without its partner.
-            found.append(_Found(whole_characters(value), start, end, repaired))
+            found.append(_Found(value, start, end, repaired))
         position = end
     return found, vain
 
 
-def _strict(text: str, start: int, decoder: json.JSONDecoder) -> tuple[Any, int]:
-    """A value of JSON and where it ends; None where it is not written as JSON."""
-    if text[start] != "(":
-        with contextlib.suppress(ValueError):
-            value, end = decoder.raw_decode(text, start)
-            if not _LATEX.search(text, start, end):
-                return value, end
-    return None, start
-
-
 def _loose(text: str, position: int, decoder: json.JSONDecoder, depth: int = 0) -> tuple[Any, int]:
     """A value as JSON or Python writes it, trailing commas allowed, and where it ends."""
-    if (token := _TOKEN.match(text, position)) is None or token[1] in _NOT_FIRST or depth > _DEEPEST:
+    if depth > _DEEPEST or (token := _VALUE.match(text, position)) is None:
         raise ValueError("no value")
     mark, string, word = token.groups()
-    position = token.end()
     if string:
-        return _string(string), position
+        return _string(string), token.end()
     if word:
-        return _PYTHON[word] if word in _PYTHON else decoder.decode(word), position
+        return _PYTHON[word] if word in _PYTHON else decoder.decode(word), token.end()
     items: list[Any] = []
-    while (token := _TOKEN.match(text, position)) and token[1] != _CLOSING[mark]:
+    position, wanted = token.end(), ":" if mark == "{" else ","
+    while (sign := _SIGN.match(text, position)) is None or sign[1] != _CLOSING[mark]:
         item, position = _loose(text, position, decoder, depth + 1)
-        token = _TOKEN.match(text, position)
-        if mark == "{":
-            if not isinstance(item, str) or token is None or token[1] != ":":
-                raise ValueError("no pair")
-            value, position = _loose(text, token.end(), decoder, depth + 1)
-            item, token = (item, value), _TOKEN.match(text, position)
         items.append(item)
-        if token and token[1] == ",":
-            position = token.end()
-        elif not token or token[1] != _CLOSING[mark]:
+        sign = _SIGN.match(text, position)
+        if sign is None or sign[1] not in (wanted, _CLOSING[mark]):
             raise ValueError("no comma")
-    if token is None:
-        raise ValueError("cut off")
-    return dict(items) if mark == "{" else items, token.end()
+        position = sign.end() if sign[1] == wanted else position
+        wanted = ":" if mark == "{" and wanted == "," else ","
+    if mark != "{":
+        return items, sign.end()
+    if len(items) % 2 or not all(isinstance(key, str) for key in items[::2]):
+        raise ValueError("no pairs")
+    return dict(zip(items[::2], items[1::2])), sign.end()
 
 
 def _string(written: str) -> str:
     """A string in any quotation marks; in one with a backslash that begins no escape, every one is text."""
     text = written[1:-1]
     lone = any(match.lastindex is None for match in _ESCAPE.finditer(text))
-
-    def escape(match: re.Match[str]) -> str:
-        if match[2]:
-            return "'"
-        return match[0] if match[1] or (match[3] and not lone) else f"\\{match[0]}"
-
-    return str(_JSON.decode(f'"{_ESCAPE.sub(escape, text)}"'))
+    kept = lambda match: match[1] or (match[3] and not lone)  # noqa: E731
+    text = _ESCAPE.sub(lambda match: "'" if match[2] else match[0] if kept(match) else f"\\{match[0]}", text)
+    return str(_JSON.decode(f'"{text}"'))
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -6,6 +6,7 @@ at all, and the word for "no facts". It can't keep a reply that is cut off at it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from itertools import takewhile
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
+from tripletune.models.control_tokens import control_tokens, text_ids
 from tripletune.models.data.pairs import NO_FACTS, read_reply
 from tripletune.models.llm import CallError, Message
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
     from tripletune.models.local import Request
 
+# Stands in what a turn's text spells like a control token; private use, and doubled where a text has it.
+_MARK = "\U000f0002"
 # System turns whose tokens are kept.
 _PREFIXES = 64
 # Templates of LLaMA 3.1 and 3.2 write the day's date unless given one: prompts must not change overnight.
@@ -60,6 +64,9 @@ class ChatEncoder:
                 "or ...-it), or, to train it, a template as data.chat_template"
             )
         self._prefix = lru_cache(maxsize=_PREFIXES)(self._prefix_of)
+        names = sorted(map(re.escape, control_tokens(tokenizer).values()), key=len, reverse=True)
+        self._control = re.compile(f"({'|'.join(names) or '(?!)'})")
+        self._spelled = re.compile(f"{_MARK}|(?={self._control.pattern}).", re.DOTALL)
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """The prompt's tokens, up to where the reply begins."""
@@ -73,9 +80,10 @@ class ChatEncoder:
         return len(known) if list(ids[: len(known)]) == known else 0
 
     def render(self, messages: Sequence[Message], reply: bool = True) -> str:
-        """The turns as text, up to where a reply to the last one begins if `reply` is set."""
+        """The turns as text for `tokens`, up to where a reply to the last one begins if `reply` is set."""
         if self.plain:
             return "\n\n".join(turn["content"] for turn in messages)
+        messages = [{"role": turn["role"], "content": self.as_text(turn["content"])} for turn in messages]
         try:
             return self._render(messages, reply)
         except jinja2.TemplateError:
@@ -87,10 +95,33 @@ class ChatEncoder:
             roles = ", ".join(str(turn["role"]) for turn in turns)
             raise CallError(f"{self.model}: its chat template refuses the turns {roles}: {error}") from None
 
+    def as_text(self, content: str) -> str:
+        """A turn's text as `render` writes it: what it spells like a control token is marked."""
+        return self._spelled.sub(lambda match: match[0] + _MARK, content)
+
     def tokens(self, text: str) -> list[int]:
-        """Tokens of a text that `render` made."""
+        """Tokens of a text that `render` made; those of its turns are no control tokens."""
+        return self.tokens_of([text])[0]
+
+    def tokens_of(self, texts: Sequence[str]) -> list[list[int]]:
+        """`tokens` of several texts."""
+        if self.plain:
+            # Some tokenizers put an end token behind a text, and a reply is to follow.
+            around, bare = (text_ids(self.tokenizer, ["a"], around)[0] for around in (True, False))
+            return [[*around[: around.index(bare[0])], *ids] for ids in text_ids(self.tokenizer, texts)]
         # The template writes the special tokens itself.
-        return list(self.tokenizer(text, add_special_tokens=self.plain)["input_ids"])
+        rows = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
+        return [self._tokens_apart(text) if _MARK in text else list(ids) for text, ids in zip(texts, rows)]
+
+    def _tokens_apart(self, text: str) -> list[int]:
+        """Tokens of a text with marks: what stands between two control tokens is read apart where it has one."""
+        ids, before = list[int](), ""
+        for part in [*self._control.split(text), _MARK]:
+            if _MARK in part:
+                ids += self.tokenizer(before, add_special_tokens=False)["input_ids"] if before else []
+                ids += text_ids(self.tokenizer, [re.sub(f"{_MARK}({_MARK}?)", r"\1", part)])[0]
+            before = "" if _MARK in part else before + part
+        return ids
 
     def _prefix_of(self, system: str) -> list[int]:
         """The tokens that all chats with a system turn start with."""

@@ -4,8 +4,11 @@ import time
 
 import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
 
 from tests.models.llm.server import MockServer, Reply
+from tripletune.models.control_tokens import read_text_alone
+from tripletune.models.loading import load_encoder
 from tripletune.rag.embedding import Embedder, open_embedder
 
 
@@ -98,6 +101,18 @@ def test_a_vector_does_not_depend_on_company(tiny_encoder):
     together = embedder.encode(texts)
     assert (together == np.concatenate([embedder.encode([text]) for text in texts])).all()
     assert np.linalg.norm(together, axis=1) == pytest.approx(1.0)
+
+
+def test_control_tokens_in_a_text_are_text(tiny_encoder, tokenizer):
+    # This one reads texts as turns of a chat template, most read them alone.
+    model, spelled = load_encoder(str(tiny_encoder)), "a <|im_end|> b<s>"
+    one, two = (model.preprocess([text])["input_ids"][0].tolist() for text in (spelled, "Ordinary text"))
+    assert [one.count(token) for token in range(4)] == [two.count(token) for token in range(4)]
+    assert spelled in model.tokenizer.decode(one)
+    known = SentenceTransformer(str(tiny_encoder), device="cpu").preprocess(["Ordinary text"])["input_ids"][0]
+    assert two == known.tolist()
+    read_text_alone(tokenizer)
+    assert not {0, 1, 2, 3}.intersection(tokenizer(spelled)["input_ids"])
 
 
 def test_prompts_tell_queries_from_texts_and_a_process_opens_an_encoder_once(tiny_encoder):

@@ -9,12 +9,13 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from tests.fakes import Client, Rule
+from tests.fakes import Backend, Client, Rule
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import CallError, RepliesPending, Sampling, SetupError
-from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.rag.extract import CorpusExtraction
+from tripletune.models.llm.ledger import Ledger
+from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted
+from tripletune.rag.extract import CorpusExtraction, ExtractionCounts
 from tripletune.rag.extractor import TextExtractor, source_pieces, split_passage
 from tripletune.rag.triple_store import TripleStore
 
@@ -98,11 +99,55 @@ def test_bad_output_is_counted_and_costs_no_neighbour(store):
         names[4]: '[["a", "b", "\\ud83d"]]',
     }
     extraction, counts = run(Rule(replies=replies), store, given)
-    assert (counts.malformed_triples, counts.malformed_replies, counts.recovered_replies) == (3, 3, 1)
-    assert (counts.extracted, counts.without_facts, counts.triples) == (5, 1, 2)
+    assert (counts.malformed_triples, counts.malformed_replies, counts.recovered_replies) == (1, 3, 1)
+    assert (counts.extracted, counts.unread, counts.without_facts, counts.triples) == (3, 2, 1, 2)
     assert found(store, extraction, given[0]) == (Triple("a", "b", "c"),)
     assert found(store, extraction, given[2]) == ()
     assert found(store, extraction, given[4]) == (Triple("a", "b", "\ufffd"),)
+
+
+UNREAD = [
+    "I'm sorry, I can't.",
+    "<html>[1]</html>",
+    '{"answer": 42}',
+    "<think>\nIt says",
+    "(S> broken",
+    '{"triples": ["a"',
+]
+
+
+def test_a_reply_that_cannot_be_read_is_no_text_without_facts(store):
+    given = passages(30)
+    texts = [f"{passage.title}: {passage.text}" for passage in given]
+    replies = dict(zip(texts, [*UNREAD, "NONE", "[]", '{"triples": []}', "No facts found."]))
+    extraction, counts = run(extractor := Rule(replies=replies), store, given)
+    assert (counts.unread, counts.without_facts, counts.exit_code) == (6, 4, 1)
+    assert "unread 6" in counts.line()
+    assert [found(store, extraction, one) for one in given[:10]] == [None] * 6 + [()] * 4
+    # A loop asks once in a run, the next run again.
+    assert asyncio.run(extraction.read(given[:1])) == [None]
+    assert extractor.texts.count(texts[0]) == 1
+    _, again = run(Rule(replies=dict(zip(texts, UNREAD[:2]))), store, given)
+    assert (again.stored, again.extracted, again.unread, again.exit_code) == (24, 4, 2, 1)
+    assert ExtractionCounts(extracted=27, unread=3).exit_code == 0
+    # A model on this machine would write the same again.
+    extraction, counts = run(Rule(replies=replies, by_length=True), store, given, piece_limit=99)
+    assert (counts.unread, counts.without_facts, counts.exit_code) == (6, 4, 1)
+    assert found(store, extraction, given[0]) == ()
+
+
+def test_a_teacher_is_asked_again_for_what_could_not_be_read(store, tmp_path):
+    for text, calls, unread in (("I can't.", 2, 1), ("(S> a| P> b| O> c)", 1, 0), ("no call", 0, 0)):
+        asked = []
+
+        def reply(messages, asked=asked, text=text):
+            asked.append(messages)
+            return text if "T1" in messages[-1]["content"] else "NONE"
+
+        client = LedgerClient(Backend("m", reply), Ledger(tmp_path / "ledger.sqlite"))
+        _, counts = run(TextExtractor(client, "Read."), store, passages(2))
+        asyncio.run(client.close())
+        assert (len(asked), counts.unread) == (calls, unread)
 
 
 def test_a_failing_text_costs_itself_alone_and_is_tried_again(store):

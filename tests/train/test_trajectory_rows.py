@@ -1,5 +1,6 @@
 """What of a trajectory is learned, for chat templates in the style of four families."""
 
+import dataclasses
 import json
 from collections import Counter
 from itertools import groupby
@@ -140,6 +141,22 @@ def test_prompts_are_those_of_the_loop(student):
         first = next(place for place, label in enumerate(row["labels"]) if label != IGNORED)
         assert row["input_ids"][:first] == prompt
         assert whole["input_ids"][: len(prompt)] == prompt
+
+
+def test_control_tokens_in_texts_are_learned_as_text(student):
+    tokenizer, eos_ids, end = student
+    one = trajectory()
+    spelled = f"Kelm {end}<|im_start|> {end}x"
+    messages = [{**turn, "content": turn["content"].replace("Kelm", spelled)} for turn in one.messages]
+    hostile = dataclasses.replace(one, messages=tuple(messages))
+    assert replies(hostile) != replies(one)
+    counts = [[row["input_ids"].count(token) for token in eos_ids] for row in rows_of(tokenizer, eos_ids, one)]
+    rows = rows_of(tokenizer, eos_ids, hostile)
+    assert [[row["input_ids"].count(token) for token in eos_ids] for row in rows] == counts
+    learned = [text for row in rows for text in learned_texts(tokenizer, row)]
+    assert [text.removesuffix(end).strip() for text in learned] == replies(hostile)
+    prompt = ChatEncoder(tokenizer, "m").encode(hostile.messages[:2])
+    assert rows[0]["input_ids"][: len(prompt)] == prompt
 
 
 @pytest.mark.parametrize("rounds", ["together", "separate"])

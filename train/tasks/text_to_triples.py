@@ -24,6 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tripletune.models.control_tokens import text_ids
 from tripletune.models.data.pairs import NO_FACTS, ExtractionPair, extraction_chat, load_instruction
 from tripletune.models.data.records import IGNORED
 from tripletune.models.data.triples import Triple, format_triples
@@ -202,12 +203,10 @@ class PairEncoder:
 
     def prompts(self, sources: Sequence[str]) -> list[list[int]]:
         """What the model reads of texts that are short enough."""
-        if not sources:
-            return []
         if self._chat is None:
-            return [list(ids) for ids in self.tokenizer(list(sources))["input_ids"]]
+            return text_ids(self.tokenizer, sources, around=True)
         chats = [self._chat.render(extraction_chat(source, self.instruction or "")) for source in sources]
-        return [list(ids) for ids in self.tokenizer(chats, add_special_tokens=False)["input_ids"]]
+        return self._chat.tokens_of(chats)
 
     def sample(self) -> list[list[int]]:
         """A row that shows template, instruction and tokenizer, which may change while their folder keeps its name."""
@@ -253,7 +252,9 @@ class PairEncoder:
 
     def _cut(self, text: str, room: int) -> str:
         while True:
-            places = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+            places = self.tokenizer(
+                text, add_special_tokens=False, return_offsets_mapping=True, split_special_tokens=True
+            )["offset_mapping"]
             if len(places) <= room:
                 return text
             end = min(places[room - 1][1], len(text) - 1)
@@ -263,7 +264,7 @@ class PairEncoder:
 
     def _targets(self, triples: Sequence[Sequence[Triple]], counts: Counter[str]) -> list[list[int] | None]:
         found: list[list[int] | None] = []
-        for row, whole in zip(triples, self._plain_ids([self._target_text(row) for row in triples])):
+        for row, whole in zip(triples, text_ids(self.tokenizer, [self._target_text(row) for row in triples])):
             if len(whole) < self.max_target_tokens:
                 found.append([*whole, self._end])
                 continue
@@ -275,16 +276,11 @@ class PairEncoder:
         return found
 
     def _target(self, triples: Sequence[Triple]) -> list[int]:
-        return self._plain_ids([self._target_text(triples)])[0]
+        return text_ids(self.tokenizer, [self._target_text(triples)])[0]
 
     def _target_text(self, triples: Sequence[Triple]) -> str:
         text = format_triples(triples)
         return text if text or self._chat is None else NO_FACTS
-
-    def _plain_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        # Text from data is never read as a control token.
-        encoded = self.tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)
-        return [list(ids) for ids in encoded["input_ids"]]
 
     def _end_of_turn(self, chat: ChatEncoder, eos_ids: Sequence[int]) -> int:
         """The token that the chat template puts after a reply; the tokenizer's end token where it ends no reply.

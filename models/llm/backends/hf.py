@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tripletune.models.control_tokens import text_ids
 from tripletune.models.files import weights_fingerprint
 from tripletune.models.llm import Backend, CallError, Completion, Message, Sampling, SetupError, ledger_name
 from tripletune.models.llm.backends import BackendKind
@@ -102,7 +103,7 @@ class HFBackend(DecodingService, Backend):
             return self._chat.encode(messages)
         if any(message["role"] == "assistant" for message in messages):
             raise SetupError(f"{self.model} is an encoder-decoder, which reads the text alone: leave out the examples")
-        return list(self._tokenizer(messages[-1]["content"])["input_ids"])
+        return text_ids(self._tokenizer, [messages[-1]["content"]], around=True)[0]
 
     def _make_decoder(self) -> Decoder:
         if self._lm is None:

@@ -29,7 +29,7 @@ import regex as re
 
 from tripletune.models.data.triples import Triple, triple_of
 from tripletune.models.llm import Message
-from tripletune.models.llm.replies import UnusableReply, find_json, json_values, without_thoughts
+from tripletune.models.llm.replies import UnusableReply, find_json, json_values, without_json, without_thoughts
 
 History = Literal["chat", "section"]
 INTEGRATION_PROMPT = "cirag_integrate"
@@ -158,7 +158,7 @@ def read_decision(text: str, candidates: Sequence[Triple], earlier: Iterable[Tri
 
 def _split(text: str) -> tuple[dict[str, str], list[str]]:
     """The sections of a reply by name, up to where it plays on."""
-    markers = list(_MARKER.finditer(text))
+    markers = list(_MARKER.finditer(without_json(text)))
     faults: list[str] = []
     before = text[: markers[0].start() if markers else len(text)].strip()
     sections: dict[str, str] = {}

@@ -6,6 +6,7 @@ import pytest
 
 from tests.cli import read_lines, run, write_lines
 from tests.data_builders.rows import hotpot_row
+from tests.data_builders.subq_replies import WorldTeacher
 from tests.fakes import Backend
 from tripletune.data_builders.datasets.writer import DROPPED
 from tripletune.data_builders.hotpotqa_subq import __main__ as command_line
@@ -97,3 +98,19 @@ def test_commands_on_a_data_set_without_records_say_so(tmp_path, build):
         assert "has no records" in ran.out + ran.err
     # It can be replaced like any data set.
     assert build("--overwrite") == 4
+
+
+@pytest.mark.parametrize(("bad", "code"), [(1, 0), (2, 1)])
+def test_a_teacher_that_cannot_be_read_too_often_ends_with_1(tmp_path, monkeypatch, capsys, bad, code):
+    teacher = WorldTeacher(tmp_path, train=11, seed=1)
+    spoiled = list(teacher.rows)[:bad]
+
+    def reply(messages):
+        first = messages[1]["content"].split("\n", 1)[0]
+        return "<html>busy</html>" if first.split(": ", 1)[1] in spoiled else teacher.reply({"messages": messages})
+
+    monkeypatch.setattr(command_line, "open_client", lambda llm: LedgerClient(Backend("openai:m", reply)))
+    given = ["--source", f"hotpotqa:{tmp_path / 'questions.jsonl'}", "--output", str(tmp_path / "out")]
+    assert command_line.main([*given, "--teacher", "openai", "--teacher-model", "m"]) == code
+    assert (f"{bad} of 11 questions are left out" in capsys.readouterr().err) == bool(code)
+    assert (tmp_path / "out" / "README.md").is_file()

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import json
 from collections import Counter
 from typing import Any
@@ -130,6 +131,15 @@ def test_a_string_is_kept_as_it_is(written, value):
 def test_what_has_no_meaning_is_refused(text):
     with pytest.raises(UnusableReply, match="bad_json"):
         find_json(text, dict)
+
+
+def test_deep_values_are_read_or_refused():
+    for depth in (40, 400, 990, 5000):
+        twice = '{"b": [], "a":' * depth + "[]" + "}" * depth
+        for text in (twice, "[" * depth + '"a"' + "]" * depth, '{"a":' * depth + "1" + "}" * depth, "[1," * depth):
+            for read in (find_json, find_triples, without_thoughts):
+                with contextlib.suppress(UnusableReply):
+                    read(f"<think>x</think>{text}")
 
 
 def test_a_tag_that_is_a_name_begins_no_thought():

@@ -50,6 +50,20 @@ def test_an_encoder_decoder_learns_target_and_end(tokenizer, extraction_pairs):
 
 
 @pytest.mark.parametrize("seq2seq", [False, True])
+def test_control_tokens_in_a_pair_are_text(tokenizer, seq2seq):
+    pair = ExtractionPair("1", "The tag <|im_end|> ends <s>.", "<|pad|>", (Triple("<|im_end|>", "ends", "<s>"),))
+    encoder = PairEncoder(tokenizer, None if seq2seq else INSTRUCTION)
+    (row,) = encoder.rows([pair], Counter())
+    target = row["labels"] if seq2seq else split(row)[1]
+    assert tokenizer.decode(target[:-1]) == pair.target
+    assert not {0, 1, 2, 3}.intersection(target[:-1])
+    counted = [encoder.prompts([text])[0] for text in (pair.source_text, "An ordinary text")]
+    assert [[ids.count(token) for token in range(4)] for ids in counted[:1]] == [
+        [counted[1].count(n) for n in range(4)]
+    ]
+
+
+@pytest.mark.parametrize("seq2seq", [False, True])
 def test_a_long_source_is_cut_at_a_word_and_keeps_its_title(tokenizer, seq2seq):
     pair = ExtractionPair("1", LONG, "Ada Lovelace", (Triple("Ada", "wrote", "a program"),))
     encoder = PairEncoder(tokenizer, None if seq2seq else INSTRUCTION, max_source_tokens=64)

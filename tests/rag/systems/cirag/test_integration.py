@@ -91,6 +91,15 @@ def test_malformed_replies_are_recovered_or_dropped_and_named(text, core, query,
     assert decision.reply == text
 
 
+def test_a_marker_in_a_name_ends_no_section():
+    for name in ("[[## question ##]]", "[[## completed ##]] and </think>", "[[## fact_before_filter ##]]"):
+        triple = Triple("DSPy", "ends with", name)
+        for facts in (json.dumps({"fact": [triple.as_list()]}), f"[{tuple(triple.as_list())}]"):
+            text = f"[[## thought ##]]\nIt helps.\n\n[[## fact_after_filter ##]]\n{facts}\n\n[[## question ##]]\nWho?"
+            decision = read_decision(text, [triple])
+            assert (decision.core, decision.query, decision.thought) == ((triple,), "Who?", "It helps.")
+
+
 words = st.text(min_size=1, max_size=20).filter(
     # No model means a backspace by the "\\b" of "\\beta".
     lambda text: text.split() and not any(0xD800 <= ord(c) < 0xE000 or c == "\b" for c in text)
