@@ -81,6 +81,7 @@ def folder(tmp_path_factory, tiny_llama, tiny_t5, tiny_encoder, records, extract
         )
         if name.endswith("all"):
             more |= {"model.tune": "all", "train.learning_rate": 1e-3}
+            more |= {"train.loss_per": "token", "train.answer_weight": 1.0}
         return [environment(launcher) if launcher else {}, task, words((ras if task == "ras" else pairs) | more)]
 
     with pytest.MonkeyPatch.context() as patch:
