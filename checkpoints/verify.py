@@ -7,6 +7,7 @@ instructions, equal normalisers and replies prove adapter, base model, graph mod
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -195,6 +196,8 @@ def _reply(loaded: Loaded, prompt: list[int], extra: dict[str, Any]) -> dict[str
     # An encoder-decoder gives back its reply alone, behind the token its decoder starts with.
     reply = output.sequences[0, 1 if model.config.is_encoder_decoder else len(prompt) :].tolist()
     normaliser = torch.logsumexp(output.logits[0][0].float(), 0).item()
+    if not math.isfinite(normaliser):
+        raise ValueError(f"{loaded.folder}: the model's logits are not finite, so that it says nothing")
     return {
         "prompt_ids": prompt,
         # Nine digits tell float32 values apart.
@@ -222,6 +225,21 @@ def compare_observations(
     return Comparison(against, len(pairs), prompts, replies, float(difference), tolerance)
 
 
+def read_reference(path: Path) -> dict[str, Any]:
+    """Read a `verify.json`; one that export and merge did not write is refused."""
+    reference = read_json(path)
+    kinds = {"name": str, "prompt_ids": list, "reply_ids": list, "log_normaliser": float}
+    try:
+        cases, _ = reference["cases"], reference.get("weights", {}).keys()
+        fits = [isinstance(case[key], kind) for case in cases for key, kind in kinds.items()]
+        fits += [model_input(case) is not None for case in cases if "task" in case]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        fits = []
+    if not fits or not all(fits):
+        raise ValueError(f"{path} is no list of cases with {', '.join(kinds)} each, as export and merge write it")
+    return reference
+
+
 def verify(folder: str | Path, run: str | Path | None = None, tolerance: float = TOLERANCE) -> list[Comparison]:
     """Load an export or merged folder in a new process and compare it with its `verify.json`, and with its run.
 
@@ -239,7 +257,7 @@ def verify(folder: str | Path, run: str | Path | None = None, tolerance: float =
             f"{folder} has no {REFERENCE}: only folders written by `tripletune checkpoints export` or `merge` can be "
             "verified"
         )
-    reference = read_json(path)
+    reference = read_reference(path)
     # Before the slow part, so that a wrong name shows at once.
     source = trained_folder(run) if run is not None else None
     recorded, digests = reference.get("weights") or {}, weight_digests(folder)

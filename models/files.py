@@ -80,6 +80,11 @@ def json_line(row: Any, indent: int | None = None) -> str:
         raise ValueError(f"a number is not finite, and JSON can't hold it: {row!r:.200}") from None
 
 
+def finite(value: Any) -> Any:
+    """JSON data with None for numbers that are not finite, as results that are kept must have it."""
+    return json.loads(json.dumps(value), parse_constant=lambda name: None)
+
+
 def flatten(values: Mapping[str, Any], separator: str) -> dict[str, Any]:
     """Nested values of a file under their joined names; an interval is one value."""
     flat: dict[str, Any] = {}

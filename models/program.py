@@ -74,6 +74,8 @@ def run_program(
     root.setLevel(logging.DEBUG if verbose else level)
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)
+    # Of weights that are missing it warns with a table; `models.loading.complete` refuses them.
+    logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
     try:
         code = program() or 0
         # What a pipe refuses must show here, not when the interpreter closes it.

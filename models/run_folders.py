@@ -5,11 +5,16 @@ Everything here is cheap (JSON and file headers), so that a damaged folder is re
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tripletune.models.data.records import read_jsonl
 from tripletune.models.files import read_json
+
+if TYPE_CHECKING:
+    import torch
 
 FINAL = "final"
 CONFIG = "config.json"
@@ -32,7 +37,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 # The instruction that a model on plain text was trained with.
 PROMPT_FILE = "prompt.md"
 _WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 
 
 def trained_folder(folder: str | Path) -> Path:
@@ -118,9 +123,12 @@ def weight_files(folder: str | Path) -> list[Path]:
     folder = Path(folder)
     if is_adapter(folder):
         return [folder / ADAPTER]
-    if (folder / _INDEX).exists():
-        shards = read_json(folder / _INDEX).get("weight_map") or {}
-        return [folder / name for name in sorted(set(shards.values()))]
+    if (folder / INDEX).exists():
+        shards = read_json(folder / INDEX).get("weight_map")
+        names = sorted(set(map(str, shards.values()))) if isinstance(shards, dict) else []
+        if not names or any(re.fullmatch(r"[^/\\]+\.safetensors", name) is None for name in names):
+            raise ValueError(f"{folder / INDEX}: weight_map must name safetensors files of this folder; copy it again")
+        return [folder / name for name in names]
     return [folder / _WEIGHTS]
 
 
@@ -138,6 +146,36 @@ def check_weights(file: Path) -> None:
             f"the weights in {file} cannot be read ({error}): the file is cut off or damaged; use an earlier "
             "checkpoint or copy the folder again"
         ) from None
+
+
+def not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Name of the first weight with a number that is not finite; "" where there is none."""
+    for name, weight in weights:
+        # Quantised ones are whole numbers; those that other processes hold have no elements here.
+        if weight.is_floating_point() and weight.element_size() > 1 and weight.numel():
+            low, high = getattr(weight, "to_local", lambda here=weight: here)().detach().aminmax()
+            if not (low - low + high - high).isfinite():
+                return name
+    return ""
+
+
+def stored_weights(folder: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """All weights of a folder's safetensors files, one after the other."""
+    from safetensors import safe_open
+
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(file, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118 (it is no dictionary)
+                yield name, weights.get_tensor(name)
+
+
+def check_finite(weights: Iterable[tuple[str, torch.Tensor]], owner: str | Path) -> None:
+    """Refuse weights that are not finite, of which every reply would be made; the message names their folder."""
+    if name := not_finite(weights):
+        raise ValueError(
+            f"{owner}: weights are not finite (NaN or infinite), {name} for one: a training run went wrong, or they "
+            "overflow in this weight type; take an earlier checkpoint, another copy or another dtype"
+        )
 
 
 def seconds_until(losses: Path, step: int) -> float:

@@ -3,8 +3,12 @@
 import asyncio
 import functools
 import re
+import shutil
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from safetensors.torch import load_file, save_file
 
 from tripletune.models import llm
 from tripletune.models.data.records import ModelInput, Passage
@@ -151,3 +155,14 @@ class Words:
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         words = lambda text: set(re.findall(r"\w+", text.lower()))  # noqa: E731
         return [len(words(query) & words(text)) / (1 + len(words(text))) for text in texts]
+
+
+def damaged(source: str | Path, target: Path, change: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -> Path:
+    """A copy of a model folder with other tensors; one number of the first is NaN unless a change is given."""
+    shutil.copytree(source, target)
+    (file,) = target.rglob("*.safetensors")
+    tensors = load_file(file)
+    if change is None:
+        next(iter(tensors.values())).view(-1)[0] = float("nan")
+    save_file(tensors if change is None else change(tensors), file, {"format": "pt"})
+    return target

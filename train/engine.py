@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import os
 import random
 import shutil
@@ -30,11 +31,11 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_callback import PrinterCallback
 
 from tripletune.models.data.records import IGNORED
-from tripletune.models.files import lock_folder, new_folder, write_json
+from tripletune.models.files import finite, lock_folder, new_folder, write_json
 from tripletune.models.loading import best_dtype
 from tripletune.models.losses import target_loss
 from tripletune.models.options import require
-from tripletune.models.run_folders import FINAL, seconds_until
+from tripletune.models.run_folders import FINAL, check_finite, seconds_until, stored_weights
 from tripletune.train.batches import rows_meta
 from tripletune.train.resume import (
     EVALUATIONS,
@@ -92,6 +93,8 @@ def shared_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
         "activation_checkpointing": train.gradient_checkpointing,
         "logging_steps": train.logging_steps,
         "logging_first_step": True,
+        # Else it logs a loss of 0 for one that is not finite.
+        "logging_nan_inf_filter": False,
         "eval_strategy": "steps" if train.eval_steps and evaluates else "no",
         "eval_steps": train.eval_steps,
         "prediction_loss_only": True,
@@ -130,7 +133,7 @@ class EngineMixin(Mixed):
     """What every trainer has of this engine: put in front of a trainer class, `begin_run` at the end of `__init__`."""
 
     task: TrainingTask
-    losses: StepLog
+    losses: LossLog
     evaluations: StepLog
     # Optimiser steps done, and the metrics.
     last_evaluation: tuple[int, dict[str, float]] | None = None
@@ -249,7 +252,8 @@ class EngineMixin(Mixed):
         if self.is_world_process_zero():
             with new_folder(folder, ["*"], overwrite=True) as scratch:
                 self.save_model(str(scratch))
-                write_json(scratch / "training.json", result)
+                check_finite(stored_weights(scratch), folder)
+                write_json(scratch / "training.json", finite(result))
         else:
             self.save_model(str(folder))  # where weights are divided among the processes, all take part
         logger.info("trained for %d s; the result is in %s", self._seconds, folder)
@@ -268,6 +272,10 @@ class EngineMixin(Mixed):
             return super()._get_num_items_in_batch(batch_samples, device)
         weights = [one["label_weights"][:, 1:][one["labels"][:, 1:] != IGNORED].sum() for one in batch_samples]
         return self.accelerator.reduce(torch.stack(weights).sum().to(device))
+
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        self.losses.norm = super()._get_grad_norm(*args, **kwargs)
+        return self.losses.norm
 
     def tokens_of(self, inputs: Any) -> int:
         """Tokens of a training batch, padding included."""
@@ -343,7 +351,8 @@ class EngineMixin(Mixed):
         compiled = self.config.train.torch_compile
         with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
             metrics: dict[str, float] = super().evaluate(*args, **kwargs)
-            scores = self.task.score(self.accelerator.unwrap_model(self.model))
+            broken = not math.isfinite(metrics["eval_loss"])
+            scores = {} if broken else self.task.score(self.accelerator.unwrap_model(self.model))
         if scores:
             named = {f"eval_{name}": value for name, value in scores.items()}
             self.log(dict(named))
@@ -353,6 +362,8 @@ class EngineMixin(Mixed):
             row |= {name[5:]: value for name, value in metrics.items() if name.startswith("eval_loss")}
             self.evaluations.keep_until(self.state.global_step - 1)
             self.evaluations.append([row | scores])
+        if broken:
+            self.losses.end(self.state, self.state.global_step)
         self.last_evaluation = self.state.global_step, metrics
         return metrics
 

@@ -21,14 +21,25 @@ from collections.abc import Sequence
 from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from transformers import TrainerCallback
 
-from tripletune.models.files import LOCK, check_folder, few, flatten, new_file, read_json, write_json, write_text
+from tripletune.models.files import (
+    LOCK,
+    check_folder,
+    few,
+    finite,
+    flatten,
+    json_line,
+    new_file,
+    read_json,
+    write_json,
+    write_text,
+)
 from tripletune.models.options import read_yaml, to_yaml
-from tripletune.models.run_folders import FINAL, check_weights
+from tripletune.models.run_folders import FINAL, check_finite, check_weights, not_finite, stored_weights
 
 logger = logging.getLogger(__name__)
 SETTINGS, ENVIRONMENT = "config.yaml", "environment.json"
@@ -49,6 +60,8 @@ _FREE = {
     "train.batch_size", "train.gradient_accumulation", "train.records_per_step",
 }  # fmt: skip
 _FREE_BEGINNINGS = ("train.eval_", "train.save_")
+# Steps in a row without a finite loss or gradient norm, after which a run ends.
+_PATIENCE = 3
 
 
 def grouped_rows(config: Any, continues: bool) -> int:
@@ -163,12 +176,13 @@ def newest_checkpoint(output_dir: str | Path) -> Path | None:
 
 
 def _check_files(folder: Path) -> None:
-    """Look for files that a full disk or a broken copy has cut off; headers alone are read."""
+    """Look for files that a full disk or a broken copy has cut off, and for weights that are not finite."""
     for file in folder.glob("*.safetensors"):
         check_weights(file)
     for file in [*folder.glob("*.pt"), *folder.glob("*.pth")]:
         if not zipfile.is_zipfile(file):
             raise ValueError(f"{file} is cut off or damaged")
+    check_finite(stored_weights(folder), folder)
 
 
 def forget_checkpoints(output_dir: str | Path) -> None:
@@ -213,7 +227,7 @@ class StepLog(TrainerCallback):
     def append(self, rows: Sequence[dict[str, Any]]) -> None:
         """Add lines."""
         with self.path.open("a", encoding="utf-8") as out:
-            out.writelines(json.dumps(row) + "\n" for row in rows)
+            out.writelines(json_line(finite(row)) for row in rows)
 
     def keep_until(self, step: int) -> None:
         """Forget the lines of later steps, and a line that a kill has cut off."""
@@ -236,15 +250,26 @@ def _step(line: str) -> float:
         return math.inf
 
 
+class Diverged(RuntimeError):
+    """A run whose losses or weights are no longer finite numbers."""
+
+    exit_code = 1
+
+
 class LossLog(StepLog):
-    """`losses.jsonl`: loss, tokens and seconds of every optimiser step, exact and without gaps after a resume."""
+    """`losses.jsonl`: loss, gradient norm, tokens and seconds of every optimiser step, without gaps after a resume.
+
+    A run ends when loss or norm were not finite `_PATIENCE` times in a row, or once and its weights are not any more.
+    """
 
     def __init__(self, path: Path, flush_every: int) -> None:
         super().__init__(path)
         self.flush_every = flush_every
         self._parts: list[torch.Tensor] = []
-        self._tokens = 0
-        self._rows: list[tuple[int, torch.Tensor, int, float]] = []
+        self._tokens = self._broken = 0
+        # Of the gradient before it is clipped; None where the launcher does not tell it.
+        self.norm: Any = None
+        self._rows: list[dict[str, Any]] = []
         self._began = self._time = time.perf_counter()
         self._first = 0
 
@@ -268,33 +293,48 @@ class LossLog(StepLog):
             both = torch.stack([loss.double() / args.world_size, loss.new_tensor(tokens, dtype=torch.double)])
             torch.distributed.all_reduce(both)
             loss, tokens = both[0], int(both[1])
-        self._rows.append((state.global_step, loss, tokens, now - self._time))
-        self._time, self._parts, self._tokens = now, [], 0
+        norm, step = None if self.norm is None else float(self.norm), state.global_step
+        row = {"step": step, "loss": loss.item(), "grad_norm": norm, "tokens": tokens}
+        self._rows.append({**row, "seconds": round(now - self._time, 3)})
+        self._time, self._parts, self._tokens, self.norm = now, [], 0, None
+        self._broken = 0 if math.isfinite(row["loss"] + (norm or 0)) else self._broken + 1
+        trained = ((name, one) for name, one in kwargs["model"].named_parameters() if one.requires_grad)
+        if self._broken and (self._broken == _PATIENCE or not_finite(trained)):
+            self.end(state, step - self._broken + 1)
         # Before a checkpoint and not after it: a kill between the two would leave a gap that no resume fills.
         if control.should_save or len(self._rows) >= self.flush_every:
             self._flush(state)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         """A line for people, where there is no terminal for a progress bar."""
+        state.log_history[-1:] = finite(state.log_history[-1:])  # a checkpoint holds it as JSON
         if not args.disable_tqdm or logs is None or "loss" not in logs:
             return
         pace = (time.perf_counter() - self._began) / max(state.global_step - self._first, 1)
         left = timedelta(seconds=round(pace * (state.max_steps - state.global_step)))
-        line = "step %d/%d  loss %.3f  learning rate %.2e  about %s left"
-        logger.info(line, state.global_step, state.max_steps, logs["loss"], logs["learning_rate"], left)
+        line = "step %d/%d  loss %.3f  gradient norm %.3g  learning rate %.2e  about %s left"
+        numbers = logs["loss"], logs.get("grad_norm", math.nan), logs["learning_rate"]
+        logger.info(line, state.global_step, state.max_steps, *numbers, left)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write what is left."""
         self._flush(state)
+        if self._broken:
+            self.end(state, state.global_step - self._broken + 1)
+
+    def end(self, state: Any, since: int) -> NoReturn:
+        """End a run that computes numbers that are not finite since a step."""
+        self._flush(state)
+        last = newest_checkpoint(self.path.parent)
+        raise Diverged(
+            f"loss, gradient norm or logits are not finite since step {since} (see {self.path}): training has stopped "
+            f"without a result; the newest checkpoint with finite weights is {last or 'none'}. Lower "
+            "train.learning_rate, set train.max_grad_norm, or look at the records of that step"
+        )
 
     def _flush(self, state: Any) -> None:
         if state.is_world_process_zero and self._rows:
-            self.append(
-                [
-                    {"step": step, "loss": loss.item(), "tokens": tokens, "seconds": round(seconds, 3)}
-                    for step, loss, tokens, seconds in self._rows
-                ]
-            )
+            self.append(self._rows)
         self._rows = []
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -67,6 +68,16 @@ class TrlMixin(EngineMixin):
     def label_tokens(self, inputs: Any) -> torch.Tensor:
         """Tokens of the replies."""
         return inputs["completion_mask"].sum()
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        try:
+            output: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+        except RuntimeError as error:
+            # What torch says, and `models.local.choose`, where no token can be chosen.
+            if not re.search("probability tensor|not finite", str(error)):
+                raise
+            self.losses.end(self.state, self.state.global_step)
+        return output
 
     def _send_telemetry(self) -> None:
         """Nothing is sent anywhere that was not asked for."""

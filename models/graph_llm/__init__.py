@@ -19,7 +19,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
 from tripletune.models.attention import set_attention
-from tripletune.models.data.graph_settings import GraphSettings
+from tripletune.models.data.graph_settings import GraphSettings, values_of
 from tripletune.models.data.records import ModelInput, Step
 from tripletune.models.files import read_json, weights_fingerprint
 from tripletune.models.graph_llm.embeddings import EmbeddingTable, LiveEmbeddings, encoder_dimension
@@ -31,7 +31,10 @@ from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.models.loading import (
     LANGUAGE_MODEL_LAYERS,
+    SAY_WHAT_IS_MISSING,
+    check_specs,
     chosen_layers,
+    complete,
     content_fingerprint,
     for_inference,
     load_adapter,
@@ -45,6 +48,7 @@ from tripletune.models.local import CELLS, Decoder, Draw, Request, decode
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.service import DecodingService, identity
 from tripletune.models.losses import evaluating, scales_alike
+from tripletune.models.options import ConfigError, load_config
 from tripletune.models.run_folders import CONFIG, is_adapter
 
 GRAPH_MODULES = ("graph_encoder", "projector")
@@ -166,6 +170,11 @@ def load_graph_llm(
     with telling(path, "Graph-LLM"):
         processor = GraphLLMProcessor.from_pretrained(path)
         config = GraphLLMConfig.from_pretrained(path)
+        try:
+            load_config(GraphSettings, None, values_of(GraphSettings, config))
+        except ConfigError as error:
+            raise ValueError(f"{path / CONFIG}: {str(error).partition('  - ')[2]}") from None
+        check_specs(path / CONFIG, *[config.encoder] * config.use_graph, *[config.base_model] * is_adapter(path))
         model: Any
         if is_adapter(path):
             language_model, _ = load_causal_lm(config.base_model, dtype, config.base_revision)
@@ -173,8 +182,8 @@ def load_graph_llm(
             base = GraphLLM(config, language_model)
             model = load_adapter(base, path, (config.base_model, config.base_revision))
         else:
-            options = {"dtype": dtype} if dtype else {}
-            model = GraphLLM.from_pretrained(path, use_safetensors=True, **options)
+            options = SAY_WHAT_IS_MISSING | ({"dtype": dtype} if dtype else {})
+            model = complete(GraphLLM.from_pretrained(path, use_safetensors=True, **options), folder)
     return model.eval(), processor
 
 

@@ -35,7 +35,7 @@ class TextEncoder:
     """
 
     def __init__(self, spec: str, dtype: torch.dtype = torch.float32) -> None:
-        self._model = load_encoder(spec, dtype)
+        self._spec, self._model = spec, load_encoder(spec, dtype)
         self.dimension = int(self._model.get_embedding_dimension())
 
     def encode(self, strings: Sequence[str]) -> np.ndarray:
@@ -43,7 +43,11 @@ class TextEncoder:
         vectors = self._model.encode(
             list(strings), batch_size=_STRINGS_AT_ONCE, convert_to_tensor=True, show_progress_bar=False
         )
-        return vectors.float().cpu().numpy().astype(np.float16)
+        found: np.ndarray = vectors.float().cpu().numpy().astype(np.float16)
+        if not np.isfinite(found).all():
+            text = strings[int(np.argmin(np.isfinite(found).all(1)))]
+            raise ValueError(f"encoder {self._spec}: the vector of {text[:80]!r} is not finite in float16")
+        return found
 
 
 def encoder_dimension(spec: str) -> int:

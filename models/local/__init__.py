@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from tripletune.models.llm import Completion, Sampling
+from tripletune.models.llm import Completion, Sampling, SetupError
 
 ROWS = 32
 # Token budget of a batch: rows times the tokens of the longest, which is what its keys and values take.
@@ -221,6 +221,8 @@ def decode(decoder: Decoder, requests: Sequence[Request]) -> None:
 
 def choose(logits: torch.Tensor, requests: Sequence[Request], constraint: Constraint | None) -> torch.Tensor:
     """Scores (B, V) whose arg max is the next token of each request that is not done; `logits` are changed."""
+    if not logits.amax(-1).isfinite().all():
+        raise SetupError("the model's logits are not finite: its weights are damaged, or its dtype overflows")
     if constraint is not None:
         constraint(logits, requests)
     for row, request in enumerate(requests):

@@ -1,4 +1,5 @@
 import json
+import math
 import shutil
 
 import pytest
@@ -86,6 +87,7 @@ WEIGHTS, UNFIT = "adapter_model.safetensors", "does not fit together"
         (WEIGHTS, lambda data: data[:20_000], [WEIGHTS, "cut off"]),
         ("config.json", _set("model_type", "llama"), ["model_type is 'llama'"]),
         (WEIGHTS, _tensors("lora_A", lambda old: [old.new_zeros(8, 99)]), [UNFIT, "size mismatch"]),
+        (WEIGHTS, _tensors("projector", lambda old: [old * math.nan]), ["final: weights are not finite", "projector"]),
         (WEIGHTS, _tensors("layers.1.", lambda old: []), [UNFIT, "missing adapter keys", "layers.1."]),
     ],
 )

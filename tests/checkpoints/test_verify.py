@@ -78,11 +78,30 @@ def _cut_weights(folder):
     path.write_bytes(path.read_bytes()[:-8])
 
 
+def _reference(change):
+    def damage(folder):
+        path = folder / "verify.json"
+        reference = json.loads(path.read_text())
+        path.write_text(json.dumps(reference | {"cases": change(reference["cases"])}))
+
+    return damage
+
+
+@pytest.mark.usefixtures("same_process")
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (_cut_weights, "adapter_model.safetensors cannot be read"),
         (lambda folder: (folder / "verify.json").unlink(), "has no verify.json"),
+        (lambda folder: _scale(folder, "lora_B", math.nan), "export: weights are not finite (NaN or infinite), base_"),
+        (_reference(lambda cases: None), "verify.json is no list of cases with name, prompt_ids, "),
+        (_reference(lambda cases: [None]), "verify.json is no list of"),
+        (_reference(lambda cases: [{**cases[0], "log_normaliser": "high"}]), "verify.json is no list of"),
+        (_reference(lambda cases: [{**cases[1], "steps": 7}]), "verify.json is no list of"),
+        (
+            _reference(lambda cases: [{key: cases[0][key] for key in ("name", "task")}]),
+            "verify.json is no list of",
+        ),
     ],
 )
 def test_damage_is_one_line(damage, words, export_copy):

@@ -1,5 +1,6 @@
 """One way to write: whole or not at all, one writer, nothing of another making lost."""
 
+import math
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ import pytest
 from tripletune.models.files import (
     build_together,
     check_new,
+    finite,
     lock_folder,
     new_file,
     new_folder,
@@ -25,6 +27,11 @@ from tripletune.models.files import (
 )
 
 MADE = ("*.jsonl", "README.md")
+
+
+def test_numbers_that_json_does_not_have_are_null():
+    found = {"loss": math.nan, "é": [math.inf, (1.5, -math.inf)], "steps": 2}
+    assert finite(found) == {"loss": None, "é": [None, [1.5, None]], "steps": 2}
 
 
 def fill(output, text="new", **options):

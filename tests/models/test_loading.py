@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.fakes import damaged
 from tripletune.models import loading as sources
+from tripletune.models.graph_llm import add_adapter, load_graph_llm
 from tripletune.models.loading import (
     adapter_base,
     cache_dir,
@@ -89,7 +91,7 @@ def test_models_are_evaluated_in_bfloat16_on_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     for gpu, usual in ((False, "float32"), (True, "bfloat16")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
-        assert (usual_dtype(), usual_dtype("auto"), usual_dtype("float32")) == (usual, "auto", "float32")
+        assert (usual_dtype(), usual_dtype("float32")) == (usual, "float32")
 
 
 def test_a_tokenizer_can_always_pad(tokenizer_folder, tokenizer, tmp_path):  # type: ignore[no-untyped-def]
@@ -208,7 +210,11 @@ def test_all_shards_are_looked_at(tmp_path):
     ("change", "error", "message"),
     [
         ({"base_model_name_or_path": None}, ValueError, "names no base model"),
-        ({"base_model_name_or_path": "/nowhere/base"}, FileNotFoundError, "'/nowhere/base': there is no such folder"),
+        (
+            {"base_model_name_or_path": "/nowhere/base"},
+            ValueError,
+            "adapter_config.json names .*'/nowhere/base': there is no",
+        ),
         ({"target_modules": "(.*)*(.*)*(.*)*x"}, ValueError, "regular expression '\\(.*is not used here"),
         ({"rank_pattern": {"(a+)+": 2}}, ValueError, "rank_pattern holds the regular expression"),
         ({"r": 8}, ValueError, "does not fit together"),
@@ -234,6 +240,80 @@ def test_damaged_adapters(adapter):
     (adapter / "config.json").write_text('{"model_type": "graph_llm"}')
     with pytest.raises(ValueError, match="is a Graph-LLM"):
         load_causal_lm(adapter, torch.float32)
+
+
+# What a kind of model is loaded by, from a folder of its own.
+LOADERS = {"llama": load_weights, "smollm2": load_weights, "t5": load_weights, "encoder": load_encoder}
+LOADERS |= {"graph": load_graph_llm}
+
+
+@pytest.fixture
+def folder_of(tiny_model, tiny_encoder, make_graph_llm, tmp_path):
+    def folder(kind):
+        if kind != "graph":
+            return tiny_encoder if kind == "encoder" else tiny_model(kind)
+        for part in make_graph_llm("smollm2"):
+            part.save_pretrained(tmp_path / "graph")
+        return tmp_path / "graph"
+
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda old: dict(list(old.items())[1:]), r"\d of its weights are missing or of another size: [\w.]+"),
+        (lambda old: {f"x.{name}": one for name, one in old.items()}, r"missing .*(\d+) are there .*, such as x\.\w+"),
+        (lambda old: old | {next(iter(old)): torch.zeros(3, 3)}, r" \(\[3, 3\] instead of \[\d+"),
+        (None, r"weights are not finite \(NaN or infinite\), \w+"),
+    ],
+)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_weights_that_are_missing_misfit_or_are_not_finite(kind, change, words, folder_of, tmp_path):
+    folder = damaged(folder_of(kind), tmp_path / "model", change)
+    with pytest.raises(ValueError, match=f"model {folder}: .*{words}"):
+        LOADERS[kind](folder)
+
+
+def test_what_may_be_missing_is_what_nothing_reads(tiny_encoder, tmp_path):
+    def kept(old):
+        return {name: one for name, one in old.items() if "pooler" not in name}
+
+    vectors = [load_encoder(one).encode("Ada") for one in (tiny_encoder, damaged(tiny_encoder, tmp_path / "one", kept))]
+    assert (vectors[0] == vectors[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"base_model": "-1"}, r"config\.json names a model that can't be loaded: model '-1': there is no such folder"),
+        ({"base_model": 7}, r"config\.json names .*'7'"),
+        ({"encoder": "/nowhere/../x"}, r"config\.json names .*'/nowhere/\.\./x'"),
+        ({"encoder": "a b/\x1b[31m"}, r"config\.json names .*there is no such folder"),
+        ({"graph_hidden_width": "wide"}, r"config\.json: graph_hidden_width: 'wide' is not a whole number"),
+        ({"graph_layers": -1}, r"config\.json: graph_layers: -1 must be"),
+        ({"auto_map": 7}, r"JSON files .*a value there is missing or of another type"),
+    ],
+)
+def test_what_a_graph_llm_is_made_of(change, words, tiny_llama, tiny_encoder, make_graph_llm, tmp_path):
+    model, processor = make_graph_llm()
+    add_adapter(model).save_pretrained(tmp_path)
+    model.config.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    load_graph_llm(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=words):
+        load_graph_llm(tmp_path)
+
+
+@pytest.mark.parametrize("shards", [{"a": "../../../etc/passwd"}, {"a": "/etc/passwd"}, {"a": 7}, [], None])
+def test_shards_lie_in_their_folder(shards, tiny_llama, tiny_encoder, tmp_path):
+    for source, load in ((tiny_llama, load_weights), (tiny_encoder, load_encoder)):
+        folder = Path(shutil.copytree(source, tmp_path / source.name))
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+        with pytest.raises(ValueError, match="weight_map must name safetensors files of this folder"):
+            load(folder)
 
 
 def test_code_and_pickles_of_a_model_folder_are_never_run(tiny_llama, tiny_encoder, tmp_path):

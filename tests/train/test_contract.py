@@ -13,13 +13,14 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from tests.cli import read_lines
+from tests.fakes import damaged
 from tests.train.test_grpo import make as make_grpo  # noqa: F401
 from tests.train.test_grpo import world  # noqa: F401
 from tripletune.models.program import names_in
-from tripletune.models.run_folders import weight_files
+from tripletune.models.run_folders import not_finite, stored_weights, weight_files
 from tripletune.train import TASKS, engine_of, train
 from tripletune.train.engine import EngineMixin
-from tripletune.train.resume import newest_checkpoint
+from tripletune.train.resume import Diverged, newest_checkpoint
 
 INTERLEAVED = {"data.prompt_order": "interleaved", "train.batch_size": 1}
 PACKED = {"train.packing": True, "train.pack_tokens": 512, "train.batch_size": 1}
@@ -145,6 +146,26 @@ def test_a_run_that_is_watched_is_the_run_that_is_not(case, make_task, make_grpo
     files = (weight_files(tmp_path / name / "final")[0] for name in ("alone", "watched"))
     weights, others = map(load_file, files)
     assert all(torch.equal(others[name], weight) for name, weight in weights.items())
+
+
+# By what is read, and by what is learned: a step so long that the next one computes nothing.
+@pytest.mark.parametrize("wrong", ["base", "step"])
+@pytest.mark.parametrize("case", [*CASES, "grpo"])
+def test_a_run_that_is_not_finite_ends_without_a_result(case, wrong, make_task, make_grpo, tmp_path, tiny_model):  # noqa: F811
+    change: dict[str, Any] = {"train.weight_decay": 1e30, "train.save_steps": 1}
+    words = rf"not finite since step \d+ .*{tmp_path}/run/checkpoint-\d+\. Lower train\.learning_rate"
+    if wrong == "base":
+        base = tiny_model("t5" if "encoder-decoder" in case else "llama")
+        change, words = {"model.base": str(damaged(base, tmp_path / "base"))}, "base: weights are not finite"
+    change |= {"train.max_steps": 6, "train.gradient_accumulation": 1}
+    with pytest.raises((Diverged, ValueError), match=words):
+        train(make_grpo(change) if case == "grpo" else made(make_task, case, {"train.eval_steps": 3, **change}))
+    assert not (tmp_path / "run" / "final").exists()
+    for file in (tmp_path / "run").rglob("*.json*"):
+        for line in file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]:
+            json.loads(line, parse_constant=lambda word, file=file: pytest.fail(f"{file}: {word}"))
+    last = newest_checkpoint(tmp_path / "run")
+    assert last is None or not_finite(stored_weights(last)) == ""
 
 
 @pytest.mark.parametrize("case", ["ras", "text_to_triples", "cirag_on_policy"])

@@ -1,6 +1,7 @@
 """A run continues with what it was started with, and says what differs."""
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -145,8 +146,8 @@ def test_a_checkpoint_without_its_end_is_passed_over(tmp_path):
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-9"
 
 
-@pytest.mark.parametrize("name", ["adapter_model.safetensors", "optimizer.pt", "rng_state.pth"])
-def test_a_checkpoint_with_a_cut_off_file_is_passed_over(name, tmp_path, caplog):
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "optimizer.pt", "rng_state.pth", "weight"])
+def test_a_checkpoint_with_a_damaged_file_is_passed_over(name, tmp_path, caplog):
     for step in (1, 2):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
@@ -156,7 +157,10 @@ def test_a_checkpoint_with_a_cut_off_file_is_passed_over(name, tmp_path, caplog)
         (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
     file = tmp_path / "checkpoint-2" / name
-    file.write_bytes(file.read_bytes()[:-40])
+    if name == "weight":
+        save_file({name: torch.tensor([0.0, -math.inf])}, file.with_name("adapter_model.safetensors"))
+    else:
+        file.write_bytes(file.read_bytes()[:-40])
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-1"
     assert f"{tmp_path / 'checkpoint-2'} is passed over" in caplog.text
     assert name in caplog.text

@@ -1,3 +1,4 @@
+import copy
 import random
 
 import pytest
@@ -5,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, GPTNeoConfig, GPTNeoForCausalLM
 
 from tests.fakes import on_forward, shapes_read
+from tripletune.models.llm import SetupError
 from tripletune.models.local import Draw, GenerateBatch, Request, decode
 from tripletune.models.local.continuous_batch import ContinuousBatch, fits
 
@@ -148,6 +150,14 @@ def test_a_sample_that_ran_out_of_memory_is_drawn_again_from_its_start(llama, mo
 
     on_forward(llama, monkeypatch, small)
     assert drawn() == wanted
+
+
+@both
+def test_no_token_is_chosen_by_logits_that_are_not_finite(llama, kind):
+    broken = copy.deepcopy(llama)
+    broken.lm_head.weight.data.fill_(3e38)  # finite, and their sums are not
+    with pytest.raises(SetupError, match="logits are not finite"):
+        replies(broken, prompts(2, seed=7), 4, {END}, kind=kind)
 
 
 @both
