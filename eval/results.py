@@ -68,7 +68,13 @@ class ResultLog:
             self._file = (self.folder / f"{self._parts}.{part[0]}.jsonl").open("w", encoding="utf-8")
             return
         # Index and ledger may be there before.
-        check_folder(self.folder, (LOCK, "index", "*.sqlite*", "*.log"), True, sources, continues=SETTINGS)
+        check_folder(
+            self.folder,
+            (LOCK, "index", "*.sqlite*", "*.log", "*.out", "*.err", ".*"),
+            True,
+            sources,
+            continues=SETTINGS,
+        )
         self._lock = lock_folder(
             self.folder, f"another process writes into {self.folder}: wait for it or stop it, or give another --output"
         )

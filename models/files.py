@@ -21,6 +21,8 @@ from typing import IO, Any
 
 logger = logging.getLogger(__name__)
 LOCK = ".lock"
+# What may lie in a folder before: logs of launchers, hidden files.
+LOGS = ("*.log", "*.out", "*.err", ".*")
 # Beside NAME, the folder or file that is being written is `.NAME.tripletune-new`, and the one it replaces `-old`.
 _NEW, _OLD = "tripletune-new", "tripletune-old"
 # Seconds between two looks at what other processes have finished.
@@ -50,10 +52,10 @@ def read_prompt(path: str | Path) -> str:
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """The JSON object of a small file."""
+    """The JSON object of a small file; some configurations of models hold Infinity."""
     text = read_text(path)
     try:
-        value = JSON.decode(text)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error.msg}); the file is damaged") from None
     except (ValueError, RecursionError) as error:

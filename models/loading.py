@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 import logging
 import os
 import re
@@ -258,6 +259,9 @@ def check_specs(file: Path, *specs: str) -> None:
         raise ValueError(f"{file} names a model that can't be loaded: {str(error)[:1000]}") from None
 
 
+_LEFT_OUT = ("inv_freq", "position_ids", "lm_head.weight")
+
+
 def content_fingerprint(spec: str | Path, revision: str | None = None) -> str:
     """Name a model's weights by some numbers of each, wherever its files lie and however they are cut; "" without."""
     from safetensors import safe_open
@@ -268,7 +272,8 @@ def content_fingerprint(spec: str | Path, revision: str | None = None) -> str:
     found = {}
     for file in filter(Path.is_file, weight_files(folder)):
         with safe_open(file, framework="pt") as weights:
-            for name in weights.keys():  # noqa: SIM118
+            # Buffers, and an output layer that may be the embeddings', are in some files and not in others.
+            for name in (one for one in weights.keys() if not one.endswith(_LEFT_OUT)):  # noqa: SIM118
                 part = weights.get_slice(name)
                 some = part[:1] if len(part.get_shape()) > 1 else weights.get_tensor(name)
                 found[name] = some.flatten()[:32].bfloat16().tolist()
@@ -292,7 +297,8 @@ def check_base(folder: str | Path, base: str, revision: str | None = None) -> No
             noted = content_fingerprint(name, trained)
     if not noted or noted != content_fingerprint(base, revision):
         what = "holds other weights now" if name == base else "is not known to be the same model"
-        cure = "" if own.get("base_weights") else f" (if it is the same, write its new name into {ADAPTER_CONFIG})"
+        way = "without base_weights" if own.get("base_weights") else f"with its new name in {ADAPTER_CONFIG}"
+        cure = f" (if you know that it is the same, go on {way})"
         raise ValueError(
             f"adapter {folder} was trained on {name}{f' ({trained})' if trained else ''}, and {base} {what}: give the "
             f"model that it was trained on{cure}"
@@ -433,7 +439,9 @@ def load_encoder(
         # It does not say what was missing: asked again, of the same class.
         core = next((one for one in model.modules() if isinstance(one, PreTrainedModel)), None)
         if core is not None:
+            parts = json.loads(Path(modules).read_text(encoding="utf-8")) if modules else []
             options |= {"config": core.config, "output_loading_info": True}
+            options |= {"subfolder": parts[0].get("path") or ""} if parts else {}
             pools = any(type(module).__name__ == "Pooling" for module in model)
             complete(type(core).from_pretrained(core.name_or_path, **options), spec, _MAY_BE_NEW if pools else None)
     if "message" in getattr(model[0], "modality_config", ()):  # its texts are turns of a chat template

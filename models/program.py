@@ -74,8 +74,7 @@ def run_program(
     root.setLevel(logging.DEBUG if verbose else level)
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)
-    # Of weights that are missing it warns with a table; `models.loading.complete` refuses them.
-    logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
+    logging.getLogger("transformers.modeling_utils").addFilter(_errors_alone)
     try:
         code = program() or 0
         # What a pipe refuses must show here, not when the interpreter closes it.
@@ -117,6 +116,11 @@ def _full_disk(error: BaseException | None) -> str:
             return line
         error = error.__cause__ or error.__context__
     return ""
+
+
+def _errors_alone(record: logging.LogRecord) -> bool:
+    # transformers warns of missing weights with a table; `models.loading.complete` refuses them.
+    return record.levelno >= logging.ERROR
 
 
 def _say(line: str, code: int) -> int:

@@ -151,9 +151,10 @@ def check_weights(file: Path) -> None:
 def not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
     """Name of the first weight with a number that is not finite; "" where there is none."""
     for name, weight in weights:
+        here = getattr(weight, "to_local", lambda here=weight: here)().detach()
         # Quantised ones are whole numbers; those that other processes hold have no elements here.
-        if weight.is_floating_point() and weight.element_size() > 1 and weight.numel():
-            low, high = getattr(weight, "to_local", lambda here=weight: here)().detach().aminmax()
+        if here.is_floating_point() and here.element_size() > 1 and here.numel():
+            low, high = here.aminmax()
             if not (low - low + high - high).isfinite():
                 return name
     return ""

@@ -165,7 +165,10 @@ class Embedder:
         """How many texts have more tokens than are read, as far as that is known; their prompt is not counted."""
         if not self.limit or not callable(self._tokenizer):
             return 0
-        return sum(len(self._tokenizer(text, verbose=False)["input_ids"]) > self.limit for text in texts)
+        left, found = iter(texts), 0
+        while block := list(islice(left, 1000)):
+            found += sum(len(ids) > self.limit for ids in self._tokenizer(block, verbose=False)["input_ids"])
+        return found
 
     def _work(self, keys: list[tuple[Kind, str]]) -> list[np.ndarray]:
         found: dict[tuple[Kind, str], np.ndarray] = {}

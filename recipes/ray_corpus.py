@@ -12,7 +12,6 @@ RAY_ADDRESS a cluster is used, else one is started here. docs/data.md says more.
 from __future__ import annotations
 
 import argparse
-import getpass
 import json
 import logging
 import math
@@ -60,7 +59,7 @@ class RayOptions:
     worker_gpus: float = setting(0.0, "GPUs for each", at_least=0)
     block: int = setting(256, "passages or texts that a worker gets at once", at_least=1)
     replies: str = setting(
-        f"{tempfile.gettempdir()}/tripletune-{getpass.getuser()}/replies.sqlite",
+        f"{tempfile.gettempdir()}/tripletune-{os.getuid()}/replies.sqlite",
         "ledger on each machine for replies on their way back, in a folder of your own",
     )
 

@@ -49,6 +49,7 @@ from tripletune.train.resume import (
     save_run_settings,
     set_result_aside,
     sharding,
+    weights_broken,
 )
 from tripletune.train.tasks import EngineConfig, RunConfig, TrainingTask
 
@@ -362,8 +363,10 @@ class EngineMixin(Mixed):
             row |= {name[5:]: value for name, value in metrics.items() if name.startswith("eval_loss")}
             self.evaluations.keep_until(self.state.global_step - 1)
             self.evaluations.append([row | scores])
-        if broken:
+        if broken and weights_broken(self.model):
             self.losses.end(self.state, self.state.global_step)
+        if broken:
+            logger.warning("eval_loss is not finite though the weights are: look for an odd validation row")
         self.last_evaluation = self.state.global_step, metrics
         return metrics
 

@@ -28,6 +28,7 @@ from transformers import TrainerCallback
 
 from tripletune.models.files import (
     LOCK,
+    LOGS,
     check_folder,
     few,
     finite,
@@ -212,7 +213,7 @@ def set_result_aside(output_dir: str | Path) -> None:
 def check_writable(output_dir: str | Path) -> None:
     """Make the run folder, before anything is loaded; one that holds other files is refused."""
     folder = Path(output_dir)
-    check_folder(output_dir, (LOCK, "cache", "*.log"), True, continues=ENVIRONMENT)
+    check_folder(output_dir, (LOCK, "cache", *LOGS), True, continues=ENVIRONMENT)
     folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"output_dir {folder} can't be written: name another folder")
@@ -256,6 +257,15 @@ class Diverged(RuntimeError):
     exit_code = 1
 
 
+def weights_broken(model: torch.nn.Module) -> bool:
+    """Whether a trained weight is not finite, on any process; all of them ask."""
+    trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    found = torch.tensor(float(bool(not_finite(trained))), device=trained[0][1].device)
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(found)
+    return bool(found)
+
+
 class LossLog(StepLog):
     """`losses.jsonl`: loss, gradient norm, tokens and seconds of every optimiser step, without gaps after a resume.
 
@@ -297,9 +307,10 @@ class LossLog(StepLog):
         row = {"step": step, "loss": loss.item(), "grad_norm": norm, "tokens": tokens}
         self._rows.append({**row, "seconds": round(now - self._time, 3)})
         self._time, self._parts, self._tokens, self.norm = now, [], 0, None
-        self._broken = 0 if math.isfinite(row["loss"] + (norm or 0)) else self._broken + 1
-        trained = ((name, one) for name, one in kwargs["model"].named_parameters() if one.requires_grad)
-        if self._broken and (self._broken == _PATIENCE or not_finite(trained)):
+        # DeepSpeed says -1 for a norm that is not finite.
+        good = math.isfinite(row["loss"] + (norm or 0)) and (norm or 0) >= 0
+        self._broken = 0 if good else self._broken + 1
+        if self._broken == _PATIENCE or (self._broken and weights_broken(kwargs["model"])):
             self.end(state, step - self._broken + 1)
         # Before a checkpoint and not after it: a kill between the two would leave a gap that no resume fills.
         if control.should_save or len(self._rows) >= self.flush_every:

@@ -155,7 +155,7 @@ def find_rows(
         label: Only rows of this label, a key of the kind's `labels`.
     """
     kind = kind_of(folder)
-    if number is not None and not 0 < number < 2**63:
+    if number is not None and number < 1:
         raise ValueError(f"number {number}: {kind.plural} are counted from 1")
     if label is not None and label not in kind.labels:
         known = f"is not one of {', '.join(kind.labels)}" if kind.labels else "can't be asked for"

@@ -171,6 +171,10 @@ def without_thoughts(text: str) -> str:
 
 def has_text(reply: str) -> bool:
     """Whether anything stands in a reply but white space and thoughts."""
+    tail = re.split("</think(?:ing)?>", reply)[-1]
+    # Thoughts are long: what follows the last closing tag is enough to know, if it begins no other thought.
+    if "<think" not in tail and tail.strip():
+        return True
     return bool(without_thoughts(reply).strip())
 
 
@@ -298,9 +302,11 @@ class _Found(NamedTuple):
 
 def _masked(text: str, found: Iterable[_Found]) -> str:
     """A text in which closing brackets stand for values."""
+    parts, end = [], 0
     for one in found:
-        text = text[: one.start] + "}" * (one.end - one.start) + text[one.end :]
-    return text
+        parts += [text[end : one.start], "}" * (one.end - one.start)]
+        end = one.end
+    return "".join(parts) + text[end:]
 
 
 def _meant(values: Sequence[Any]) -> list[Any] | None:

@@ -55,7 +55,7 @@ def test_a_student_for_the_calls_of_another_system(make_student_config, tmp_path
     from tripletune.data_builders.world.build import WorldOptions, write_world
     from tripletune.eval.__main__ import main as evaluate
 
-    world, run, built = tmp_path / "world", tmp_path / "run", tmp_path / "built"
+    world, run, built = tmp_path / "world", tmp_path / "answers", tmp_path / "built"
     write_world(WorldOptions(seed=5, train=0, validation=0, test=6, common_knowledge=0), world)
     where = ["--data", f"{world}/test.jsonl", "--corpus", f"{world}/test.corpus.jsonl", "--oracle", f"{world}/test"]
     options = ["--triples", f"{world}/test.triples.jsonl", "--set", "passages=no", "--output", str(run)]

@@ -155,6 +155,8 @@ def read_spec(spec: str) -> tuple[str, dict[str, str | None]]:
             f"--llm {spec}: write [ROLE=]BACKEND:MODEL[@URL,URL], for example t2rag.resolve=hf:runs/student, "
             f"where BACKEND is one of {', '.join(backend_names())}"
         )
+    if match["backend"] != "hf" and re.search("@[^@]*[:/]", match["model"]):
+        raise ValueError(f"--llm {spec}: write the URL with http:// or https://")
     return match["role"] or "", {name: match[name] for name in ("backend", "model", "url")}
 
 
@@ -168,18 +170,18 @@ class _ChatModel(argparse.Action):
             parser.error(str(error))
         if role:
             parser.error(f"--llm {values}: this program has one chat model, so leave out {role}=")
+        words = {word.split("=")[0] for word in parser.words}
+        if also := sorted(words & {"--teacher", "--teacher-model", "--teacher-url"}):
+            parser.error(f"--llm {values}: it names backend, model and URL, so leave out {', '.join(also)}")
         given = {"teacher": found["backend"], "teacher_model": found["model"], "teacher_url": found["url"]}
         vars(namespace).update({name: value for name, value in given.items() if value})
 
 
 def add_chat_model(group: Any, *others: str) -> None:
     """Give a group of a parser `--llm` and `--teacher-…`; the fields `others` have an argument elsewhere."""
-    one = group.add_mutually_exclusive_group()
     about = "the chat model, BACKEND:MODEL[@URL,URL], instead of --teacher, --teacher-model and --teacher-url"
-    one.add_argument("--llm", action=_ChatModel, metavar="MODEL", help=about)
-    add_arguments(one, LLMOptions, "teacher", only=("model",))
-    rest = [item.name for item in fields(LLMOptions) if item.name not in ("model", *others)]
-    add_arguments(group, LLMOptions, "teacher", only=rest)
+    group.add_argument("--llm", action=_ChatModel, metavar="MODEL", help=about)
+    add_arguments(group, LLMOptions, "teacher", only=[one.name for one in fields(LLMOptions) if one.name not in others])
 
 
 def open_client(options: LLMOptions, environment: Mapping[str, str] = os.environ) -> LedgerClient:

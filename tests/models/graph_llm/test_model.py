@@ -216,7 +216,8 @@ def test_label_weights_multiply_the_losses_of_single_tokens(make_graph_llm):
         return float(model(input_ids=ids, labels=labels, label_weights=given, **options).loss)
 
     one = [loss([0, 0, 0, *(1.0 if n == place else 0.0 for n in range(3))]) for place in range(3)]
-    assert sum(one) == pytest.approx(loss(None), rel=1e-5)
-    expected = (4 * one[0] + one[1] + one[2]) * 3 / 6
+    assert sum(one) / 3 == pytest.approx(loss(None), rel=1e-5)
+    expected = (4 * one[0] + one[1] + one[2]) / 6
+    assert loss([9, 9, 9, 4, 1, 1]) == pytest.approx(expected, rel=1e-5)
     assert loss([9, 9, 9, 4, 1, 1], num_items_in_batch=6) == pytest.approx(expected, rel=1e-5)
     assert loss([9, 9, 9, 4, 1, 1], num_items_in_batch=6, full_logits=True) == pytest.approx(expected, rel=1e-5)

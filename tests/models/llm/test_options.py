@@ -31,13 +31,14 @@ def test_one_text_names_a_chat_model(capsys):
         "openai", "a:7b", "http://h/v1,http://i/v1"
     )
     assert read("--llm", "hf:runs/x", "--teacher-seed", "3") == LLMOptions("hf", "runs/x", seed=3)
-    assert read("--teacher-url", "http://h/v1", "--llm", "openai:m").url == "http://h/v1"
     for words, problem in (
         (("--llm", "m"), "write [ROLE=]BACKEND:MODEL[@URL,URL]"),
         (("--llm", "nope:m"), "BACKEND is one of anthropic, batch, hf, openai"),
         (("--llm", "answer=openai:m"), "leave out answer="),
-        (("--llm", "openai:m", "--teacher-model", "n"), "not allowed with argument --llm"),
-        (("--teacher-model", "n", "--llm", "openai:m"), "not allowed with argument --teacher-model"),
+        (("--llm", "openai:m@localhost:8000/v1"), "write the URL with http://"),
+        (("--llm", "openai:m", "--teacher-model", "n"), "leave out --teacher-model"),
+        (("--teacher-url", "http://h/v1", "--llm", "openai:m"), "leave out --teacher-url"),
+        (("--llm", "openai:m", "--teacher", "hf"), "leave out --teacher"),
     ):
         with pytest.raises(SystemExit) as caught:
             read(*words)
