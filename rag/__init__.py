@@ -67,7 +67,6 @@ class Trace:
         seconds: Wall-clock seconds, waiting for other questions included.
         structuring_seconds: Those of them in which the triples of passages were waited for (RAS, figure 5).
         tallies: Counts of a system's own, such as recovered replies by kind; a run's metrics add them up.
-        details: What else a system notes, as JSON values.
         cached: Of each role the calls that were not sent, and the tokens that they would have read and written. As
             with the seconds, it depends on what ran before and beside.
     """

@@ -70,12 +70,10 @@ def open_base_model(options: BuildOptions, ledger: str) -> LLMClient:
     """The client of the direct-answer test: a base model, which has no chat template, on this machine."""
     from tripletune.models.llm.backends.hf import HFBackend
     from tripletune.models.llm.ledger import Ledger
-    from tripletune.models.llm.ledger_client import LedgerClient, Retry
+    from tripletune.models.llm.ledger_client import LedgerClient
 
-    backend = HFBackend(str(options.direct_answer_model), options.batch_size, plain=True)
-    # A chat with the same model is another call.
-    # Greedily, an empty reply stays empty.
-    return LedgerClient(backend, Ledger(ledger), retry=Retry(empty_attempts=1))
+    # Plain: a chat with the same model is another call.
+    return LedgerClient(HFBackend(str(options.direct_answer_model), options.batch_size, plain=True), Ledger(ledger))
 
 
 def _show(sources: list[Source], options: BuildOptions, price: str | None) -> None:

