@@ -376,7 +376,8 @@ def test_a_reply_without_text_is_asked_for_again_and_never_kept(path, text, fini
             return (type(error), str(error)), len(backend.asked)
 
     retry = Retry(8, 0, 0, empty_attempts=3)
-    failure = (CallError, f"fake:echo, r: the reply holds no text (finish_reason {finish})")
+    more = "; allow it more tokens" * (finish == "length")
+    failure = (CallError, f"fake:echo, r: the reply holds no text (finish_reason {finish}{more})")
     assert ask(*[silent] * 9, retry=retry) == (failure, attempts)
     assert sql(path, "SELECT text, status, completion_tokens FROM calls") == [("", "failed", 5)]
     # A model of this machine has replied; it is asked again all the same.
