@@ -184,5 +184,5 @@ def _write_offsets(corpus: Path, folder: Path) -> dict[str, Any]:
     with corpus.open("rb") as lines:
         places = starts[:: max(1, len(starts) // _SAMPLE)]
         language = detect("\n".join(_passage_at(lines, place).content[:_READ] for place in places))
-    logger.info("%s: in %s, as it seems; BM25 takes its stems, or those of --set language=NAME", corpus, language)
+    logger.info("%s: language %s detected; BM25 stems by it (--set language=NAME for another)", corpus, language)
     return {"corpus_sha256": str(corpus.resolve()), "copies": int(is_copy.sum()), "language": language}

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from tripletune.models.attention import set_attention
 from tripletune.models.data.graph_settings import GraphSettings, values_of
 from tripletune.models.data.records import ModelInput, Step
-from tripletune.models.files import read_json, weights_fingerprint
+from tripletune.models.files import read_json
 from tripletune.models.graph_llm.embeddings import EmbeddingTable, LiveEmbeddings, encoder_dimension
 from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs
 from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
@@ -194,7 +194,7 @@ class LocalGenerator(DecodingService, Generator, Backend):
         model: The model, with or without PEFT adapter; for `generate` in eval mode.
         batch_size: Most inputs in one batch; it changes no reply in float32.
         embeddings: Source of node and edge vectors; by default each string is embedded when first seen.
-        name: What the ledger calls the model; `former`: what ledgers of earlier versions do.
+        name: What the ledger calls the model.
         ledger: SQLite file of the call ledger; None keeps no calls.
     """
 
@@ -206,9 +206,8 @@ class LocalGenerator(DecodingService, Generator, Backend):
         embeddings: LiveEmbeddings | EmbeddingTable | None = None,
         name: str = "the Graph-LLM",
         ledger: str | Path | None = None,
-        former: str = "",
     ) -> None:
-        super().__init__(self._make_decoder, name, former)
+        super().__init__(self._make_decoder, name)
         self.graph_llm, self.processor = model, processor
         self.embeddings = embeddings or LiveEmbeddings(model.config.encoder, model.config.text_embedding_width)
         self.batch_size, self._cells = batch_size, CELLS
@@ -219,8 +218,8 @@ class LocalGenerator(DecodingService, Generator, Backend):
 
     def __copy__(self) -> LocalGenerator:
         """Another reader with the same weights: its calls, their thread and the ledger's client are its own."""
-        about = (self.graph_llm, self.processor, self.batch_size, self.embeddings, self.model)
-        twin = LocalGenerator(*about, self._ledger, self.former)
+        about = (self.graph_llm, self.processor, self.batch_size, self.embeddings, self.model, self._ledger)
+        twin = LocalGenerator(*about)
         twin.sampling = self.sampling
         return twin
 
@@ -315,8 +314,8 @@ def load_generator(
     model, processor = load_graph_llm(folder, parse_dtype(dtype))
     if isinstance(model, PeftModel):
         model = for_inference(model)
-    names = [f"graph:{folder}{'' if one == 'float32' else f' {one}'}" for one in (usual_dtype(dtype), dtype)]
-    name, former = identity(names[0], folder), identity(names[1], folder, weights_fingerprint)
+    kind = usual_dtype(dtype)
+    name = identity(f"graph:{folder}{'' if kind == 'float32' else f' {kind}'}", folder)
     if torch.cuda.is_available():
         model = model.to("cuda")
-    return LocalGenerator(model, processor, batch_size, name=name, ledger=ledger, former=former)
+    return LocalGenerator(model, processor, batch_size, name=name, ledger=ledger)

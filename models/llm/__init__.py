@@ -65,14 +65,12 @@ class Endpoint:
     Attributes:
         model: What the ledger's key calls it, for example "openai:gpt-4o-mini". Never holds a key or a password.
         send_temperature: Whether replies are drawn as `Sampling` says, and not with a provider's own settings.
-        former: The model's name in ledgers of earlier versions, where it is another one.
         address: Where the model's server is; "" for one on this machine.
         may_be_silent: Whether a reply without text is one: a model on this machine that wrote none has replied.
     """
 
     model: str
     send_temperature: bool = True
-    former: str = ""
     address: str = ""
     may_be_silent: bool = False
 

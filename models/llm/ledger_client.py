@@ -202,8 +202,6 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         except (ValueError, TypeError) as error:
             raise CallError(f"{role}: this call can't be sent: {error}") from None
         stored = self.ledger.get(call.key)
-        if stored is None and self.backend.former:
-            stored = self.ledger.get(make_call(self.backend.former, call.sampling, call.messages).key)
         if stored is not None:
             self.ledger.use(stored.key, role, question_id)
             return stored

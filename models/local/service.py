@@ -23,23 +23,22 @@ from tripletune.models.local import Decoder, Request
 logger = logging.getLogger(__name__)
 
 
-def identity(name: str, spec: str | Path, fingerprint: Callable[[str | Path], str] = model_fingerprint) -> str:
+def identity(name: str, spec: str | Path) -> str:
     """A name of a model for the ledger, with its fingerprint: a folder may be trained again."""
-    found = fingerprint(resolve(spec))
+    found = model_fingerprint(resolve(spec))
     return f"{name}@{found}" if found else name
 
 
 class DecodingService(Endpoint):
     """Requests of asyncio tasks on one decoder; event loops may follow one another.
 
-    `make` makes the decoder: once, in the thread, before the first request. `former` is the name that earlier versions
-    gave the model in ledgers, whose replies are still found.
+    `make` makes the decoder: once, in the thread, before the first request.
     """
 
     may_be_silent = True
 
-    def __init__(self, make: Callable[[], Decoder], model: str, former: str = "") -> None:
-        self._make, self.model, self.former = make, model, former
+    def __init__(self, make: Callable[[], Decoder], model: str) -> None:
+        self._make, self.model = make, model
         self._decoder: Decoder | None = None
         self._arrived: list[Request] = []
         self._futures: dict[Request, asyncio.Future[None]] = {}

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from tripletune.models.control_tokens import text_ids
-from tripletune.models.files import weights_fingerprint
 from tripletune.models.llm import Backend, CallError, Completion, Message, Sampling, SetupError, ledger_name
 from tripletune.models.llm.backends import BackendKind
 from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights, parse_dtype, usual_dtype
@@ -57,11 +56,7 @@ class HFBackend(DecodingService, Backend):
         settings = {name: value for name, value, default in changed if value != default}
         dtype, about = usual_dtype(dtype), {**(template_options or {}), **settings}
         name = ledger_name("hf", str(model), {**about, **({"plain": True} if plain else {})}, dtype)
-        # Earlier versions did not name the type, which was "auto" by default.
-        former = (
-            f"{identity(ledger_name('hf', str(model), about), model, weights_fingerprint)}{' plain' if plain else ''}"
-        )
-        super().__init__(self._make_decoder, identity(name, model), former if dtype == usual_dtype("auto") else "")
+        super().__init__(self._make_decoder, identity(name, model))
         self.batch_size, self._beams, self._cells = batch_size, beams, cells
         self._grammar, self._ends_repetition = grammar, repetition
         self._spec, self._dtype = model, parse_dtype(dtype)

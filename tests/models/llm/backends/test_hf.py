@@ -9,11 +9,9 @@ import torch
 
 from tests.fakes import on_forward, shapes_read
 from tripletune.eval.systems import chat_model
-from tripletune.models.files import weights_fingerprint
-from tripletune.models.llm import CallError, Completion, Sampling
+from tripletune.models.llm import CallError, Sampling
 from tripletune.models.llm.backends import LLMOptions, open_client
 from tripletune.models.llm.backends.hf import HFBackend
-from tripletune.models.llm.ledger import Ledger, make_call
 from tripletune.models.loading import add_lora, load_causal_lm, model_fingerprint
 from tripletune.models.local import Draw, Request
 from tripletune.rag.extractor import teacher_extractor
@@ -289,19 +287,3 @@ def test_an_adapter_is_another_model_when_its_base_is(tiny_llama, tmp_path):
         change()
         found.append(model_fingerprint(adapter))
     assert len({*found}) == 5
-
-
-@pytest.mark.parametrize(("dtype", "found"), [("auto", True), ("float16", False)])
-def test_ledgers_of_earlier_versions_answer(tiny_llama, tmp_path, dtype, found):
-    """They did not name the type, which was "auto"."""
-    ledger = tmp_path / "ledger.sqlite"
-    old = f"hf:{tiny_llama}@{weights_fingerprint(tiny_llama)}"
-    with Ledger(ledger) as opened:
-        asyncio.run(opened.store(make_call(old, GREEDY, CHATS[0]), Completion("old"), "r"))
-
-    async def go():
-        async with open_client(LLMOptions("hf", str(tiny_llama), ledger=str(ledger), dtype=dtype), {}) as client:
-            return await client.chat(CHATS[0], role="r", sampling=GREEDY)
-
-    reply = asyncio.run(go())
-    assert (reply.text == "old", reply.cached) == (found, found)
