@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from tripletune.models.control_tokens import text_ids
+from tripletune.models.data.fields import checked
 from tripletune.models.data.records import ModelInput, Step
 from tripletune.models.files import file_digest, read_json, read_text
 from tripletune.models.run_folders import (
@@ -225,19 +226,8 @@ def compare_observations(
     return Comparison(against, len(pairs), prompts, replies, float(difference), tolerance)
 
 
-def read_reference(path: Path) -> dict[str, Any]:
-    """Read a `verify.json`; one that export and merge did not write is refused."""
-    reference = read_json(path)
-    kinds = {"name": str, "prompt_ids": list, "reply_ids": list, "log_normaliser": float}
-    try:
-        cases, _ = reference["cases"], reference.get("weights", {}).keys()
-        fits = [isinstance(case[key], kind) for case in cases for key, kind in kinds.items()]
-        fits += [model_input(case) is not None for case in cases if "task" in case]
-    except (KeyError, TypeError, ValueError, AttributeError):
-        fits = []
-    if not fits or not all(fits):
-        raise ValueError(f"{path} is no list of cases with {', '.join(kinds)} each, as export and merge write it")
-    return reference
+_CASE = {"name": str, "prompt_ids": [int], "reply_ids": [int], "log_normaliser": float}
+_LAYOUT = {"cases": [{**_CASE, "task?": str, "question?": str, "steps?": [dict]}], "weights?": {"": str}}
 
 
 def verify(folder: str | Path, run: str | Path | None = None, tolerance: float = TOLERANCE) -> list[Comparison]:
@@ -257,7 +247,7 @@ def verify(folder: str | Path, run: str | Path | None = None, tolerance: float =
             f"{folder} has no {REFERENCE}: only folders written by `tripletune checkpoints export` or `merge` can be "
             "verified"
         )
-    reference = read_reference(path)
+    reference = checked(read_json(path), str(path), _LAYOUT)
     # Before the slow part, so that a wrong name shows at once.
     source = trained_folder(run) if run is not None else None
     recorded, digests = reference.get("weights") or {}, weight_digests(folder)

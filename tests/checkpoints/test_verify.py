@@ -94,13 +94,16 @@ def _reference(change):
         (_cut_weights, "adapter_model.safetensors cannot be read"),
         (lambda folder: (folder / "verify.json").unlink(), "has no verify.json"),
         (lambda folder: _scale(folder, "lora_B", math.nan), "export: weights are not finite (NaN or infinite), base_"),
-        (_reference(lambda cases: None), "verify.json is no list of cases with name, prompt_ids, "),
-        (_reference(lambda cases: [None]), "verify.json is no list of"),
-        (_reference(lambda cases: [{**cases[0], "log_normaliser": "high"}]), "verify.json is no list of"),
-        (_reference(lambda cases: [{**cases[1], "steps": 7}]), "verify.json is no list of"),
+        (_reference(lambda cases: None), "verify.json: cases must be a list, found null"),
+        (_reference(lambda cases: [None]), "cases[0] must be an object, found null"),
+        (
+            _reference(lambda cases: [{**cases[0], "log_normaliser": "high"}]),
+            "cases[0].log_normaliser must be a finite number",
+        ),
+        (_reference(lambda cases: [{**cases[1], "steps": 7}]), "cases[0].steps must be a list, found 7"),
         (
             _reference(lambda cases: [{key: cases[0][key] for key in ("name", "task")}]),
-            "verify.json is no list of",
+            "cases[0] lacks prompt_ids",
         ),
     ],
 )
