@@ -47,8 +47,11 @@ def score(args: argparse.Namespace, console: Console) -> None:
         except (OSError, ValueError) as error:
             failed.append(str(error))
             continue
-        rows += [(str(folder), name, *interval_cells(one), str(one["n"])) for name, one in found.items()]
-    heads = ("run", "metric", "score", "95 % interval", "questions")
+        rows += [
+            (str(folder), name, *interval_cells(one), *map(str, (one["failed"], one["n"])))
+            for name, one in found.items()
+        ]
+    heads = ("run", "metric", "score", "95 % interval", "failed", "questions")
     if rows:
         show_table(console, f"scores of stored answers and rankings, in {SCORES}", heads, rows, "questions")
         for name in names:
@@ -62,6 +65,7 @@ def score_run(
 ) -> dict[str, Interval]:
     """Score one run, and write the scores beside its results; scores of other metrics that are there stay.
 
+    Each score has `failed`, too, the number of questions that failed.
     `gold` are the ids of the supporting passages by question instead of those in the results. A metric whose gold no
     question has is left out with a warning.
     """
@@ -71,7 +75,7 @@ def score_run(
         raise ValueError(f"{folder} is not the output of `tripletune eval run`; give its own command again to score it")
     with lock_folder(folder, f"another process writes into {folder}: wait for it or stop it") or nullcontext():
         before = {row["id"]: given(row, "scores") or {} for row in read_results(path)} if path.is_file() else {}
-        changed = dict.fromkeys(metrics, 0)
+        changed, failed = dict.fromkeys(metrics, 0), 0
         with new_file(path) as scratch, scratch.open("w", encoding="utf-8") as file:
             seen, found = False, gold is None
             for row in read_scored(folder, partial=True):
@@ -79,6 +83,7 @@ def score_run(
                     ids = {*final_ranking(row["trace"]), *(row.get("supporting") or ())}
                     seen, found = seen or bool(ids), found or not ids.isdisjoint(wanted)
                 scores = score_row(row, metrics, None if gold is None else gold.get(row["id"], ()))
+                failed += bool(row["error"])
                 for name, one in scores.items():
                     values[name].append(one)
                     changed[name] += row["scores"].get(name, one) != one
@@ -99,7 +104,8 @@ def score_run(
     for name, count in changed.items():
         if count:
             logger.warning("%s: %s of %d questions is another than before; the new score counts", folder, name, count)
-    return bootstrap_means({name: found for name, found in values.items() if found})
+    known = bootstrap_means({name: found for name, found in values.items() if found})
+    return {name: one | {"failed": failed} for name, one in known.items()}
 
 
 def score_row(
@@ -146,7 +152,7 @@ def mauve(args: argparse.Namespace, console: Console) -> None:
     model, tokenizer = load_causal_lm(args.model)
     rows = []
     for folder in run_folders(args.folders):
-        found = [row for _, row in read_runs(folder / RESULTS, "question", "answers", "prediction")]
+        found = [row for _, row in read_runs(folder / RESULTS, "question", "answers", "prediction", "error")]
         if len(found) < 2:
             raise ValueError(f"{folder}: {len(found)} answers are too few to compare distributions")
         gold, said = (
@@ -155,8 +161,9 @@ def mauve(args: argparse.Namespace, console: Console) -> None:
         )
         score = float(compute_mauve(p_features=gold, q_features=said, seed=args.seed).mauve)
         write_json(folder / MAUVE, {"mauve": score, "model": args.model, "texts": len(found), "seed": args.seed})
-        rows.append((str(folder), f"{100 * score:.1f}", str(len(found))))
-    show_table(console, f"MAUVE (times 100), features of {args.model}", ("run", "mauve", "answers"), rows)
+        failed = sum(bool(row["error"]) for row in found)
+        rows.append((str(folder), f"{100 * score:.1f}", str(failed), str(len(found))))
+    show_table(console, f"MAUVE (times 100), features of {args.model}", ("run", "mauve", "failed", "answers"), rows)
 
 
 def hidden_states(texts: Sequence[str], model: Any, tokenizer: Any) -> np.ndarray:

@@ -79,7 +79,7 @@ class QuestionOptions(SuiteOptions, SystemOptions):
 # The five flags that most people need first, then the others, as `--help` groups them.
 _FIRST = ("system", "task", "data", "model", "output")
 _GROUPS: dict[str, tuple[str, ...]] = {
-    "the run": ("limit", "concurrency", "overwrite", "retry_errors"),
+    "the run": ("limit", "concurrency", "overwrite", "retry_errors", "max_failed"),
     "retrieval": (*(item.name for item in dataclasses.fields(SearchOptions) if item.name != "overwrite"), "gold"),
     "the loop": ("control", "control_run"),
     "models": ("untrained", "planner_model", "batch_size", "dtype", "ledger", "integrator", "student_seed", "oracle"),

@@ -192,7 +192,7 @@ def compare_folders(folders: Sequence[str | Path], metric: str | None = None) ->
             the task, or all scores of `extraction`.
 
     Returns:
-        `{"what", "unit", "items", "runs": [{"folder", "name", "cost"}], "scores": {name: [{"score", "seeds",
+        `{"what", "unit", "items", "runs": [{"folder", "name", "cost", "failed"}], "scores": {name: [{"score", "seeds",
         "difference"}]}}`; `seeds` are the scores of runs that count together; a difference is "this run minus the
         first", None for the first; its `p_holm` is corrected over all of them.
     """
@@ -210,8 +210,9 @@ def compare_folders(folders: Sequence[str | Path], metric: str | None = None) ->
         raise ValueError(f"the runs are of different tasks ({', '.join(what)}): compare runs of one task")
     unit = "text" if texts else "question"
     parts_of = row_parts if texts else lambda row: {name: (score, 1.0) for name, score in row["scores"].items()}
-    rows = [read_results(Path(one) / SCORES) if texts else read_scored(one, "scores") for one in heads]
+    rows = [read_results(Path(one) / SCORES) if texts else read_scored(one, "scores", "error") for one in heads]
     runs = [{row["id"]: parts_of(row) for row in one} for one in rows]
+    failures = {one: head.get("failed", head.get("counts", {}).get("errors", 0)) for one, head in heads.items()}
     common = [name for name in runs[0] if all(name in other for other in runs[1:])]
     if empty := [one for one, run in zip(heads, runs) if not run]:
         raise ValueError(f"{empty[0]}: its results are empty; give the run's command again")
@@ -251,7 +252,8 @@ def compare_folders(folders: Sequence[str | Path], metric: str | None = None) ->
             raise ValueError(f"{spec}: seeds of one system count together, and these are {', '.join(sorted(names))}")
         costs = [heads[one][f"cost_per_{unit}"] for one in seeds]
         cost = {name: sum(one.get(name, 0) for one in costs) / len(costs) for name in costs[0]}
-        about.append({"folder": str(spec), "name": ", ".join(sorted(names)), "cost": cost})
+        failed = sum(failures[one] for one in seeds)
+        about.append({"folder": str(spec), "name": ", ".join(sorted(names)), "cost": cost, "failed": failed})
     return {"what": what[0], "unit": unit, "items": len(common), "runs": about, "scores": scores}
 
 
@@ -276,8 +278,9 @@ def _show(comparison: Mapping[str, Any], console: Console) -> None:
         for number, one in enumerate(found, 1):
             gap = one["difference"]
             cells = (*interval_cells(gap, sign=True), p_cell(gap), verdict(gap)) if gap else ("", "", "", "")
-            rows.append((name if number == 1 else "", str(number), *interval_cells(one["score"]), *cells))
-    heads = ("score", "run", "mean", "95 % interval", "minus run 1", "95 % interval", "p", "than run 1")
+            failed = str(comparison["runs"][number - 1]["failed"])
+            rows.append((name if number == 1 else "", str(number), failed, *interval_cells(one["score"]), *cells))
+    heads = ("score", "run", "failed", "mean", "95 % interval", "minus run 1", "95 % interval", "p", "than run 1")
     show_table(console, f"{comparison['what']}, {comparison['items']} {unit}s", heads, rows, f"{unit}s")
     known = find_metrics()
     for name, found in comparison["scores"].items():

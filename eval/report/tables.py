@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import Any
 
 from tripletune.eval import find_metrics
@@ -85,7 +86,13 @@ def interval(value: Mapping[str, Any] | None, times: float = 100, digits: int = 
 
 def _by_run(runs: Runs, head: Sequence[str], cells: Callable[[Mapping[str, Any]], Iterable[Any]]) -> Table:
     """A table with one row per run; what `cells` makes of its figures stands behind the name."""
-    return Table(["run", *head], [[run["name"], *cells(run["figures"])] for run in runs])
+    return Table(["run", *head], [[_name(run), *cells(run["figures"])] for run in runs])
+
+
+def _name(run: Mapping[str, Any]) -> str:
+    """A run's name, with the number of its questions that failed."""
+    failed = run["figures"]["errors"] if run["figures"] else 0
+    return f"{run['name']} ({failed:,} failed)" if failed else run["name"]
 
 
 def _scored(run: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
@@ -103,8 +110,10 @@ def _overview(groups: Runs) -> list[Section]:
     for name in shared:
         found = [next((run["figures"] for run in group["runs"] if run["name"] == name), None) for group in groups]
         scores = [one["scores"][group["metrics"][0]] if one else None for one, group in zip(found, groups)]
+        failed = [f", {one['errors']:,} failed" if one and one["errors"] else "" for one in found]
         means = [100 * score["mean"] for score in scores if score]
-        rows.append([name, *map(interval, scores), _number(sum(means) / len(means) if all(scores) else None)])
+        mean = _number(sum(means) / len(means) if all(scores) else None)
+        rows.append([name, *map(add, map(interval, scores), failed), mean])
     head = ["", *(f"{group['task']} {group['metrics'][0]}" for group in groups), "mean"]
     return [Section("All tasks", "", [Table(head, rows)])]
 
@@ -141,12 +150,12 @@ def group_title(group: Mapping[str, Any]) -> str:
 
 def _scores(group: Mapping[str, Any]) -> list[str | Table]:
     metrics, runs, known = group["metrics"], group["runs"], find_metrics()
-    first = [[run["name"], f"{run['questions']:,}"] for run in runs]
+    first = [[run["name"], f"{run['questions']:,}", _failed(run)] for run in runs]
     for cells, run in zip(first, runs):
         if not run["finished"]:
             cells[1] += f" of {run['expected']:,}" if run["expected"] else ", not finished"
     explained = [f"{name}: {known[name].explanation}." for name in metrics if name in known]
-    return [_with_gaps(["run", "questions"], first, group, range(len(runs))), *explained]
+    return [_with_gaps(["run", "questions", "failed"], first, group, range(len(runs))), *explained]
 
 
 def _ablations(group: Mapping[str, Any]) -> list[str | Table]:
@@ -154,10 +163,10 @@ def _ablations(group: Mapping[str, Any]) -> list[str | Table]:
         return []
     runs = [group["runs"][place] for place in group["ablations"]]
     first = [
-        [run["name"].removeprefix(f"{run['system']} ") if run["ablations"] else f"{run['name']} (whole)"]
+        [run["name"].removeprefix(f"{run['system']} ") if run["ablations"] else f"{run['name']} (whole)", _failed(run)]
         for run in runs
     ]
-    table = _with_gaps(["method"], first, group, group["ablations"])
+    table = _with_gaps(["method", "failed"], first, group, group["ablations"])
     return ["The rows of the CIRAG paper's tables 2 and 3, in their order.", table]
 
 
@@ -179,7 +188,7 @@ def _pairs(group: Mapping[str, Any]) -> list[str | Table]:
         return []
     metric = group["metrics"][0]
     rows = [
-        [run["name"], *(f"{100 * gap['mean']:+z.1f} ({p_cell(gap)})" if gap else "" for gap in gaps)]
+        [_name(run), *(f"{100 * gap['mean']:+z.1f} ({p_cell(gap)})" if gap else "" for gap in gaps)]
         for run, gaps in zip(group["runs"], group["pairs"][metric])
     ]
     about = f"{metric}: row minus column, with p in brackets; where p is {SIGNIFICANT} or more, {NO_DIFFERENCE}."
@@ -193,9 +202,9 @@ def _sweeps(group: Mapping[str, Any]) -> list[str | Table]:
         for value, place in zip(sweep["values"], sweep["runs"]):
             run = group["runs"][place]
             costs = [interval(run["figures"]["cost"][name], 1) if run["figures"] else "-" for name in COSTS[:2]]
-            rows.append([f"{value:g}", *_scored(run, group["metrics"]), *costs])
+            rows.append([f"{value:g}", _failed(run), *_scored(run, group["metrics"]), *costs])
         title = _OPTION_TITLES.get(sweep["option"], sweep["option"].replace("_", " "))
-        parts.append(Table([title, *group["metrics"], "calls", "tokens read"], rows))
+        parts.append(Table([title, "failed", *group["metrics"], "calls", "tokens read"], rows))
     return parts
 
 
@@ -205,9 +214,7 @@ def _slices(runs: Runs, metrics: Sequence[str], key: str) -> list[str | Table]:
     if not kinds:
         return []
     head = [f"{kind} ({max(one[kind][metric]['n'] for one in found if kind in one):,})" for kind in kinds]
-    rows = (
-        [run["name"], *(interval(one.get(kind, {}).get(metric)) for kind in kinds)] for run, one in zip(runs, found)
-    )
+    rows = ([_name(run), *(interval(one.get(kind, {}).get(metric)) for kind in kinds)] for run, one in zip(runs, found))
     of = "; hops are counted by the supporting passages" if key == "by_hops" else ""
     return [f"{metric}, the headline{of}:", Table(["run", *head], rows)]
 
@@ -217,7 +224,7 @@ def _granularity(runs: Runs, metrics: Sequence[str]) -> list[str | Table]:
     if not known:
         return []
     rows = [
-        [run["name"], level, interval(found["share"]), *(interval(found[metric]) for metric in metrics)]
+        [_name(run), level, interval(found["share"]), *(interval(found[metric]) for metric in metrics)]
         for run in known
         for level, found in run["figures"]["granularity"].items()
     ]
@@ -339,6 +346,10 @@ def _sources(report: Mapping[str, Any]) -> Iterator[Section]:
         rows = [["folder", "", run["folder"]], ["command", "", shlex.join(run["command"] or ())]]
         rows += [[name, _value(one), _value(other)] for name, (one, other) in run.get("differs", {}).items()]
         yield Section(SOURCES, run["name"], [Table(["setting", "first run of the task", "here"], rows)])
+
+
+def _failed(run: Mapping[str, Any]) -> str:
+    return f"{run['figures']['errors']:,}" if run["figures"] else "-"
 
 
 def _gap(gap: dict[str, Any]) -> list[str]:

@@ -29,11 +29,12 @@ from tripletune.models.files import read_json, write_json
 from tripletune.models.llm import Endpoint, RepliesPending, SetupError, redact
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.replies import in_workers
-from tripletune.models.options import setting
+from tripletune.models.options import rare, setting
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, progress
 from tripletune.models.tables import Table
 
 logger = logging.getLogger(__name__)
+ALL_FAILED, SOME_FAILED = 1, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,9 @@ class SuiteOptions:
     output: str = setting(dataclasses.MISSING, "folder of the results; the same command continues it")
     limit: int | None = setting(None, "only the first N items", at_least=1)
     overwrite: bool = setting(False, "replace what an earlier run left in --output, or an index of other data")
+    max_failed: float = rare(
+        0.1, "share of failed items above which the exit code is 4; they score 0", at_least=0, at_most=1
+    )
 
 
 class Suite(ABC):
@@ -140,7 +144,8 @@ class RunsFailed(RuntimeError):
 def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
     """Run suites one after the other and write `metrics.json` of each that is complete.
 
-    One that fails does not stop the others. The exit code is 1 when every single item failed.
+    One that fails does not stop the others. The exit code is `ALL_FAILED` when every item of one failed,
+    `SOME_FAILED` when more than its `max_failed` did.
     """
     logs: list[ResultLog] = []
     launched = Launched()
@@ -164,7 +169,7 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
             log.close()
     if pending:
         raise RepliesPending(pending)
-    return max(codes, default=0)
+    return min(filter(None, codes), default=0)
 
 
 class Launched:
@@ -309,14 +314,14 @@ def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console
     if not answered and path.exists():
         # Nothing was left to do, so the speed of the last real session is the one worth keeping.
         session = read_json(path).get("session", session)
-    metrics = {**suite.summarise(log), "session": session}
+    failed, total = sum(bool(row.get("error")) for row in log.rows()), len(suite.ids)
+    metrics = {**suite.summarise(log), "failed": failed, "session": session}
     write_json(path, metrics)
     if console is not None:
         suite.show(metrics, console)
-    if all(row.get("error") for row in log.rows()):
-        logger.error('every %s failed; see "error" in %s', suite.unit, log.path)
-        return 1
-    return 0
+    if failed:
+        logger.error('%d of %d %s failed and score 0; see "error" in %s', failed, total, units, log.path)
+    return ALL_FAILED if failed == total else SOME_FAILED if failed > suite.options.max_failed * total else 0
 
 
 def interval_cells(value: Mapping[str, Any], sign: bool = False) -> tuple[str, str]:
@@ -328,9 +333,16 @@ def interval_cells(value: Mapping[str, Any], sign: bool = False) -> tuple[str, s
 
 
 def show_table(
-    console: Console, title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], drawn: str = ""
+    console: Console,
+    title: str,
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    drawn: str = "",
+    failed: int | None = None,
 ) -> None:
-    """Print a table, and of scores what their intervals draw: "questions"."""
+    """Print a table, and of scores what their intervals draw: "questions"; `failed` of these stand beside each."""
+    if failed is not None:
+        heads, rows = [*heads[:-1], "failed", heads[-1]], [[*row[:-1], str(failed), row[-1]] for row in rows]
     Table(heads, rows, title).show(console)
     if drawn:
         way = f"by bootstrap over {drawn}, Clopper-Pearson where all are equal"

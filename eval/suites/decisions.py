@@ -152,7 +152,7 @@ class DecisionSuite(Suite):
         ]
         title = f"{metrics['decisions']} decisions on {metrics['questions']} questions, with the teacher's history"
         heads = ("round", "score", "mean", "95 % interval", "decisions", "what it says")
-        show_table(console, title, heads, rows, "questions")
+        show_table(console, title, heads, rows, "questions", metrics["failed"])
         faults = ", ".join(f"{name} {count}" for name, count in metrics["faults"].items()) or "none"
         console.print(f"errors {metrics['errors']}, faults of the replies: {faults}")
 

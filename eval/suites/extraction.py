@@ -198,7 +198,8 @@ class ExtractionSuite(Suite):
             if isinstance(value, Mapping)
         ]
         title = f"{metrics['model']} on {metrics['texts']} texts of {metrics['data']}"
-        show_table(console, title, ("score", "mean", "95 % interval", "what it says"), rows, "texts")
+        heads = ("score", "mean", "95 % interval", "what it says")
+        show_table(console, title, heads, rows, "texts", metrics["failed"])
         if soft := metrics.get("soft"):
             limits = ", ".join(f"{name} {value}" for name, value in soft["thresholds"].items())
             console.print(f"soft: smallest cosines {limits}; embedder {metrics['embedder']}")

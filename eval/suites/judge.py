@@ -185,7 +185,7 @@ class JudgeSuite(Suite):
             (name, *interval_cells(one), interval_cells(agree[name])[0]) for name, one in metrics["win_rate"].items()
         ]
         heads = ("criterion", "win rate", "95 % interval", "both orders agree")
-        show_table(console, " against ".join(metrics["runs"]), heads, rows, "questions")
+        show_table(console, " against ".join(metrics["runs"]), heads, rows, "questions", metrics["failed"])
         counts = metrics["counts"]
         console.print(
             f"ties count half; {counts['questions']} questions, {counts['without_verdict']} without a verdict (left "

@@ -253,7 +253,8 @@ class QuestionSuite(Suite):
             cells = interval_cells(metrics["supporting_recall"])
             rows.append(("supporting_recall", *cells, "share of the supporting passages that was retrieved"))
         title = f"{metrics['system']} on {metrics['task']}, {metrics['questions']} questions"
-        show_table(console, title, ("metric", "score", "95 % interval", "what it says"), rows, "questions")
+        heads = ("metric", "score", "95 % interval", "what it says")
+        show_table(console, title, heads, rows, "questions", metrics["failed"])
         counts, cost, session = metrics["counts"], metrics["cost_per_question"], metrics["session"]
         console.print(
             f"errors {counts['errors']} (they score 0), refusals {counts['refusals']}, malformed plans "

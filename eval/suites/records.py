@@ -183,7 +183,7 @@ class RecordSuite(Suite):
             for key, value in metrics["planning"][f"action_accuracy_by_{family}"].items():
                 rows.append(("planning", "action_accuracy", *interval_cells(value), str(value["n"]), f"{what}: {key}"))
         heads = ("task", "metric", "score", "95 % interval", "records", "what it says")
-        show_table(console, "scores on records with gold history", heads, rows, "questions")
+        show_table(console, "scores on records with gold history", heads, rows, "questions", metrics["failed"])
         if "controls" in metrics:
             show_table(console, "the same records without reading", *metrics["control_table"])
         if self.looked_up:

@@ -156,7 +156,7 @@ def test_tables_go_to_latex_and_to_tracking(runs, tmp_path, monkeypatch):
     assert main(["report", str(runs), "--output", str(tmp_path / "out"), "--wandb", "p", "--price", "1,2"]) == 0
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     latex = (tmp_path / "out" / "report.tex").read_text()
-    assert r"good & 12 & 91.7 (75.0 to 100.0) & +83.3" in latex
+    assert r"good & 12 & 0 & 91.7 (75.0 to 100.0) & +83.3" in latex
     assert latex.count(r"\begin{tabular}") == latex.count(r"\bottomrule") > 3
     assert r"\textless{}/script\textgreater{}" in latex
     assert "bad & 2.0 (2.0 to 2.0) & 1.0 (1.0 to 1.0) & 100.0" in latex, "half of the calls were not sent"

@@ -118,7 +118,7 @@ def test_the_report_compares_with_the_first_run(home, report):
     gaps = [dict(pairs[number][0]) for number in range(1, 5)]
     correct_table(gaps)
     line = next(line for line in (report / "report.md").read_text().splitlines() if line.startswith(f"| {NAMES[3]} |"))
-    place = 2 + 3 * group["metrics"].index("exact_match")
+    place = 3 + 3 * group["metrics"].index("exact_match")
     assert line.strip("| ").split(" | ")[place + 2] == p_cell(gaps[2]), "of the differences that this table shows"
     assert group["sweeps"] == [{"option": "max_rounds", "values": [1, 2, 4], "runs": [3, 4, 0]}]
 

@@ -141,7 +141,7 @@ def test_the_command_goes_on_where_it_was(data, tmp_path, student):
 def test_long_prompts_are_shortened_and_failures_stay(data, tmp_path, student):
     student.fears = "Ada 1"
     limit = student.count_tokens(trajectory("t").messages[:4]) - 1
-    assert main(command(data, tmp_path, "--max-prompt-tokens", str(limit), "--limit", "4")) == 0
+    assert main(command(data, tmp_path, "--max-prompt-tokens", str(limit), "--limit", "4")) == 4
     rows = read_lines(tmp_path / "out" / "results.jsonl")
     assert [row["candidates_left_out"] for row in rows] == [0, 0, 0, 0]
     assert [row["error"] for row in rows] == ["", "CallError: too long", "", "CallError: too long"]

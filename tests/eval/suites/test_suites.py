@@ -1,5 +1,6 @@
 import asyncio
 import json
+import re
 
 import pytest
 
@@ -15,6 +16,7 @@ from tripletune.models.data.questions import Question
 from tripletune.models.data.records import Action, Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Completion, Generator
+from tripletune.models.tables import plain_console
 from tripletune.rag.systems import LoopOptions, Tools, find_system
 
 TASK = Task("toy", "none", ("f1_hotpotqa", "exact_match"), 20)
@@ -71,7 +73,7 @@ class Toy(QuestionSuite):
         self.metrics = {name: find_metrics()[name] for name in TASK.metrics}
         self.questions, self.ids = questions, [question.id for question in questions]
         self.tools, self.gold, self.own_contexts = Tools(model, model, Shelf(passages_of), Facts(facts_of)), None, True
-        self.concurrency, self.retry_errors, self.prices = concurrency, retry_errors, {}
+        self.concurrency, self.retry_errors, self.prices, self.teacher = concurrency, retry_errors, {}, None
 
     def items(self):
         return iter(self.questions)
@@ -150,6 +152,25 @@ def test_failing_questions_score_0_and_are_asked_again_alone(tmp_path):
     assert run(tmp_path, model, retry_errors=True)["counts"]["errors"] == 0
     assert sorted(model.answered) == ["What is 2?", "What is 3?"]
     assert [row["id"] for row in read_lines(tmp_path / "results.jsonl")] == IDS
+
+
+@pytest.mark.parametrize(
+    ("failing", "most", "code"), [(0, 0.1, 0), (2, 0.1, 0), (18, 0.1, 4), (18, 0.9, 0), (20, 0.9, 1)]
+)
+def test_failed_questions_are_counted_beside_each_score_and_end_a_run_with_a_code(
+    tmp_path, capsys, failing, most, code
+):
+    def suite(folder, failing):
+        made = Toy(tmp_path / folder, Model([f"What is {n}?" for n in range(failing)]), QUESTIONS[:20])
+        made.options.max_failed = most
+        return made
+
+    for _ in range(2):  # also where nothing is left to be asked
+        assert run_suites([suite("one", failing), suite("other", 0)], plain_console()) == code
+    assert json.loads((tmp_path / "one" / "metrics.json").read_text())["failed"] == failing
+    rows = [re.split(r" *[│┃] *", line) for line in capsys.readouterr().out.splitlines() if line[:1] in "│┃" and line]
+    at = rows[0].index("failed")
+    assert [row[at] for row in rows if row[1] == "exact_match"] == [str(failing), "0"] * 2
 
 
 def test_killed_run_goes_on_and_loses_nothing(tmp_path):
@@ -317,7 +338,7 @@ def test_a_new_suite_is_one_file(tmp_path, monkeypatch, capsys):
     (tmp_path / "numbers").write_text("1 2 x 4")
     monkeypatch.setattr(suites, "__path__", [*suites.__path__, str(tmp_path / "suites")])
     call = ["even", "--data", str(tmp_path / "numbers"), "--output", str(tmp_path / "out")]
-    assert main(call) == 0
+    assert main(call) == 4
     assert "even: 0.5" in capsys.readouterr().out
     assert [bool(row["error"]) for row in read_lines(tmp_path / "out" / "results.jsonl")] == [False, False, True, False]
     assert main([*call, "--limit", "0"]) == 2
