@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 
 from tripletune.data_builders.readers import get_reader
 from tripletune.eval.metrics import CUTS
+from tripletune.eval.metrics._labels import refuses
 from tripletune.models.data.questions import Question
 from tripletune.models.data.records import read_corpus
 from tripletune.models.files import json_line, new_file
@@ -44,6 +45,7 @@ class Task:
             the benchmark's own.
         questions: Only the first N questions of the file are asked, as a protocol says; None: all.
         top_k: Passages per round, as a protocol says; None: as the system's paper says.
+        refusal: The answer to a question that has none; there a refusal in other words is scored as this text.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Task:
     template: str = "{question}"
     questions: int | None = setting(None, "questions of the file that are asked", at_least=1)
     top_k: int | None = setting(None, "passages per round", at_least=1)
+    refusal: str | None = None
 
     def check(self) -> list[str]:
         """What can't work, one sentence each."""
@@ -157,13 +160,18 @@ def find_metrics() -> dict[str, Metric]:
 
 
 def score_answer(
-    prediction: str, answers: Sequence[str], metrics: Mapping[str, Metric], short_answers: Sequence[Sequence[str]] = ()
+    prediction: str,
+    answers: Sequence[str],
+    metrics: Mapping[str, Metric],
+    short_answers: Sequence[Sequence[str]] = (),
+    refusal: str | None = None,
 ) -> dict[str, float]:
     """Score one prediction with several metrics.
 
     Args:
         answers: The gold answers; blank ones, which would occur in every prediction, are passed over.
         short_answers: The aliases of each reading's short answer, for metrics that read them.
+        refusal: See `Task`.
     """
     if isinstance(answers, str):
         raise TypeError(f"gold answers are the string {answers!r}: give a list of answers, or it is read by letters")
@@ -173,6 +181,8 @@ def score_answer(
     for name, metric in metrics.items():
         if metric.reads == "short_answers" and not short_answers:
             raise ValueError(f"metric {name} needs short answers, which the question does not have: ASQA's rows do")
+    if refusal and refusal in filled and refuses(prediction):
+        prediction = refusal
     gold = {"answers": filled, "short_answers": short_answers}
     scores = {name: float(metric.score(prediction, gold[metric.reads])) for name, metric in metrics.items()}
     wrong = {name: score for name, score in scores.items() if not math.isfinite(score)}

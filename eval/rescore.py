@@ -71,7 +71,8 @@ def score_run(
     """
     folder = Path(folder)
     path, values = folder / SCORES, dict[str, list[float]]({name: [] for name in metrics})
-    if "system" not in read_json(folder / SETTINGS):
+    settings = read_json(folder / SETTINGS)
+    if "system" not in settings:
         raise ValueError(f"{folder} is not the output of `tripletune eval run`; give its own command again to score it")
     with lock_folder(folder, f"another process writes into {folder}: wait for it or stop it") or nullcontext():
         before = {row["id"]: given(row, "scores") or {} for row in read_results(path)} if path.is_file() else {}
@@ -82,7 +83,8 @@ def score_run(
                 if gold is not None and (wanted := gold.get(row["id"])):
                     ids = {*final_ranking(row["trace"]), *(row.get("supporting") or ())}
                     seen, found = seen or bool(ids), found or not ids.isdisjoint(wanted)
-                scores = score_row(row, metrics, None if gold is None else gold.get(row["id"], ()))
+                links = None if gold is None else gold.get(row["id"], ())
+                scores = score_row(row, metrics, links, (given(settings, "task") or {}).get("refusal"))
                 failed += bool(row["error"])
                 for name, one in scores.items():
                     values[name].append(one)
@@ -109,18 +111,22 @@ def score_run(
 
 
 def score_row(
-    row: Mapping[str, Any], metrics: Mapping[str, Metric], supporting: Collection[str] | None = None
+    row: Mapping[str, Any],
+    metrics: Mapping[str, Metric],
+    supporting: Collection[str] | None = None,
+    refusal: str | None = None,
 ) -> dict[str, float]:
     """Scores of a stored question; one that failed scores 0, and one without gold passages has no score of a ranking.
 
     Args:
         supporting: Ids of the supporting passages; None: those in the row.
+        refusal: See `tripletune.eval.Task`.
     """
     wanted = frozenset((row.get("supporting") or ()) if supporting is None else supporting)
     ranking = final_ranking(row["trace"])
     of_rankings = {name: metric for name, metric in metrics.items() if metric.reads == "supporting"}
     others = {name: metric for name, metric in metrics.items() if name not in of_rankings}
-    scores = score_answer(row["prediction"], row["answers"], others, row.get("short_answers", ()))
+    scores = score_answer(row["prediction"], row["answers"], others, row.get("short_answers", ()), refusal)
     if wanted:
         scores |= {name: metric.score(ranking, wanted) for name, metric in of_rankings.items()}
     return {name: 0.0 if row["error"] else scores[name] for name in metrics if name in scores}

@@ -14,13 +14,13 @@ up: `f1` is plain token F1 (RAS, eq. 10-12), `f1_hotpotqa` the official rule of 
 from __future__ import annotations
 
 import math
-import re
 import string
 from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
+from tripletune.eval.metrics._labels import has_label
 from tripletune.models.data.records import normalize_answer
 
 # Places of a ranking that are scored.
@@ -28,19 +28,6 @@ CUTS = (2, 5, 10, 15)
 _CLOSED_ANSWERS = {"yes", "no", "noanswer"}
 # TriviaQA's script takes these for spaces, where SQuAD's leaves punctuation out.
 _TRIVIAQA_SPACES = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`", " "))
-
-# A label in a reply: chat models write "The answer is (B)." where a trained model writes "B".
-_SAID = r"(?:answer|choice|option|label|statement|claim)(?: is| would be|:)*[\s:*_\"'(]*"
-# "A" and "I" are words too: alone an A counts where punctuation, "is" or the end follows.
-_LETTER = re.compile(
-    rf"\A[\s*_\"'(]*([A-HJ])(?=[).:,*_\"']|\s*\Z)|(?i:{_SAID})([A-HJ])\b"
-    r"|\(([A-HJ])\)|\b([B-HJ])\b|\b(A)(?=[).:*]| is\b|\s*\Z)"
-)
-_TRUTH = re.compile(
-    r"(?P<no>(?:\bnot|n't|\bnever)(?: \w+)? true|\b(?:untrue|false|incorrect))\b"
-    r"|(?P<yes>(?:\bnot|n't) false|\b(?:true|correct))\b",
-    re.IGNORECASE,
-)
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
@@ -59,13 +46,14 @@ def accuracy(prediction: str, answers: Sequence[str]) -> float:
 
 
 def label_accuracy(prediction: str, answers: Sequence[str]) -> float:
-    """The label that the answer gives, in a sentence or alone, is the gold one.
+    """The label that the answer gives, in a sentence or alone, is the gold one; a refusal gives none.
 
-    A label is true or false, or the letter of a choice. The first that stands in front or is called the answer counts;
-    where the reply names several and calls none the answer, it is wrong. Other gold labels are compared as `accuracy`
-    does.
+    A label is yes or no, true or false, the letter of a choice, or a name. What is called the answer counts, else what
+    stands in front; where the reply names several and calls none the answer, it is wrong. Labels are words ("cannot"
+    holds no "no"), and clauses that refuse are passed over. A gold answer that is a refusal is matched by one in any
+    words that stands beside no label.
     """
-    return max(_has_label(prediction, answer) for answer in answers)
+    return float(any(accuracy(prediction, [answer]) or has_label(prediction, answer) for answer in answers))
 
 
 def f1(prediction: str, answers: Sequence[str]) -> float:
@@ -100,7 +88,8 @@ def f1_triviaqa(prediction: str, answers: Sequence[str]) -> float:
 def golden_match(prediction: str, answers: Sequence[str]) -> float:
     """A gold answer occurs in the answer, case, articles and punctuation aside (RAS, eq. 9).
 
-    A substring test, as in the paper: it is not for answers of one letter.
+    A substring test, as in the paper, which a refusal or a list of guesses can pass ("cannot" holds "no"): it is not
+    for letters, nor for yes and no.
     """
     normal = normalize_answer(prediction)
     return float(any(normalize_answer(answer) in normal for answer in answers))
@@ -162,21 +151,6 @@ def _bare(label: str) -> str:
     bare = label.strip(string.punctuation + string.whitespace)
     # What is left may be blank all the same: a control character such as the unit separator.
     return bare if bare.strip() else label
-
-
-def _has_label(prediction: str, answer: str) -> float:
-    if accuracy(prediction, [answer]):
-        return 1.0
-    if answer.strip().lower() in ("true", "false"):
-        said = ["true" if match["yes"] else "false" for match in _TRUTH.finditer(prediction)]
-        leading = _TRUTH.match(prediction.lstrip(" *_\"'(\n"))
-        said = said[:1] if leading else said
-        return float(set(said) == {answer.strip().lower()})
-    if not re.fullmatch("[A-J]", answer.strip()):
-        return 0.0
-    found = list(_LETTER.finditer(prediction))
-    chosen = [match[1] or match[2] for match in found if match[1] or match[2]][:1]
-    return float({*(chosen or (match[match.lastindex or 0] for match in found))} == {answer.strip()})
 
 
 def _token_f1(prediction: list[str], gold: list[str]) -> float:

@@ -215,7 +215,7 @@ class QuestionSuite(Suite):
             asked = self.task.template.replace("{question}", item.question)
             reply = Trace(asked, error=reply.error, seconds=reply.seconds)
         reply.question_id = item.id
-        scores = score_answer(reply.answer, item.answers, self.metrics, item.short_answers)
+        scores = score_answer(reply.answer, item.answers, self.metrics, item.short_answers, self.task.refusal)
         if self.gold is not None:
             wanted = self.gold.get(item.id, frozenset())
         else:

@@ -49,15 +49,20 @@ _MARKER = re.compile(r"\(\s*S>|\|\s*[PO]>")
 _NO_FACTS = re.compile(r"\W*(none|no (facts?|triples?)( found| stated)?)\W*", re.IGNORECASE)
 _REFUSAL = re.compile(
     r"\b(unanswerable|not answerable"
-    r"|(can ?not|can't|could not|couldn't) (be )?(determined?|answer(ed)?|infer(red)?|found?|tell)"
-    r"|(unable|impossible|not possible) to (determine|answer|infer|find|tell|say)"
-    r"|(not enough|insufficient|no (relevant|further|such|sufficient)) (information|evidence|context|facts)"
+    r"|(can ?not|can't|could not|couldn't) (be )?(determined?|answer(ed)?|infer(red)?|found?|tell|say|know|confirm(ed)?"
+    r"|verif(y|ied)|establish(ed)?|identif(y|ied)|decided?|conclude)"
+    r"|(unable|impossible|not possible|not able) to (determine|answer|infer|find|tell|say|know|confirm|verify|identify)"
+    r"|(not|isn't|aren't) (enough|sufficient)( \w+)? (information|evidence|context|facts|data|details?)"
+    r"|(insufficient|lacks?( the)?|no (relevant|further|such|sufficient)) (information|evidence|context|facts|data)"
+    r"|(information|evidence|context|facts|data) (is|are) (not (enough|sufficient)|insufficient|lacking)"
     r"|no information (is )?(about|on|given|provided|available)|(do not|don't) know( |\W*\Z)"
+    r"|(is|remains) (unclear|uncertain|unknown)( |\W*\Z)|no mention of|not sure|not clear( |\W*\Z)"
     r"|not (mentioned|specified|stated|provided|given|available)( (in|by) |\W*\Z)"
     r"|(do|does|did)(n't| not) (mention|specify|state|provide|contain|say|give|include))"
-    r"|\A\W*(unknown|n/?a|none|no answer)\W*\Z",
+    r"|\A\W*(unknown|n/?a|none|no answer|unsure|unclear)\W*\Z",
     re.IGNORECASE,
 )
+_CLAUSE = re.compile(r"([.,;!?\n]+|\b(?:but|though|although|however)\b)", re.IGNORECASE)
 _LONGEST_REFUSAL = 40
 NO_TEXT = "the reply holds no text"
 # Why a reply ended that the same call would end in again.
@@ -190,6 +195,12 @@ def is_refusal(answer: str) -> bool:
     A text of more than 40 words is an answer, whatever it says that its sources do not mention.
     """
     return len(answer.split()) <= _LONGEST_REFUSAL and bool(_REFUSAL.search(answer.replace("\u2019", "'")))
+
+
+def without_refusals(text: str) -> str:
+    """A text without the clauses that say that there is no answer; commas and the like, and "but", end a clause."""
+    parts = _CLAUSE.split(text)
+    return text if not any(map(is_refusal, parts)) else "".join(" " if is_refusal(one) else one for one in parts)
 
 
 def find_json(text: str, *kinds: type[Any], advice: str = "", notes: Counter[str] | None = None) -> Any:

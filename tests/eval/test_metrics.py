@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from tests.data_builders.rows import shared
 from tripletune.data_builders.readers import get_reader
-from tripletune.eval import Metric, find_metrics, score_answer
+from tripletune.eval import Metric, find_metrics, load_task, score_answer
 from tripletune.eval.metrics import (
     accuracy,
     exact_match,
@@ -69,13 +69,55 @@ def test_the_choice_a_is_not_an_article(prediction, gold, right):
         ("B is correct", "B"), ("The answer is A", "A"), ("Both A) and B) are right", ""), ("The answer is a dog.", ""),
         ("I", ""), ("The claim is true.", "true"), ("False, because it is not true", "false"), ("untrue", "false"),
         ("This is not true", "false"), ("It isn't entirely true.", "false"), ("True. It is not false", "true"),
-        ("", ""),
+        ("", ""), ("The answer is not B.", ""), ("A or B", ""), ("A, B, C", ""), ("It may be vitamin C, D or A.", ""),
+        ("A) red B) blue\n\nThe answer is B.", "B"), ("None fits: I cannot tell whether B is right.", ""),
+        ("True or false", ""), ("The claim cannot be verified as true.", ""),
+        ("True stories are told here.\n\nSo the claim is false, as there is not enough evidence.", "false"),
+        ("The passages do not mention whether this is true, so it cannot be determined.", ""),
     ],
 )  # fmt: skip
 def test_labels_are_read_out_of_sentences(prediction, label):
     assert not label_accuracy("It could be true or false", ["true"])
     for gold in ("true", "false") if label in ("true", "false") else ("A", "B", "C", "D"):
         assert label_accuracy(prediction, [gold]) == (gold == label)
+
+
+NULL = "Insufficient information."
+LONG = "The first article praises the plan of the council. " * 6
+
+
+@pytest.mark.parametrize(
+    ("prediction", "label"),
+    [
+        (NULL, NULL), ("Unanswerable", NULL), ("I cannot answer this question.", NULL), ("I don't know", NULL),
+        ("The articles do not mention it.", NULL), ("It cannot be determined whether the answer is yes or no.", NULL),
+        ("No information is provided.", NULL), ("There isn't enough information, so I can't say yes or no.", NULL),
+        ("It is not possible to verify this from the passages.", NULL), ("Based on them, it remains unclear.", NULL),
+        (f"{LONG}\n\nTherefore the answer cannot be determined.", NULL), (f"{LONG}\n\nAnswer: Unanswerable", NULL),
+        (f"The first does not say so. {LONG}\n\nAnswer: Google", "Google"), (f"{LONG}\n\nThe answer is no.", "no"),
+        ("No, the articles do not mention it.", "no"), ("Yes, although no article says when.", "Yes"),
+        ("There is no discrepancy.", "no"), ("No one cannot", "no"),
+        ("It could be yes or no, but there is insufficient information to be sure.", ""), ("Yes and no.", ""),
+        (f"Yes, no, or {NULL}", ""), ("Google or Meta", ""), ("It is not Google", ""), ("Googles", ""), ("nobody", ""),
+        ("", ""), ("\n\n", ""),
+    ],
+)  # fmt: skip
+def test_a_refusal_earns_the_tasks_own_word_and_no_other_label(prediction, label):
+    task = load_task("multihoprag")
+    metrics = {name: metric for name, metric in find_metrics().items() if name in task.metrics}
+    for gold in (NULL, "Yes", "no", "Google"):
+        scores = score_answer(prediction, [gold], metrics, refusal=task.refusal)
+        assert scores["label_accuracy"] == (gold == label), gold
+        assert scores["exact_match"] == (gold == label == NULL) or label == NULL != gold
+    assert task.metrics[0] == "label_accuracy", "golden_match pays for refusals"
+
+
+@pytest.mark.parametrize(
+    ("prediction", "share"), [("I cannot answer.", 22), ("Yes, no, or insufficient information.", 0)]
+)
+def test_always_refusing_and_hedging_on_multihop_rag(prediction, share):
+    questions = list(get_reader("multihop_rag")(str(shared("multihoprag_queries.jsonl"))))
+    assert sum(label_accuracy(prediction, question.answers) for question in questions) == share
 
 
 def test_triviaqa_takes_punctuation_for_spaces():

@@ -1,0 +1,75 @@
+"""Labels and refusals in replies: a label is yes or no, true or false, the letter of a choice, or a name."""
+
+from __future__ import annotations
+
+import re
+
+from tripletune.models.data.records import normalize_answer
+from tripletune.models.llm.replies import is_refusal, without_refusals
+
+# Chat models write "The answer is (B)." where a trained model writes "B".
+_SAID = r"(?:answer|choice|option|label|statement|claim)(?: is| would be|:)*[\s:*_\"'(]*"
+_CALLED = re.compile(rf"\b{_SAID}\Z", re.IGNORECASE)
+_ANSWERED = re.compile(r"\banswer(?: is| would be|[\s*_]*:)[\s:*_\"'(]*\Z", re.IGNORECASE)
+_DENIED = re.compile(r"(?:\b(?:not|nor|neither|than|except)|n't)(?: option| choice)?[\s*_\"'(]+\Z", re.IGNORECASE)
+_LISTED = re.compile(r"\W*(?:\b(?:or|and|nor)\b)?\W*", re.IGNORECASE)
+# "A" and "I" are words too: alone an A counts where punctuation, "is", "or", "and" or the end follows.
+_LETTER = re.compile(
+    rf"(?i:\b{_SAID})(?P<a>[A-HJ])\b|\((?P<b>[A-HJ])\)|\b(?P<c>[B-HJ])\b"
+    r"|\b(?P<d>A)(?=[).:,/*_\"']| (?:is|or|and)\b|\s*\Z)"
+)
+_TRUTH = re.compile(
+    r"(?P<false>(?:\bnot|n't|\bnever)(?: \w+)? true|\b(?:untrue|false|incorrect))\b"
+    r"|(?P<true>(?:\bnot|n't) false|\b(?:true|correct))\b",
+    re.IGNORECASE,
+)
+_YES = re.compile(r"\b(?:(?P<yes>yes)|(?P<no>no))\b", re.IGNORECASE)
+_CONCLUDES = re.compile(r"\banswer(?: is|[\s*_]*:)[\s*_]*\w", re.IGNORECASE)
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+
+
+def refuses(reply: str) -> bool:
+    """Whether a reply, of any length, says that there is no answer, and gives none beside that.
+
+    Of a long one the first or the last sentence says so. "No, the articles do not mention it" is a no.
+    """
+    rest = without_refusals(reply)
+    if rest == reply or _labels(rest, _YES) or _labels(rest, _TRUTH) or _CONCLUDES.search(rest):
+        return False
+    sentences = _SENTENCE.split(reply.strip())
+    return is_refusal(reply) or any(without_refusals(one) != one for one in (sentences[0], sentences[-1]))
+
+
+def has_label(reply: str, gold: str) -> bool:
+    """Whether the label that a reply gives is the gold one; where that is a refusal, whether the reply refuses."""
+    if is_refusal(gold):
+        return refuses(reply)
+    gold, rest = gold.strip(), without_refusals(reply)
+    for pattern in (_YES, _TRUTH):
+        if gold.lower() in pattern.groupindex:
+            return _labels(rest, pattern) == {gold.lower()}
+    if re.fullmatch("[A-J]", gold):
+        return _labels(rest, _LETTER) == {gold}
+    words = re.escape(normalize_answer(gold))
+    return bool(re.search(rf"(?<!not )(?<!or )(?<!\w){words}(?!\w)(?! or )", normalize_answer(rest)))
+
+
+def _labels(text: str, pattern: re.Pattern[str]) -> set[str]:
+    """The label that a text gives: the last one called its answer, or the one in front; else all that it names."""
+    found, end = list[tuple[str, str, bool]](), 0
+    for match in pattern.finditer(text):
+        group = str(match.lastgroup)
+        label, start = (match[group], match.start(group)) if pattern is _LETTER else (group, match.start())
+        if not _DENIED.search(before := text[:start]):
+            listed = bool(found) and label != found[-1][0] and bool(_LISTED.fullmatch(text, end, match.start()))
+            if listed:
+                found[-1] = (*found[-1][:2], True)
+            found.append((label, before, listed))
+        end = match.end()
+    single = [(label, before) for label, before, listed in found if not listed]
+    answered = [label for label, before in single if _ANSWERED.search(before)]
+    front = [label for label, before in single if not before.strip(" \t\n*_\"'(")]
+    called = [label for label, before in single if _CALLED.search(before)]
+    # "B. Option A is wrong", and "True stories are told; the claim is false".
+    first = front or called[:1] if pattern is _LETTER else called[:1] or front
+    return set(answered[-1:] or first) or {label for label, *_ in found}
