@@ -46,6 +46,8 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     about = "output folders of `run` or `extraction`, or folders of several; A,B,C: the mean of one system's seeds"
     add("folders", nargs="+", metavar="DIR", help=about)
     add("--metric", help="score to compare (default: the headline of the task)")
+    across = "names of settings, such as top_k,model: runs that differ in these are compared all the same"
+    add("--across", metavar="NAME,…", help=across)
     add("--output", metavar="FILE", help="also write the comparison as JSON")
 
     add = report("curve", "draw the learning curve of a training run", "runs/extractor --output curve.png")
@@ -70,6 +72,9 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         help="output folders of `run`, folders that hold some, and output folders of other commands that leave a "
         "metrics.json; tables compare the other runs of a task with its first")  # fmt: skip
     add("--output", metavar="DIR", help="the report; an older one there is replaced (default: report in the first DIR)")
+    add("--across", metavar="NAME,…", help=across)
+    add("--title", default="Evaluation report", help="title of the page")
+    add("--baseline", metavar="NAME", help="name, system or folder of the runs that the others are compared with")
     add("--traces", type=int, default=200, metavar="N",
         help="questions of a task whose traces are put into the page (default: 200)")  # fmt: skip
     add("--corpus", action="append", default=[], metavar="FILE",

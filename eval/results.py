@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tripletune.models.files import (
     read_json,
     write_json,
 )
+from tripletune.models.program import code_version
 from tripletune.rag.results import RESULTS, read_runs
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ class ResultLog:
         overwrite: Start again, whatever the folder holds of an earlier run; that goes with the first new row.
         retry_errors: Forget rows with an "error", so that they are run again.
         part: Of another process than the first one of a run: its number, and the items that are done.
+        about: What `run.json` holds; to its "sessions" that of this call is added with the first row.
         sources: Files and folders that are read.
     """
 
@@ -60,7 +63,9 @@ class ResultLog:
     ) -> None:
         self.folder = Path(folder)
         self.path = self.folder / RESULTS
-        self._settings, self._about = json.loads(json.dumps(settings)), about or {}
+        self._settings, self._about = json.loads(json.dumps(settings)), {**(about or {}), "sessions": []}
+        self._first = part is None
+        self.session: dict[str, Any] = {"began": datetime.now(UTC).isoformat(timespec="milliseconds"), **code_version()}
         # Of other settings no row is taken in, whatever happened between.
         self._parts = f"results.{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]}"
         if part is not None:
@@ -90,6 +95,8 @@ class ResultLog:
             changed = [name for name in names if found.get(name) != now.get(name)]
             if found and not found.keys() & now.keys():
                 raise FileExistsError(f"{path} is not of an evaluation: give another --output")
+            if begun and not overwrite and (self.folder / ABOUT).is_file():
+                self._about["sessions"] = list(read_json(self.folder / ABOUT).get("sessions") or ())
             if not begun:
                 # A call that failed before its first answer, such as one with a misspelled model, sets nothing.
                 write_json(path, settings)
@@ -114,7 +121,7 @@ class ResultLog:
             self._file = self.path.open("a", encoding="utf-8")
             self.join(errors=not retry_errors)
             if not self._replaces:
-                write_json(self.folder / ABOUT, self._about)
+                self.note()
             locked.pop_all()
 
     def join(self, errors: bool = True) -> None:
@@ -132,12 +139,18 @@ class ResultLog:
             self._file.truncate(0)
             (self.folder / METRICS).unlink(missing_ok=True)
             write_json(self.folder / SETTINGS, self._settings)
-            write_json(self.folder / ABOUT, self._about)
+        if self._first and self.session not in self._about["sessions"]:
+            self._about["sessions"].append(self.session)
+            self.note()
         self._file.write(json_line(row))
         self._file.flush()
         self.done.add(row["id"])
         # Scores that were added later are of all rows or of none.
         (self.folder / SCORES).unlink(missing_ok=True)
+
+    def note(self) -> None:
+        """Write `run.json`, with what `session` says by now."""
+        write_json(self.folder / ABOUT, self._about)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Stream the rows in the order of the file."""

@@ -12,10 +12,14 @@ import logging
 import os
 import pkgutil
 import re
+import subprocess
 import sys
 import textwrap
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -142,6 +146,22 @@ class _Lines:
 
     def flush(self) -> None:
         sys.stderr.flush()
+
+
+@cache
+def code_version() -> dict[str, str]:
+    """Version of this code, and in a checkout its git commit, with "+changes" where files differ from it."""
+    here = Path(__file__).resolve()
+    git = ["git", "-C", str(here.parent)]
+    # In somebody else's repository, as a package that is installed there, it is not tracked.
+    for words in (["ls-files", here.name], ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]):
+        try:
+            told = subprocess.run([*git, *words], capture_output=True, text=True, check=False).stdout.strip()
+        except OSError:
+            told = ""
+        if not told:
+            break
+    return {"version": metadata.version("tripletune"), **({"commit": told} if told else {})}
 
 
 def progress(items: Iterable[Any] | None = None, name: str = "", unit: str = "question", **more: Any) -> Any:

@@ -118,7 +118,7 @@ def steps(config: ExpertConfig) -> Iterator[tuple[str, str, str]]:
         yield f"Round {number}: train", shlex.join(train), f"{student}/final/training.json"
         yield f"Round {number}: held-out questions", *run(f"{home}/exam-{number}", config.exam)
     exams = shlex.join(f"{home}/exam-{number}" for number in range(config.rounds + 1))
-    yield "All students, question by question with the first", f"tripletune eval compare {exams}", ""
+    yield "All students, question by question with the first", f"tripletune eval compare --across model {exams}", ""
 
 
 def main(config: ExpertConfig, dry_run: bool = False) -> int:

@@ -13,7 +13,6 @@ import math
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import time
 import zipfile
@@ -40,6 +39,7 @@ from tripletune.models.files import (
     write_text,
 )
 from tripletune.models.options import read_yaml, to_yaml
+from tripletune.models.program import code_version
 from tripletune.models.run_folders import FINAL, check_finite, check_weights, not_finite, stored_weights
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def save_run_settings(config: Any, train_digest: str, grouped: int | None = None
     folder.mkdir(parents=True, exist_ok=True)
     about = {
         "command": sys.argv,
-        "git_revision": _git_revision(),
+        "git_revision": code_version().get("commit"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: metadata.version(name) for name in PACKAGES},
@@ -378,11 +378,3 @@ def sharding() -> str:
                 f"{name} of the launcher is {found}, and must be {value}: {why}; see recipes/accelerate/fsdp2.yaml"
             )
     return "FSDP2"
-
-
-def _git_revision() -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
-    except OSError:
-        return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from tripletune.eval.costs import read_prices, unused_roles
 from tripletune.eval.report.curve import MALFORMED_OUTPUT, draw_curve, panels_of, read_curve
 from tripletune.eval.report.groups import Group, compare_pairs, differences, group_runs, sweeps_of
 from tripletune.eval.report.page import write_page
-from tripletune.eval.report.runs import Run, figures_of, named_folder, read_folder
+from tripletune.eval.report.runs import Run, bare_run, figures_of, named_folder, read_about, read_folder
+from tripletune.eval.report.setting import check_across, check_comparable, own_settings, setting_rows
 from tripletune.eval.report.tables import Section, latex_of, markdown_of, sections_of
 from tripletune.eval.results import METRICS, SCORES, SETTINGS, read_results, read_scored, run_folders
 from tripletune.eval.statistics import P_NOTE, bootstrap_ratio, correct_table, p_cell, paired_ratio_difference, verdict
@@ -46,8 +47,8 @@ def report(args: argparse.Namespace, console: Console) -> None:
     check_folder(output, _MADE, overwrite=True)
     prices = read_prices(args.price)
     found = [read_folder(one, prices) for spec in args.folders for one in _folders(spec)]
-    groups = group_runs([one for one in found if one.rows is not None])
-    figures = build_report(found, groups)
+    groups = group_runs([one for one in found if one.rows is not None], check_across(args.across), args.baseline)
+    figures = {"title": args.title, **build_report(found, groups)}
     unused = unused_roles(prices, [role for one in found for role in one.roles])
     figures["missing"] += [f"--price {role}=…: unknown role in these runs." for role in unused]
     sections = sections_of(figures)
@@ -64,10 +65,11 @@ def report(args: argparse.Namespace, console: Console) -> None:
 
 
 def _folders(spec: str) -> list[str]:
-    """The output folders that lie in a folder; what was given where it is one itself, or NAME=FOLDER."""
+    """The output folders that lie in a folder, the oldest run first; what was given where it is one, or NAME=FOLDER."""
     if not Path(spec).is_dir() or any((Path(spec) / name).is_file() for name in (SETTINGS, METRICS)):
         return [spec]
-    return list(map(str, run_folders([spec])))
+    began = {path: [one["began"] for one in read_about(path)[1].get("sessions", ())] for path in run_folders([spec])}
+    return list(map(str, sorted(began, key=began.__getitem__)))
 
 
 def build_report(found: Sequence[Run], groups: Sequence[Group]) -> dict[str, Any]:
@@ -127,6 +129,8 @@ def _figures(group: Group) -> dict[str, Any]:
     return {
         "task": reference.task,
         "metrics": group.metrics,
+        "told": group.told,
+        "setting": setting_rows(group.runs, group.names),
         "runs": [
             {
                 "name": name,
@@ -135,6 +139,7 @@ def _figures(group: Group) -> dict[str, Any]:
                 "command": run.about.get("command") or None,
                 "settings": run.settings,
                 "differs": differences(reference.settings, run.settings),
+                "own": own_settings(run),
                 "ablations": ablations,
                 "questions": run.results,
                 "expected": run.about.get("questions"),
@@ -177,19 +182,22 @@ def compare(args: argparse.Namespace, console: Console) -> None:
     folders = [one for spec in args.folders for one in _folders(spec)]
     if args.output:
         check_new(args.output, [one for each in folders for one in _seeds(each)])
-    comparison = compare_folders(folders, args.metric)
+    comparison = compare_folders(folders, args.metric, check_across(args.across))
     _show(comparison, console)
     if args.output:
         write_json(args.output, comparison)
 
 
-def compare_folders(folders: Sequence[str | Path], metric: str | None = None) -> dict[str, Any]:
+def compare_folders(
+    folders: Sequence[str | Path], metric: str | None = None, across: Collection[str] = ()
+) -> dict[str, Any]:
     """Compare runs with the first one, question by question or text by text.
 
     Args:
         folders: Of `tripletune eval run`, or all of `tripletune eval extraction`; `A,B,C` are seeds of one system.
         metric: The score to compare, for `extraction` also the beginning of several names; None takes the headline of
             the task, or all scores of `extraction`.
+        across: Names of `setting.EQUAL` in which the runs may differ.
 
     Returns:
         `{"what", "unit", "items", "runs": [{"folder", "name", "cost", "failed"}], "scores": {name: [{"score", "seeds",
@@ -208,6 +216,7 @@ def compare_folders(folders: Sequence[str | Path], metric: str | None = None) ->
     what = sorted({KIND if texts else head["task"] for head in heads.values()})
     if len(what) > 1:
         raise ValueError(f"the runs are of different tasks ({', '.join(what)}): compare runs of one task")
+    check_comparable([[bare_run(one) for one in seeds] for seeds in groups], across)
     unit = "text" if texts else "question"
     parts_of = row_parts if texts else lambda row: {name: (score, 1.0) for name, score in row["scores"].items()}
     rows = [read_results(Path(one) / SCORES) if texts else read_scored(one, "scores", "error") for one in heads]

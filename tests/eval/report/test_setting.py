@@ -1,0 +1,139 @@
+"""Only what is comparable is compared: by settings alone, and by the two commands."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from tests.cli import write_lines
+from tests.eval.report.test_page import row
+from tripletune.eval.__main__ import main
+from tripletune.eval.report.groups import group_runs
+from tripletune.eval.report.runs import Run
+from tripletune.eval.report.setting import apart, own_settings, setting_rows
+from tripletune.rag.systems import system_names
+
+TASK = {"name": "hotpotqa", "metrics": ["exact_match"], "template": "{question}", "max_answer_tokens": 100}
+SETTINGS = {
+    "system": "standard", "task": TASK, "data": "d" * 64, "limit": None, "corpus": "c" * 64, "retriever": "dense",
+    "encoder": "e5", "triples": None, "teacher": "openai:m", "sampling": [0.0, 1.0, None], "options": {"top_k": 5},
+}  # fmt: skip
+
+
+def run_of(folder="f", questions=20, **changes):
+    options = {**SETTINGS["options"], **changes.pop("options", {})}
+    settings = {name: one for name, one in {**SETTINGS, **changes, "options": options}.items() if one != "absent"}
+    return Run(folder, "", settings, {"questions": questions}, {}, 0, pd.DataFrame())
+
+
+STUDENT = {"spec": "runs/a", "weights": "w"}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "differ"),
+    [
+        ({}, {"corpus": "other"}, "corpus"),
+        ({}, {"corpus": None}, "corpus"),
+        ({}, {"data": "other"}, "data"),
+        ({}, {"questions": 10}, "limit"),
+        ({}, {"task": {**TASK, "template": "{question} In short."}}, "task"),
+        ({}, {"retriever": "hybrid"}, "retriever"),
+        ({}, {"vectors": "hnsw"}, "retriever"),
+        ({}, {"encoder": "bge"}, "encoder"),
+        ({}, {"query_prompt": "query: "}, "encoder"),
+        ({}, {"options": {"top_k": 2}}, "top_k"),
+        ({"system": "cirag", "options": {"top_k": 2}}, {}, "top_k"),
+        ({}, {"teacher": "openai:n"}, "model"),
+        ({"teacher_weights": "v"}, {"teacher_weights": "w"}, "model"),
+        ({}, {"teacher": None, "model": STUDENT, "sampling": None}, "model"),
+        ({}, {"llm": {"answer": {"model": "openai:n"}}}, "model"),
+        ({}, {"sampling": [0.7, 1.0, None]}, "sampling"),
+        ({}, {"reader": "common"}, "reader"),
+        ({"triples": "t"}, {"triples": {"store": "s", "model": "m"}}, "triples"),
+        # What one of them does not take, what is the system's own, and the same under another name.
+        ({}, {"system": "cirag", "options": {"top_k": 10, "rerank": False}, "integrator": STUDENT}, ""),
+        ({"system": "cirag", "options": {"top_k": 5}}, {"options": {"top_k": 5}}, ""),
+        ({}, {"system": "no_retrieval", "retriever": None, "encoder": None, "corpus": None}, ""),
+        ({"triples": "t"}, {"options": {"max_rounds": 2}}, ""),
+        ({}, {"sampling": [0.0, 1.0, 7]}, ""),
+        ({"system": "t2rag", "llm": {"t2rag.resolve": {"model": "hf:x"}}}, {}, ""),
+        ({"model": STUDENT}, {"model": {**STUDENT, "spec": "copies/a"}}, ""),
+        ({"options": {"reader": True}}, {}, ""),
+        ({}, {"questions": None, "limit": "absent"}, ""),
+    ],
+)  # fmt: skip
+def test_runs_are_compared_where_all_is_equal_that_should_be(one, other, differ):
+    first, second = run_of("a", **one), run_of("b", **other)
+    assert list(apart(first, second)) == list(apart(second, first)) == ([differ] if differ else [])
+    assert not apart(first, second, [differ])
+    groups = group_runs([first, second])
+    assert [len(group.runs) for group in groups] == ([1, 1] if differ else [2])
+    if differ and differ != "data":
+        told = [group.told for group in groups]
+        assert told[0] != told[1], "what tells them apart stands in words"
+        assert len(group_runs([first, second], [differ])) == 1
+
+
+def test_every_system_has_defaults_that_can_be_compared():
+    runs = [run_of(name, system=name, options={"max_plan_tokens": 3}) for name in system_names()]
+    assert all("max_plan_tokens=3" in own_settings(run) for run in runs)
+
+
+def test_a_run_stands_in_every_group_that_it_fits_and_a_setting_is_told_with_its_runs():
+    bare = run_of("none", system="no_retrieval", retriever=None, encoder=None, corpus=None)
+    five, two = run_of("five"), run_of("two", options={"top_k": 2})
+    groups = group_runs([bare, five, two, run_of("ras", system="ras", teacher="oracle:w/test")])
+    assert [[run.folder for run in group.runs] for group in groups] == [["none", "five"], ["none", "two"], ["ras"]]
+    assert [group.told for group in groups][:2] == [f"passages per round {k}, model openai:m" for k in (5, 2)]
+    assert [run.folder for run in group_runs([bare, five], baseline="standard")[0].runs] == ["five", "none"]
+    rows = dict(setting_rows([five, two, bare], ["five", "two", "none"]))
+    assert rows["passages per round"] == "5 (five); 2 (two)"
+    assert rows["retriever"] == "dense"
+    assert rows["corpus"] == "c" * 12
+    assert rows["triples"] == "-"
+    assert "knows the facts" in dict(setting_rows(groups[2].runs, groups[2].names))["model"]
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """`folders(name=changes, …)`: folders of finished runs."""
+
+    def make(**runs):
+        for number, (name, changes) in enumerate(runs.items()):
+            run, folder = run_of(**changes), tmp_path / "runs" / name
+            folder.mkdir(parents=True)
+            rows = [row(one, ("bad", "good")[number % 2]) for one in range(12)]
+            write_lines(folder / "results.jsonl", rows)
+            session = {"began": f"2026-11-2{9 - number}T10:00:00.000", "version": "0.1.0", "commit": "a" * 40}
+            metrics = {"system": run.system, "task": "hotpotqa", "primary": "exact_match", "cost_per_question": {}}
+            about = {"questions": 12, "sessions": [session]}
+            for file, value in (("settings", run.settings), ("run", about), ("metrics", metrics)):
+                (folder / f"{file}.json").write_text(json.dumps(value))
+        return [str(tmp_path / "runs" / name) for name in runs]
+
+    return make
+
+
+def test_compare_and_report_take_only_what_is_named(folders, tmp_path, error_of, capsys):
+    two = folders(one={}, two={"options": {"top_k": 2}, "sampling": [0.7, 1.0, 3]})
+    assert main(["compare", *two]) == 2
+    assert "differ in top_k (5 and 2); sampling (0.0,1.0 and 0.7,1.0), so" in error_of()
+    assert main(["compare", *two, "--across", "top_k"]) == 2
+    assert "pass --across sampling" in error_of()
+    assert main(["compare", *two, "--across", "topk"]) == 2
+    assert "did you mean top_k?" in error_of()
+    assert main(["compare", *two, "--across", "top-k,sampling"]) == 0
+    shown = []
+    for words in ([], ["--across", "top_k,sampling", "--title", "A <b>", "--baseline", "one"]):
+        assert main(["report", str(tmp_path / "runs"), "--output", str(tmp_path / "out"), *words]) == 0
+        found = json.loads((tmp_path / "out" / "report.json").read_text())
+        shown.append([[run["folder"][-3:] for run in group["runs"]] for group in found["groups"]])
+    assert shown == [[["two"], ["one"]], [["one", "two"]]], "the oldest first, if nothing else is said"
+    assert found["groups"][0]["pairs"]["exact_match"][1][0]["verdict"] == "better"
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<title>A &lt;b&gt;</title>" in page
+    assert "model: openai:m; date: 2026-11-29 (" in page
+    assert "code: 0.1.0 aaaaaaaaaaaa" in page
+    (tmp_path / "runs" / "one" / "run.json").write_text(json.dumps({"sessions": [{"began": 3}]}))
+    assert main(["compare", *two]) == 2
+    assert "sessions[0].began must be text" in error_of()
