@@ -90,7 +90,7 @@ async def _rankings(
     system = find_system(name)
     loop = loop or system.options(top_k=max(CUTS))
     search = SystemOptions(triples=options.triples, retriever=retriever, encoder=ENCODER)
-    tools = open_tools(search, system, loop, folder / "corpus.jsonl", folder, llm=_NoModel())
+    tools = open_tools(search, system, loop, folder / "corpus.jsonl", folder / "index", llm=_NoModel())
     runs = (system.run(question.question, question.question, tools, loop) for question in questions)
     traces = await asyncio.gather(*runs)
     return [final_ranking(trace.to_json()) for trace in traces]

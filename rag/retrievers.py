@@ -36,10 +36,11 @@ class Retriever(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CorpusRetriever:
-    """A retriever over one indexed corpus."""
+    """A retriever over one indexed corpus; `comparable`: scores of different queries mean the same, as cosines do."""
 
     passages: PassageStore
     index: TextIndex
+    comparable: bool = True
 
     async def retrieve(self, query: str, k: int) -> list[Retrieved]:
         """The at most `k` best passages for a query, best first."""
@@ -65,7 +66,7 @@ def open_retriever(
     rows = lambda: (passage.content for passage in passages)  # noqa: E731
     how = (embedder, search, passages.language if language == AUTO else language, overwrite)
     index = open_text_index(kind, index_dir, passages.identity, rows, len(passages), *how)
-    return CorpusRetriever(passages, index)
+    return CorpusRetriever(passages, index, kind == "dense")
 
 
 def verbalise(triple: Triple) -> str:

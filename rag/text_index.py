@@ -184,6 +184,12 @@ class FusedIndex:
         return [reciprocal_rank_fusion(rankings)[:k] for rankings in zip(*found)]
 
 
+def shares(scores: Iterable[float]) -> list[float]:
+    """The scores of one ranking as shares of its best, which go with those of other queries and of other indexes."""
+    found = [max(score, 0.0) for score in scores]
+    return [score / max(found) for score in found] if any(found) else [1.0] * len(found)
+
+
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[tuple[int, float]]], constant: int = 60) -> Ranking:
     """Fuse rankings of `(row, score)` pairs; ranks count from 1 and equal sums are ordered by row."""
     fused: dict[int, float] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import unicodedata
 from array import array
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ from tripletune.models.data.words import AUTO
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.index import PassageStore, prepare
 from tripletune.rag.retrievers import verbalise
-from tripletune.rag.text_index import Ranking, RetrieverKind, VectorSearch, open_text_index
+from tripletune.rag.text_index import Ranking, RetrieverKind, VectorSearch, open_text_index, shares
 from tripletune.rag.triple_store import StoredTriples
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,9 @@ class TripleIndex:
 
     It lies in `index_dir/triples`; what is missing or out of date is built. For the arguments see `open_text_index`.
     """
+
+    # Whether scores of different queries mean the same, as cosines do.
+    comparable = True
 
     def __init__(
         self,
@@ -54,7 +58,7 @@ class TripleIndex:
         folder = root / "rows"
         prepare(folder, {"kind": "triples", **wanted}, lambda out: _write(passages, triples, out))
         self.passages, self._path = passages, folder / _TRIPLES
-        self._file = self._path.open("rb")
+        self._file, self._reading = self._path.open("rb"), threading.Lock()
         # Many questions find the same triples.
         self._triple = lru_cache(maxsize=_KEPT)(self._read)
         self._offsets = np.load(folder / _OFFSETS, mmap_mode="r")
@@ -63,6 +67,7 @@ class TripleIndex:
         self.entities = np.load(folder / _ENTITIES)
         numbers = np.arange(len(self))
         self._of_entity = _Groups(self.entities.ravel(), np.concatenate([numbers, numbers]))
+        self.comparable = kind == "dense"
         texts = lambda: map(verbalise, self)  # noqa: E731
         how = (embedder, search, passages.language if language == AUTO else language, overwrite)
         self._index = open_text_index(kind, root, wanted, texts, len(self), *how)
@@ -74,8 +79,10 @@ class TripleIndex:
         return self._triple(row)
 
     def _read(self, row: int) -> Triple:
-        self._file.seek(int(self._offsets[row]))
-        return Triple(*json.loads(self._file.readline()))
+        with self._reading:
+            self._file.seek(int(self._offsets[row]))
+            line = self._file.readline()
+        return Triple(*json.loads(line))
 
     def __iter__(self) -> Iterator[Triple]:
         with self._path.open("rb") as file:
@@ -109,6 +116,8 @@ class TripleIndex:
         """
         rows, passages = dict[int, None](), dict[int, float]()
         rankings = await self.search(queries, candidates)
+        if not self.comparable:
+            rankings = [[(row, one) for (row, _), one in zip(found, shares(s for _, s in found))] for found in rankings]
         for row, score in merge(*rankings, key=lambda pair: (-pair[1], pair[0])):
             if len(passages) == k:
                 break

@@ -8,12 +8,14 @@ fused list; a next question that was searched before ends the loop; the answer i
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from heapq import nsmallest
 from itertools import zip_longest
 from typing import Literal
 
@@ -114,12 +116,22 @@ class _Gear:
         return fused
 
     async def link(self) -> list[Ranking]:
-        """passageLink (eq. 8 to 11): passages that a remembered triple finds, and those of triples that it finds."""
+        """passageLink (eq. 8 to 11): of each remembered triple the passages that it finds, directly and by triples."""
         texts, k, rankings = [verbalise(triple) for triple in self.gist], self.options.top_k, list[Ranking]()
-        for text, rows in zip(texts, await self.triples.search(texts, k) if texts else ()):
+        for text, stating in zip(texts, await self.gather(texts, k)):
             direct = [(hit.position, hit.score) for hit in await self.retriever.retrieve(text, k)]
-            rankings.append(reciprocal_rank_fusion([direct, self.passages_of(row for row, _ in rows)])[:k])
+            rankings.append(reciprocal_rank_fusion([direct, stating])[:k])
         return rankings
+
+    async def gather(self, texts: Sequence[str], k: int) -> list[Ranking]:
+        """For each text the first `k` passages, each once, of the triples that it finds (eq. 10)."""
+        found, depth, ended = list[Ranking](), k, not texts
+        while not ended:
+            rankings = await self.triples.search(texts, depth)
+            found = [self.passages_of(row for row, _ in ranking)[:k] for ranking in rankings]
+            ended = all(len(one) == k or len(ranking) < depth for one, ranking in zip(found, rankings))
+            depth *= 4
+        return found
 
     async def read(self, question: str, passages: Sequence[Passage], known: Sequence[Triple] = ()) -> list[Triple]:
         """The proximal triples of passages (eq. 1 and 4); none where no reply could be read."""
@@ -188,11 +200,8 @@ async def diverse_beam_search(
     starts = [(row,) for row in sorted(set(seeds))]
     beams = _top([Beam(rows, score) for rows, score in zip(starts, await compare(starts))], width)
     for _ in range(options.length - 1):
-        visited = {row for beam in beams for row in beam.rows}
-        longer = [
-            [(*beam.rows, row) for row in _closest(query, beam.rows[-1], visited, graph, options.neighbours)]
-            for beam in beams
-        ]
+        # Off the event loop: an entity may have tens of thousands of neighbours.
+        longer = await asyncio.to_thread(_extensions, query, beams, graph, options.neighbours)
         scores = iter(await compare([rows for group in longer for rows in group]))
         groups = [[Beam(rows, beam.score + next(scores)) for rows in group] for beam, group in zip(beams, longer)]
         if not any(groups):
@@ -215,12 +224,20 @@ def _top(beams: list[Beam], count: int) -> list[Beam]:
     return sorted(beams, key=lambda beam: (-beam.score, beam.rows))[:count]
 
 
-def _closest(query: str, row: int, visited: set[int], graph: TripleIndex, limit: int) -> list[int]:
-    rows = [int(other) for other in graph.neighbours(row) if int(other) not in visited]
-    if len(rows) <= limit:
-        return rows
-    words = set(words_in(query))
-    return sorted(rows, key=lambda other: (-len(words.intersection(words_in(verbalise(graph[other])))), other))[:limit]
+def _extensions(query: str, beams: Sequence[Beam], graph: TripleIndex, limit: int) -> list[list[tuple[int, ...]]]:
+    """Each beam with each of its at most `limit` neighbours, and none that stands in a beam."""
+    visited, words = {row for beam in beams for row in beam.rows}, frozenset(words_in(query))
+    near = [[row for row in map(int, graph.neighbours(beam.rows[-1])) if row not in visited] for beam in beams]
+    # Beams meet at the same entities: a neighbour of several is read once.
+    crowded = {row for rows in near if len(rows) > limit for row in rows}
+    rank = {row: (-len(words & _words(verbalise(graph[row]))), row) for row in crowded}
+    chosen = (nsmallest(limit, rows, key=rank.__getitem__) if len(rows) > limit else rows for rows in near)
+    return [[(*beam.rows, row) for row in rows] for beam, rows in zip(beams, chosen)]
+
+
+@lru_cache(maxsize=1 << 16)
+def _words(text: str) -> frozenset[str]:
+    return frozenset(words_in(text))
 
 
 async def _similarities(

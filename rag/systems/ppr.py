@@ -3,8 +3,9 @@
 Nodes are entities and passages; edges lead between the entities of a triple, between a passage and the entities of its
 triples, and between synonyms. A walk starts at the entities of the triples that are closest to the question and that
 the model keeps, and, with a small weight, at the passages that a retrieval finds. Where the paper leaves a choice: an
-entity's weight is the mean of its triples', shared among its passages. With no triple kept the retrieval's order
-stands, as in the paper.
+entity's weight is the mean of its triples', shared among its passages; a triple's is the share of the best one's score,
+which is alike for BM25, cosines and fused ranks. With no triple kept the retrieval's order stands,
+as in the paper.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tripletune.rag.chat_generator import READER, answer_from, prompt_files
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.retrievers import Retrieved, verbalise
 from tripletune.rag.systems import System, Tools, client_of, need
-from tripletune.rag.text_index import Ranking
+from tripletune.rag.text_index import Ranking, shares
 from tripletune.rag.triple_index import TripleIndex
 
 _NAMES = ("ppr_filter", READER)
@@ -88,6 +89,7 @@ class PageRank:
         options, index = self._options, self._index
         hits: list[Retrieved] = await need(self._tools, "retriever", self._system).retrieve(search, options.retrieved)
         (found,) = await index.search([search], options.triples)
+        found = [(row, share) for (row, _), share in zip(found, shares(score for _, score in found))]
         if options.filter and found:
             facts = "\n".join(f"{number}. {verbalise(index[row])}" for number, (row, _) in enumerate(found, 1))
             chat = load_prompts(_NAMES, options.prompts).chat(

@@ -6,12 +6,15 @@ Where the paper leaves a choice:
 - A clue is searched once in each wording; while it stays open, the model is shown it in later rounds.
 - At most `top_k` passages a round, also where a proposition stands in several: then the first in the corpus.
 - A reply fills unknowns and changes nothing else of a clue; a clue that it adds is taken.
+- A question without clues, since their reply can't be read, is searched as one whose clues can't be; where no clue says
+  anything in the end, the answer is read from what was found last.
+- Scores of BM25 and of fused rankings count as shares of their query's best before all are ranked together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import regex as re
@@ -25,6 +28,7 @@ from tripletune.rag import Trace
 from tripletune.rag.chat_generator import bare_answer, prompt_files, show_passages
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import System, Tools, client_of, need
+from tripletune.rag.text_index import shares
 from tripletune.rag.triple_index import TripleIndex, entity_key
 
 _PROMPTS = ("t2rag_decompose", "t2rag_resolve", "t2rag_answer")
@@ -122,33 +126,42 @@ async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions)
         clues = await _ask("decompose", main, llm, options, trace, first_clues)
     except UnusableReply:
         clues, trace.malformed = [], 1
+    evidence = list[str]()
     while not trace.stop_reason:
         kinds: list[list[Clue]] = [[], [], []]
         for clue in clues:
             kinds[clue.kind].append(clue)
         # Only what became searchable in the last round is searched.
         queries = [clue.query for clue in kinds[1] if clue.query not in asked]
-        falls_back = kinds[2] and (options.fallback == "always" or (options.fallback == "once" and search not in asked))
-        if not kinds[1] + kinds[2]:
-            trace.stop_reason = "sufficient" if clues else "malformed"
+        falls_back = options.fallback == "always" or (options.fallback == "once" and search not in asked)
+        if clues and not kinds[1] + kinds[2]:
+            trace.stop_reason = "sufficient"
         elif len(trace.steps) == options.max_rounds:
             trace.stop_reason = "max_rounds"
-        elif not queries and not falls_back:
-            trace.stop_reason = "no_searchable"
+        elif not queries and not (falls_back and (kinds[2] or not clues)):
+            trace.stop_reason = "no_searchable" if clues else "malformed"
         else:
             queries += [search] if options.question_too or not queries else []
             asked.update(queries)
-            triples, hits = await _retrieve(list(dict.fromkeys(queries)), tools, options)
-            trace.add_step(Step("; ".join(queries), tuple(triples)), hits)
-            parts = [main, *(f"{name} clues:\n{_lines(kinds[kind])}" for name, kind in _KINDS)]
-            parts.append(f"Propositions:\n{_lines(' | '.join(triple.as_list()) for triple in triples)}")
-            parts += [show_passages(hit.passage for hit in hits)] if options.passages else []
+            evidence = await _search(queries, tools, options, trace)
+            parts = [main, *(f"{name} clues:\n{_lines(kinds[kind])}" for name, kind in _KINDS), *evidence]
             update(clues, await _ask("resolve", "\n\n".join(parts), llm, options, trace, triple_rows))
 
-    known = f"{main}\n\nClues:\n{_lines(clue for clue in clues if clue.kind < 2)}"
+    told = [clue for clue in clues if clue.kind < 2]
+    if not told and not evidence:
+        evidence = await _search([search], tools, options, trace)
+    known = "\n\n".join([main, f"Clues:\n{_lines(told)}", *([] if told else evidence)])
     trace.answer = await _ask("answer", known, llm, options, trace, bare_answer)
     trace.details["clues"] = [clue.fields for clue in clues]
     return trace
+
+
+async def _search(queries: list[str], tools: Tools, options: T2RAGOptions, trace: Trace) -> list[str]:
+    """The propositions and passages that queries find, as prompts show them; the trace notes them."""
+    triples, hits = await _retrieve(list(dict.fromkeys(queries)), tools, options)
+    trace.add_step(Step("; ".join(queries), tuple(triples)), hits)
+    shown = [show_passages(hit.passage for hit in hits)] if options.passages else []
+    return [f"Propositions:\n{_lines(' | '.join(triple.as_list()) for triple in triples)}", *shown]
 
 
 async def _retrieve(queries: list[str], tools: Tools, options: T2RAGOptions) -> tuple[list[Triple], list[Retrieved]]:
@@ -157,7 +170,12 @@ async def _retrieve(queries: list[str], tools: Tools, options: T2RAGOptions) -> 
         rows, passages = await triples.gather(queries, options.top_k, options.candidates)
         hits = [Retrieved(triples.passages[position], score, position) for position, score in passages.items()]
         return [triples[row] for row in rows], hits
-    found = [hit for query in queries for hit in await need(tools, "retriever", "t2rag").retrieve(query, options.top_k)]
+    retriever, found = need(tools, "retriever", "t2rag"), list[Retrieved]()
+    for query in queries:
+        hits = await retriever.retrieve(query, options.top_k)
+        scores = [hit.score for hit in hits]
+        scores = scores if getattr(retriever, "comparable", True) else shares(scores)
+        found += [replace(hit, score=score) for hit, score in zip(hits, scores)]
     best = {hit.passage.id: hit for hit in sorted(found, key=lambda hit: hit.score)}
     return [], sorted(best.values(), key=lambda hit: -hit.score)[: options.top_k]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from types import SimpleNamespace
 
 import networkx as nx
 import numpy as np
@@ -10,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
+from tests.fakes import Client
 from tripletune.models.data.triples import Triple
-from tripletune.rag.systems.gear import Beam, GearOptions, breadth_first, diverse_beam_search
+from tripletune.rag.systems import Tools
+from tripletune.rag.systems.gear import Beam, GearOptions, _Gear, breadth_first, diverse_beam_search
 from tripletune.rag.systems.ppr import personalised_pagerank
 
 
@@ -89,6 +92,44 @@ def test_visited_triples_are_skipped_and_the_cap_keeps_those_with_words_of_the_q
     beams, asked = search(hub, {"a p b": 1, "a p b. b q d": 1}, [0], neighbours=1)
     assert [beam.rows for beam in beams] == [(0, 2)]
     assert asked[1] == ["a p b. b q d"]
+
+
+def test_a_crowded_entity_does_not_hold_up_the_event_loop():
+    hub = Graph("a p b", *(f"b {'q' if n == 15_000 else 'r'} x{n}" for n in range(20_000)))
+    gaps = []
+
+    async def similarity(query, texts):
+        return [1.0] * len(texts)
+
+    async def main():
+        search = asyncio.create_task(diverse_beam_search("q", [0], hub, similarity, GearOptions(neighbours=3)))
+        while not search.done():
+            last = asyncio.get_running_loop().time()
+            await asyncio.sleep(0.001)
+            gaps.append(asyncio.get_running_loop().time() - last)
+        return await search
+
+    assert [beam.rows for beam in asyncio.run(main())] == [(0, 1), (0, 2), (0, 15_001)]
+    assert len(gaps) > 5, "it goes on beside the search"
+
+
+def test_passages_are_gathered_from_triples_until_there_are_k():
+    """GEAR, eq. 10: the first rows all come from one passage, and 3 different ones are asked for."""
+
+    class Triples:
+        passages = ()
+
+        async def search(self, queries, k):
+            return [[(row, 1 / (row + 1)) for row in range(20)][:k] for _ in queries]
+
+        def passages_of(self, row):
+            return [max(0, row - 15)]
+
+    tools = Tools(llm=Client(), retriever=object(), triples=Triples(), reranker=SimpleNamespace(scores=None))
+    agent = _Gear("q", tools, GearOptions(top_k=3))
+    assert asyncio.run(agent.gather(["x", "y"], 3)) == [[(0, 0.0), (1, 0.0), (2, 0.0)]] * 2
+    assert asyncio.run(agent.gather(["x"], 9)) == [[(n, 0.0) for n in range(5)]], "all that there are"
+    assert asyncio.run(agent.gather([], 3)) == []
 
 
 def test_a_beam_without_neighbours_and_no_seeds():

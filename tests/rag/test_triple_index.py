@@ -103,3 +103,16 @@ def test_adaptive_retrieval_by_hand(opened):
 def test_no_more_passages_than_asked_for(opened):
     index = opened("dense", Embedder("scores", Scores(a=[90, 0, 0, 0, 0, 0])))
     assert asyncio.run(index.gather(["a"], 1, 6)) == ([0], {0: pytest.approx(0.9, abs=1e-3)})
+
+
+@pytest.mark.parametrize("kind", ["bm25", "hybrid"])
+def test_scores_of_different_queries_are_shares_where_they_mean_nothing_beside_each_other(opened, kind):
+    """The best row of a short query goes before the second of a long one, whose BM25 scores are all higher."""
+    queries = ["Ada born Kelm", "town"]
+    scores = Embedder("scores", Scores(**dict.fromkeys(queries, [0] * 6)))
+    index = opened(kind, scores, [*STATED, ("Bo", [["Ada", "born near", "Kelm"]])])
+    (long, short) = asyncio.run(index.search(queries, 6))
+    assert (long[0][0], short[0][0]) == (0, 3)
+    assert long[1][1] > short[0][1] or kind == "hybrid"
+    rows, passages = asyncio.run(index.gather(queries, 9, 6))
+    assert (rows[:2], passages[0], passages[1]) == ([0, 3], 1, 1)

@@ -22,6 +22,28 @@ PASSAGES = {
 }
 
 
+class Scaled:
+    """A search whose scores have another scale: those of fused ranks are some hundredths, BM25's have no limit."""
+
+    def __init__(self, inner, scale):
+        self.inner, self.scale = inner, scale
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def __getitem__(self, row):
+        return self.inner[row]
+
+    def __len__(self):
+        return len(self.inner)
+
+    async def search(self, queries, k):
+        return [[(row, self.scale * score) for row, score in found] for found in await self.inner.search(queries, k)]
+
+    async def retrieve(self, query, k):
+        return [replace(hit, score=self.scale * hit.score) for hit in await self.inner.retrieve(query, k)]
+
+
 class Letters:
     """Names whose last words begin with the same letter are synonyms."""
 
@@ -73,6 +95,16 @@ def test_the_walk_leads_past_what_the_question_names(tools):
     assert asked[1][0] == "ppr.answer"
     assert trace.steps[0].triples == [["Ada", "wrote", "Glass Harbour"]]
     assert len(trace.details["ranking"]) == 3, "no walk leads to Bo"
+
+
+@pytest.mark.parametrize("of_triples", [0.001, 1000])
+@pytest.mark.parametrize("of_passages", [0.001, 1000])
+def test_the_walk_does_not_depend_on_the_scale_of_scores(tools, of_triples, of_passages):
+    other = replace(tools, triples=Scaled(tools.triples, of_triples), retriever=Scaled(tools.retriever, of_passages))
+    (wanted, _), (found, _) = (run(one, "[1, 2]", "x", top_k=4) for one in (tools, other))
+    scores = [[passage["score"] for passage in trace.steps[0].passages] for trace in (wanted, found)]
+    assert (titles(found), scores[1]) == (titles(wanted), pytest.approx(scores[0]))
+    assert titles(found)[-1] == "Velsund", "which no search finds"
 
 
 @pytest.mark.parametrize("reply", ["[]", "[7, true]"])

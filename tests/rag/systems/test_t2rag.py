@@ -96,10 +96,21 @@ def test_the_options_of_the_papers_tables_and_of_the_public_code():
     assert shelf.queries == [(["Ada was born in", QUESTION], 7)]
 
 
-def test_a_question_without_clues_is_answered_at_once():
-    trace, script, shelf = run("I can't.", "Sarn")
-    assert (trace.stop_reason, trace.malformed, shelf.queries, trace.answer) == ("malformed", 1, [], "Sarn")
-    assert script.asked[-1].text.endswith("Clues:\n(none)")
+@pytest.mark.parametrize(("fallback", "searches"), [("once", 1), ("always", 3), ("stop", 0)])
+def test_a_question_without_clues_is_never_answered_from_nothing(fallback, searches):
+    trace, script, shelf = run("I can't.", *["(none)"] * searches, "Sarn", fallback=fallback)
+    assert (trace.malformed, trace.answer) == (1, "Sarn")
+    assert trace.stop_reason == ("max_rounds" if fallback == "always" else "malformed")
+    assert [queries for queries, _ in shelf.queries] == [[QUESTION]] * max(1, searches)
+    assert script.roles == ["t2rag.decompose", *["t2rag.resolve"] * searches, "t2rag.answer"]
+    evidence = "Propositions:\nAda | born in | Kelm\nAda | is | writer\n\nPassages:\nAda\nAda was born in Kelm."
+    assert script.asked[-1].text.endswith(f"Clues:\n(none)\n\n{evidence}")
+
+
+def test_clues_that_a_search_or_a_repair_brings_are_taken():
+    trace, script, shelf = run("I can't.", "Ada | born in | Kelm", "Kelm")
+    assert (trace.stop_reason, len(shelf.queries)) == ("sufficient", 1)
+    assert script.asked[-1].text.endswith("Clues:\n[1] Ada | born in | Kelm")
     trace, script, _ = run("I can't.", "Ada | is | writer", "yes", repairs=2)
     assert (trace.stop_reason, script.roles[1]) == ("sufficient", "t2rag.decompose.repair")
 
