@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tripletune.eval.results import ResultLog
+from tripletune.eval.results import ResultLog, mean_recalls, recalls_of
 from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
 from tripletune.models.llm import in_role
 from tripletune.models.llm.replies import is_refusal
@@ -114,15 +114,14 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) 
     by_type: dict[str, list[float]] = {}
     stops, actions, tallies = Counter[str](), Counter[str](), Counter[str]()
     sums: Counter[str] = Counter()
-    recalls: list[float] = []
+    recalls: list[dict[str, float]] = []
     seconds, costs = Counter[str](), Costs(prices)
     for row in log.rows():
         trace, steps = row["trace"], row["trace"]["steps"]
         for name in names:
             scores[name].append(row["scores"][name])
         by_type.setdefault(row["type"] or "all", []).append(row["scores"][names[0]])
-        if row["supporting_recall"] is not None:
-            recalls.append(row["supporting_recall"])
+        recalls.append(recalls_of(row))
         stops[trace["stop_reason"] or "error"] += 1
         actions.update(action["action"] or "malformed" for action in trace["actions"])
         tallies.update(trace["tallies"])
@@ -147,7 +146,7 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) 
         "questions": total,
         "metrics": bootstrap_means(scores),
         "by_type": {kind: bootstrap_mean(values) for kind, values in sorted(by_type.items())},
-        "supporting_recall": bootstrap_mean(recalls),
+        "recall": mean_recalls(recalls) if sums["rounds"] else {},
         "counts": {name: count for name, count in sums.items() if name not in _TRUNCATED}
         | {name: dict(sorted(counter.items())) for name, counter in listed.items()},
         "cost": cost,

@@ -9,12 +9,15 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from tripletune.eval.metrics import recall
+from tripletune.eval.statistics import Interval, bootstrap_means
 from tripletune.models.data.fields import checked, given
 from tripletune.models.data.records import read_jsonl
 from tripletune.models.files import (
@@ -37,6 +40,9 @@ SETTINGS = "settings.json"
 METRICS = "metrics.json"
 ABOUT = "run.json"
 SCORES = "scores.jsonl"
+# Rankings whose recall is known, in words, and how many of their passages count.
+RANKINGS = {"first": "first search", "retrieved": "all retrieved", "shown": "shown to the reader"}
+BUDGETS = (2, 5, 15)
 
 
 class ResultLog:
@@ -200,6 +206,28 @@ def read_scored(folder: str | Path, *needed: str, partial: bool = False) -> Iter
     added = {row["id"]: given(row, "scores") or {} for row in read_results(path)} if path.is_file() else {}
     for _, row in read_runs(Path(folder) / RESULTS, *needed, partial=partial):
         yield {**row, "scores": {**row["scores"], **added.get(row["id"], {})}}
+
+
+def recalls_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Recall at each of `BUDGETS` of the three rankings of a question, alike for all systems, such as "first@5".
+
+    Those are what the first search brought, all that was retrieved, one round after the other and each passage once,
+    and what the reader saw, which older traces do not say. A question that failed has 0; one of which no passage is
+    known to support it has none.
+    """
+    trace, wanted = row["trace"], set(row.get("supporting") or ())
+    rounds = [[passage["id"] for passage in step["passages"]] for step in trace["steps"]]
+    parts = dict(zip(RANKINGS, (rounds[:1], rounds, [trace["shown"]] if "shown" in trace else None)))
+    found = {name: list(dict.fromkeys(chain(*part))) for name, part in parts.items() if wanted and part is not None}
+    cuts = {f"{name}@{k}": ranking[:k] for name, ranking in found.items() for k in BUDGETS}
+    return {name: 0.0 if row["error"] else recall(ranking, wanted) for name, ranking in cuts.items()}
+
+
+def mean_recalls(rows: Iterable[Mapping[str, float]]) -> dict[str, Interval]:
+    """The means of what `recalls_of` gives, over the questions that have one; of what all of these have."""
+    known = [row for row in rows if row]
+    names = [name for name in (known[0] if known else ()) if all(name in row for row in known)]
+    return bootstrap_means({name: [row[name] for row in known] for name in names})
 
 
 def run_folders(folders: Iterable[str | Path]) -> list[Path]:

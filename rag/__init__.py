@@ -67,6 +67,7 @@ class Trace:
         seconds: Wall-clock seconds, waiting for other questions included.
         structuring_seconds: Those of them in which the triples of passages were waited for (RAS, figure 5).
         tallies: Counts of a system's own, such as recovered replies by kind; a run's metrics add them up.
+        shown: Ids of the passages that the prompt of the final answer showed, in its order.
         cached: Of each role the calls that were not sent, and the tokens that they would have read and written. As
             with the seconds, it depends on what ran before and beside.
     """
@@ -90,6 +91,7 @@ class Trace:
     tallies: dict[str, int] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     cached: dict[str, list[int]] = field(default_factory=dict)
+    shown: list[str] = field(default_factory=list)
 
     def tally(self, name: str, count: int = 1) -> None:
         """Count something of the system's own."""

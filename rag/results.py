@@ -21,7 +21,7 @@ _TRACE = {
     "stop_reason": str,
     **dict.fromkeys(("malformed", "unexpected", "calls", "prompt_tokens", "completion_tokens"), int),
     **{"seconds": float, "structuring_seconds?": float},
-    **{"tallies": {"": int}, "details": _DETAILS, "cached?": {"": [int]}},
+    **{"tallies": {"": int}, "details": _DETAILS, "cached?": {"": [int]}, "shown?": [str]},
 }
 _ROW = {
     **dict.fromkeys(("id", "question", "prediction", "error", "type"), str),

@@ -169,10 +169,10 @@ def _missing(run: Mapping[str, Any], name: str) -> list[str]:
         return found
     if figures["errors"]:
         found.append(
-            f"{name}: {figures['errors']:,} questions failed; they score 0 and stay in the denominator of every score. "
-            "Recall is that of the others."
+            f"{name}: {figures['errors']:,} questions failed; they score 0 and stay in the denominator of every "
+            "score and recall."
         )
-    if figures["recall"] is None and figures["rounds"]["mean"]["mean"]:
+    if not figures["recall"] and figures["rounds"]["mean"]["mean"]:
         found.append(f"{name} has no gold links (--gold), so the recall of its passages is not known.")
     return found
 

@@ -250,9 +250,9 @@ function more({ all, group, runs }) {
   const levels = runs.filter((run) => run.figures.granularity).map((run) => ({ name: run.name,
     parts: Object.entries(run.figures.granularity).map(([level, found]) => [level, found.share.mean]) }));
   if (levels.length) add("What the answer was given from, % of the questions", stacks(levels, percent));
-  const found = runs.filter((run) => run.figures.recall).map((run) => ({ name: run.name, hue: run.hue,
-    points: Object.entries(run.figures.recall.by_round).map(([round, value]) => [Number(round), value]) }));
-  if (found.length) add("Supporting passages found up to each round, %", curves(found, "rounds", "recall"));
+  const found = runs.filter((run) => run.figures.recall["retrieved@2"]).map((run) => ({ name: run.name, hue: run.hue,
+    points: [2, 5, 15].map((k) => [k, run.figures.recall[`retrieved@${k}`]]) }));
+  if (found.length) add("Supporting passages in the first 2, 5 and 15 retrieved, %", curves(found, "passages", "recall"));
   return parts.length > 0 && section("Where each is good", null, parts);
 }
 

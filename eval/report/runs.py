@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pandas as pd
 
 from tripletune.eval.costs import Costs, Prices
 from tripletune.eval.metrics import recall
-from tripletune.eval.results import ABOUT, METRICS, SETTINGS, read_results, read_scored
+from tripletune.eval.results import ABOUT, METRICS, SETTINGS, mean_recalls, read_results, read_scored, recalls_of
 from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
 from tripletune.models.data.fields import checked
 from tripletune.models.files import read_json
@@ -43,8 +42,8 @@ class Run:
             `type`, a column per score (`f1`), `failed`, `rounds`, `stop`, `calls`, `tokens_read`, `tokens_written`,
             `tokens` (both), `seconds`, `tallies`, `malformed`, and, where they are known and else None, `sent` (calls
             that the ledger did not answer), `dollars` (for 1,000 such questions), `hops` (number of supporting
-            passages), `role_tokens`, `granularity`, `recall` (share of the supporting passages found up to each round)
-            and `kept` (share that a kept triple comes from). None for other evaluations, whose figures are taken as
+            passages), `role_tokens`, `granularity`, `recall` (see `results.recalls_of`) and `kept` (share of the
+            supporting passages that a kept triple comes from). None for other evaluations, whose figures are taken as
             they stand.
     """
 
@@ -157,7 +156,8 @@ def figures_of(run: Run) -> dict[str, Any]:
             "concurrency": run.about.get("concurrency"),
         },
         "granularity": _granularity(rows, metrics),
-        "recall": _recall_by_round(rows),
+        "recall": mean_recalls(rows["recall"]) if rows["rounds"].any() else {},
+        "kept": bootstrap_mean(rows["kept"].dropna()),
         "decisions": _decisions(rows),
         "errors": int(rows["failed"].sum()),
     }
@@ -178,8 +178,6 @@ def _row(row: Mapping[str, Any], metrics: Sequence[str], costs: Costs) -> dict[s
     trace = row["trace"]
     details, steps = trace.get("details", {}), trace["steps"]
     wanted = set(row.get("supporting") or ())
-    known = bool(wanted) and not row["error"]
-    found = accumulate([passage["id"] for passage in step["passages"]] for step in steps)
     kept, own = details.get("core_passages"), costs.add(trace)
     # Who notes no role of a call notes neither its price nor that it was not sent.
     roles = sum(count for key, count in trace["tallies"].items() if key.startswith(_CALLS)) == trace["calls"]
@@ -204,8 +202,8 @@ def _row(row: Mapping[str, Any], metrics: Sequence[str], costs: Costs) -> dict[s
         "tallies": trace["tallies"],
         "malformed": trace["malformed"],
         "granularity": details.get("granularity"),
-        "recall": [recall(one, wanted) for one in found] if known and steps else None,
-        "kept": recall(kept, wanted) if known and kept is not None else None,
+        "recall": recalls_of(row),
+        "kept": recall(kept, wanted) if wanted and not row["error"] and kept is not None else None,
     }
 
 
@@ -245,20 +243,6 @@ def _granularity(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, Any] |
         chosen = rows["granularity"] == level
         found[level] = {"share": bootstrap_mean(chosen), **_means_of(rows[chosen], metrics)}
     return found or None
-
-
-def _recall_by_round(rows: pd.DataFrame) -> dict[str, Any] | None:
-    """Recall of the supporting passages up to each round; a question that has ended keeps its last value."""
-    known = rows["recall"].dropna()
-    if known.empty:
-        return None
-    return {
-        "by_round": {
-            str(number): bootstrap_mean([shares[min(number, len(shares)) - 1] for shares in known])
-            for number in range(1, known.map(len).max() + 1)
-        },
-        "kept": bootstrap_mean(rows["kept"].dropna()),
-    }
 
 
 def _decisions(rows: pd.DataFrame) -> dict[str, int]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tripletune.eval import find_metrics
 from tripletune.eval.report.runs import COSTS
+from tripletune.eval.results import RANKINGS
 from tripletune.eval.statistics import NO_DIFFERENCE, P_NOTE, SIGNIFICANT, correct_table, p_cell
 from tripletune.models.files import flatten
 from tripletune.models.tables import Table, on_one_line, plain
@@ -259,17 +260,19 @@ def _recall(runs: Runs) -> list[str | Table]:
     known = [run for run in runs if run["figures"]["recall"]]
     if not known:
         return []
-    rounds = range(1, 1 + max(len(run["figures"]["recall"]["by_round"]) for run in known))
+    kept = any(run["figures"]["kept"]["n"] for run in known)
+    names = list(dict.fromkeys(name for run in known for name in run["figures"]["recall"]))
 
     def cells(found: Mapping[str, Any]) -> list[str]:
-        recall = found["recall"]
-        return [*(interval(recall["by_round"].get(str(number))) for number in rounds), interval(recall["kept"])]
+        shares = [interval(found["recall"][name]) if name in found["recall"] else "not known" for name in names]
+        return [*shares, interval(found["kept"])] if kept else shares
 
-    return [
-        _by_run(known, [*(f"after round {number}" for number in rounds), "kept"], cells),
-        "A question that has ended keeps its last value. Kept: supporting passages that a core triple comes from, "
-        "which is what the answer can be read from.",
-    ]
+    heads = [f"{RANKINGS[of]} R@{k}" for of, _, k in (name.partition("@") for name in names)]
+    told = (
+        "Share of the supporting passages among the first 2, 5 and 15, over all questions of which they are known; a "
+        f"passage counts once.{' Kept: those that a core triple comes from, however many these are.' if kept else ''}"
+    )
+    return [_by_run(known, [*heads, "kept"] if kept else heads, cells), told]
 
 
 def _rounds(runs: Runs) -> list[str | Table]:

@@ -19,7 +19,7 @@ from tripletune.eval import context_links, find_metrics, load_task, score_answer
 from tripletune.eval.controls import LoopControl, OtherFacts, run_histories
 from tripletune.eval.costs import read_prices, summarise_questions, unused_roles
 from tripletune.eval.metrics import recall
-from tripletune.eval.results import METRICS, ResultLog
+from tripletune.eval.results import METRICS, RANKINGS, ResultLog
 from tripletune.eval.suites import Failure, Suite, interval_cells, run_suites, show_table
 from tripletune.eval.systems import (
     UNNAMED,
@@ -249,9 +249,10 @@ class QuestionSuite(Suite):
         rows = [
             (name, *interval_cells(value), self.metrics[name].explanation) for name, value in metrics["metrics"].items()
         ]
-        if metrics["supporting_recall"]["n"]:
-            cells = interval_cells(metrics["supporting_recall"])
-            rows.append(("supporting_recall", *cells, "share of the supporting passages that was retrieved"))
+        for name, value in metrics["recall"].items():
+            of, _, k = name.partition("@")
+            said = f"recall of the supporting passages in the first {k}, {RANKINGS[of]}"
+            rows.append((name, *interval_cells(value), said))
         oracle = " with an ORACLE, which knows the facts," if self.options.oracle else ""
         title = f"{metrics['system']}{oracle} on {metrics['task']}, {metrics['questions']} questions"
         heads = ("metric", "score", "95 % interval", "what it says")

@@ -7,7 +7,7 @@ from tests.cli import write_lines
 from tripletune.eval.__main__ import main
 from tripletune.eval.metrics import mrr, ndcg, precision, recall
 from tripletune.eval.rescore import final_ranking
-from tripletune.eval.results import ResultLog, read_scored
+from tripletune.eval.results import ResultLog, mean_recalls, read_scored, recalls_of
 
 SETTINGS = {"system": "standard", "task": {"name": "hotpotqa", "metrics": ["exact_match"]}, "data": "digest"}
 
@@ -30,6 +30,34 @@ def test_a_ranking_is_the_systems_own_or_that_of_its_rounds():
     trace = {"steps": [{"passages": [{"id": one} for one in found]} for found in rounds], "details": {}}
     assert final_ranking(trace) == ["a", "b", "c"]
     assert final_ranking({**trace, "details": {"ranking": ["c", "a", "c"]}}) == ["c", "a"]
+
+
+@pytest.mark.parametrize(
+    ("found", "shown", "error", "expected"),
+    [
+        # Three rankings of a question with the supporting passages a and b, at 2, 5 and 15 passages.
+        ([["x", "a"], ["x", "a", "y", "z", "b"]], ["b", "x", "a"], "", [0.5] * 3 + [0.5, 1, 1] + [0.5, 1, 1]),
+        ([["x", "x", "a", "b"]], ["a"], "", [0.5, 1, 1] * 2 + [0.5] * 3),
+        ([[], list("uvwxyzabcd")], [], "", [0] * 3 + [0, 0, 1] + [0] * 3),
+        ([], [], "", [0] * 9),
+        ([["a", "b"]], ["a", "b"], "TimeoutError", [0] * 9),
+        ([["a", "b"]], None, "", [1] * 6),
+    ],
+)
+def test_recall_has_three_rankings_and_fixed_budgets_for_every_system(found, shown, error, expected):
+    trace = {"steps": [{"passages": [{"id": one} for one in step]} for step in found], "details": {"ranking": ["b"]}}
+    known = [] if shown is None else ["shown"]
+    row = {"supporting": ["a", "b"], "error": error, "trace": trace | ({"shown": shown} if known else {})}
+    scores = recalls_of(row)
+    assert list(scores) == [f"{of}@{k}" for of in ("first", "retrieved", *known) for k in (2, 5, 15)]
+    assert list(scores.values()) == expected
+    assert recalls_of(row | {"supporting": []}) == {}
+
+
+def test_what_an_older_row_does_not_say_is_not_known():
+    rows = [{"first@2": 1.0, "shown@2": 1.0}, {}, {"first@2": 0.0}]
+    assert {name: (one["mean"], one["n"]) for name, one in mean_recalls(rows).items()} == {"first@2": (0.5, 2)}
+    assert mean_recalls([{}]) == {}
 
 
 def row(name, prediction, passages, supporting, error=""):

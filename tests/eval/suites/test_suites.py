@@ -134,7 +134,7 @@ def test_metrics_count_what_happened(tmp_path):
     }  # fmt: skip
     assert metrics["cost"]["calls"] == 70 * 4
     assert metrics["cost"]["prompt_tokens"] == 70 * 24
-    assert metrics["supporting_recall"]["mean"] == pytest.approx(69 / 70)
+    assert [metrics["recall"][f"{of}@2"]["mean"] for of in ("first", "retrieved")] == [pytest.approx(69 / 70)] * 2
     assert json.loads((tmp_path / "metrics.json").read_text()) == metrics
 
 
