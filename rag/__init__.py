@@ -60,8 +60,8 @@ class Trace:
         question: The main question as the model read it.
         stop_reason: Why planning ended: the planner's own decision ("sufficient", "no_retrieval"), a limit
             ("max_rounds", "repeated_subquery", "malformed"), or a system that does not plan ("single_pass",
-            "static_context", "retrieval_off"). CIRAG's planner says "no_question"; T2RAG has "no_searchable" when no
-            clue can be searched any more.
+            "static_context", "retrieval_off"). "no_question" is CIRAG's, and of others that say in the place of a query
+            that there is none; T2RAG has "no_searchable" when no clue can be searched any more.
         unexpected: Planning replies with an action that does not belong there.
         calls: Model calls, answering included; the next four are sums over them.
         seconds: Wall-clock seconds, waiting for other questions included.

@@ -23,6 +23,7 @@ REFUSAL = "Unanswerable"
 _LABEL = re.compile(r"\A(?:.*\n)*?[\s*_]*(?:final )?(?:answer|reply)[ \t*_]*:[ \t*_]*(?=\S)", re.IGNORECASE)
 
 _ANSWER = re.compile(r"\banswer[ \t*_]*:[ \t*_]*", re.IGNORECASE)
+_NEXT = re.compile(r"^[\s*_#]*(?:question|triples|sentences|passages)[ \t*_]*:", re.IGNORECASE | re.MULTILINE)
 _THOUGHT = re.compile(r"^[\s*_]*thought[ \t*_]*:[ \t*_]*", re.IGNORECASE)
 _REFUSED = re.compile(rf"\W*{REFUSAL}\b(?=.*\w)", re.IGNORECASE)
 
@@ -67,11 +68,15 @@ def read_answer(text: str, cut_off: bool = False) -> tuple[str, tuple[str, ...]]
 
     Returns:
         The answer, and the faults: `missing_answer` (no "Answer:"; the last line counts, but not when the reply was cut
-        off), `empty_answer`, `text_after_answer` (dropped; also a reason on the line of the refusal word).
+        off), `empty_answer`, `text_after_answer` (dropped; also a reason on the line of the refusal word), `runs_on`
+        (another question follows the answer; it is dropped).
     """
     text = without_thoughts(text).strip()
     markers = list(_ANSWER.finditer(text))
     faults: list[str] = []
+    if markers and (more := _NEXT.search(text, markers[0].end())):
+        text, faults = text[: more.start()], ["runs_on"]
+        markers = [marker for marker in markers if marker.end() <= more.start()]
     if markers:
         lines = [line.strip() for line in text[markers[-1].end() :].splitlines() if line.strip()]
         if len(lines) > 1:

@@ -62,6 +62,28 @@ _REFUSAL = re.compile(
     r"|\A\W*(unknown|n/?a|none|no answer|unsure|unclear)\W*\Z",
     re.IGNORECASE,
 )
+# Where a query was asked for: how one begins, and what says in other words that there is none.
+QUERY_START = (
+    r"(?:find|search|look|identify|determine|list|retrieve|check|get|ask|name|tell|give|who|whom|whose|what|when|where"
+    r"|which|why|how|is|are|was|were|do|does|did|has|have|had|can|could)\b"
+)
+_KNOWN = r"(?:information|facts?|evidence|triples|context|details|data)"
+_NOTHING_LEFT = re.compile(
+    r"(?:(?:so|thus|therefore|hence|now|since|because|as|given that|and|i think|there(?:'s| is| are)) )*(?:"
+    r"no (?:(?:more|further|additional|other|new|next|follow[- ]?up) )*(?:question|quer|sub-?quer|search|retrieval)\w*"
+    r"(?: (?:is|are|needed|required|necessary|left|remain|to )|\Z)"
+    rf"|no (?:more|further|additional|other) {_KNOWN}\b|nothing(?: (?:more|else|further|left|is missing)\b|\Z)"
+    r"|(?:none|null|n/?a|no|done|stop|finish(?:ed)?|completed?|enough|sufficient)(?: needed| required)?\Z"
+    rf"|(?:(?:the|these|those|all|our|my|what|this|that|it|everything)\b.{{0,60}}?|{_KNOWN}) (?:is|are|be|been) "
+    r"(?:\w+ )?(?:sufficient|enough|complete|adequate|answered|answerable)\b"
+    rf"|all .{{0,60}}?{_KNOWN} .{{0,30}}?(?:found|known|available|there|gathered|collected)\b"
+    rf"|(?:(?:we|i|you) (?:now |already )?have |that is )?(?:enough|sufficient) {_KNOWN}\b"
+    r"|(?:we|i|you) (?:now |already )?(?:have (?:everything|all)|can (?:now |already )?answer)\b"
+    r"|(?:we|i|you) (?:do not|don't) need (?:any |to (?:ask|search)\b|more |further |another )"
+    r"|the (?:final )?answer (?:is|has been|can be)\b"
+    r"|(?:(?:further|more|additional|another) )?(?:question|quer|search|retrieval)\w* (?:is|are) (?:not|un))",
+    re.IGNORECASE,
+)
 _CLAUSE = re.compile(r"([.,;!?\n]+|\b(?:but|though|although|however)\b)", re.IGNORECASE)
 _LONGEST_REFUSAL = 40
 NO_TEXT = "the reply holds no text"
@@ -195,6 +217,16 @@ def is_refusal(answer: str) -> bool:
     A text of more than 40 words is an answer, whatever it says that its sources do not mention.
     """
     return len(answer.split()) <= _LONGEST_REFUSAL and bool(_REFUSAL.search(answer.replace("\u2019", "'")))
+
+
+def asks_nothing(query: str) -> bool:
+    """Whether a text in the place of a query says that there is none: "There are no more questions.", "Enough facts."
+
+    What holds a question mark, or a clause that begins as queries do, is one.
+    """
+    clauses = [one.strip("\"'`*<>()[]- ") for one in re.split(r"[.,;:!\n]+", query.replace("\u2019", "'"))]
+    asks = "?" in query or any(re.match(QUERY_START, one, re.IGNORECASE) for one in clauses)
+    return not asks and any(_NOTHING_LEFT.match(one) for one in clauses)
 
 
 def without_refusals(text: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tripletune.models.data.records import Passage, Step, normalize_answer
 from tripletune.models.llm import Message
 from tripletune.models.llm.question_client import load_prompts
-from tripletune.models.llm.replies import UnusableReply, without_thoughts
+from tripletune.models.llm.replies import UnusableReply, asks_nothing, without_thoughts
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, answer_from
@@ -107,6 +107,8 @@ class Rounds:
         self.trace.add_action(replies[-1], "answer" if move.answer else "search", move.query)
         left = move.query, self._asked, len(self.trace.steps), self._options.max_rounds
         self.trace.stop_reason = "sufficient" if move.answer else reason_to_stop(*left)
+        if not move.answer and asks_nothing(move.query):
+            self.trace.stop_reason = "no_question"
         return move if move.answer or not self.trace.stop_reason else None
 
     async def read(self, question: str, passages: list[Passage]) -> str:

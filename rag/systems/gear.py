@@ -22,7 +22,7 @@ from typing import Literal
 from tripletune.models.data.records import Passage, Step, normalize_answer, one_line
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.question_client import load_prompts
-from tripletune.models.llm.replies import UnusableReply, find_triples, without_thoughts
+from tripletune.models.llm.replies import UnusableReply, asks_nothing, find_triples, without_thoughts
 from tripletune.models.options import setting
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, answer_from, prompt_files, show_passages
@@ -94,7 +94,9 @@ class _Gear:
             why = await self.reason()
             if not self.trace.stop_reason and len(rankings) == self.options.max_rounds:
                 self.trace.stop_reason = "max_rounds"
-            if not self.trace.stop_reason and normalize_answer(query := await self.rewrite(why)) in asked:
+            if not self.trace.stop_reason and asks_nothing(query := await self.rewrite(why)):
+                self.trace.stop_reason = "no_question"
+            elif normalize_answer(query) in asked and not self.trace.stop_reason:
                 self.trace.stop_reason = "repeated_subquery"
         self.trace.details["gist"] = [triple.as_list() for triple in self.gist]
         return reciprocal_rank_fusion([*await self.link(), *rankings])

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from tripletune.models.data.records import Action, ModelInput, Passage, Step, normalize_answer
 from tripletune.models.data.rendering import Plan, parse_plan
 from tripletune.models.llm import Generator
+from tripletune.models.llm.replies import asks_nothing
 from tripletune.rag import NOTING, Trace
 from tripletune.rag.chat_generator import ANSWER, PLAN, ChatGenerator, prompt_files
 from tripletune.rag.retrievers import Retrieved
@@ -83,7 +84,7 @@ async def _plan(question: str, steps: tuple[Step, ...], planner: Generator, opti
 def _next_query(plan: Plan, steps: tuple[Step, ...], search: str, options: LoopOptions) -> tuple[str, str]:
     """The query to search next, or the reason to stop."""
     if plan.action is Action.SUBQ:
-        return plan.subquery, ""
+        return ("", "no_question") if asks_nothing(plan.subquery) else (plan.subquery, "")
     if plan.action is not None:
         # After retrieval both markers say the same: nothing is missing.
         return "", "no_retrieval" if plan.action is Action.NO_RETRIEVAL and not steps else "sufficient"

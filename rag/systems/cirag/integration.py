@@ -29,7 +29,15 @@ import regex as re
 
 from tripletune.models.data.triples import Triple, triple_of
 from tripletune.models.llm import Message
-from tripletune.models.llm.replies import UnusableReply, find_json, json_values, without_json, without_thoughts
+from tripletune.models.llm.replies import (
+    QUERY_START,
+    UnusableReply,
+    asks_nothing,
+    find_json,
+    json_values,
+    without_json,
+    without_thoughts,
+)
 
 History = Literal["chat", "section"]
 INTEGRATION_PROMPT = "cirag_integrate"
@@ -42,21 +50,23 @@ _INPUTS = tuple(_name.lower().replace(" ", "_") for _name in (CANDIDATES, MAIN_Q
 
 _MARKER = re.compile(r"\[\[\s*#{1,4}\s*([A-Za-z][A-Za-z_ -]{0,40}?)\s*#{0,4}\s*\]\]:?")
 _STRICT_MARKER = re.compile(r"\[\[## [a-z_]+ ##\]\]:?")
-_NO_QUESTION = re.compile(
-    r"\W*no[ _-]*(?:more |further )?questions?(?: (?:is|are|needed|required|necessary|left|remains?))*\W*"
-    r"|\W*(?:none|null|n/a)\W*",
-    re.IGNORECASE,
-)
 _NUMBER = re.compile(r"^(?:[-*•]|\d{1,2}[.)])\s+")
 _QUOTED = re.compile(r"[\"“]([^\"“”]*)[\"”]")
-# A small letter behind a question mark continues it ("Who wrote Quo Vadis? in 1895"), unless a question word does.
-_NEXT_QUESTION = re.compile(
+# A small letter behind a question mark continues it ("Quo Vadis? in 1895"), unless a question word does; behind a
+# full stop, other than that of "Dr. Who", the next query begins with one of its words.
+_NEXT_QUERY = re.compile(
     r"(?<=\?)[\"'”’]?\s+(?=[^a-z\s]|(?:and |or )?[\"'“‘]?(?:who|whom|whose|what|when|where|which|why|how)\b)"
+    r"|(?<=[.;!])(?<!\b(?:Dr|Mrs?|Ms|St|Jr|Sr|No|vs|Prof|Gen|Col|Lt|Mt|\w)\.)[\"'”’]?\s+"
+    rf"(?=(?i:(?:(?:and|then|also|\d{{1,2}}[.)]) )*{QUERY_START}))|\s+(?=\d{{1,2}}[.)] (?i:{QUERY_START}))"
 )
+_QUERY = re.compile(rf"(?i)(?:\d{{1,2}}[.)] |(?:and|then|also) |\W)*{QUERY_START}")
 _NOT_A_WORD = re.compile(r"[\W_]+")
 # Only inside a JSON string or in prose can two brackets stand before a number sign.
 _OPENS_MARKER = re.compile(r"\[\[(?=\s*#)")
 _HEADING = f"[[## {CANDIDATES} ##]]\n"
+# Earlier candidates: those of earlier turns, and in one turn those of the section historical_context.
+_FOUND = re.compile(r"^(facts found: )(.*)$", re.MULTILINE)
+_SHOWN = re.compile(rf"^({re.escape(_HEADING)})(.*)$", re.MULTILINE)
 FORM = (
     f"write the three sections [[## {THOUGHT} ##]], [[## {CORE} ##]] and [[## {QUESTION} ##]], and in the last one a "
     f"single question or {NO_QUESTION}"
@@ -237,13 +247,13 @@ def _read_query(section: str) -> tuple[str | None, list[str]]:
         return "", []
     if not _says_something(text):
         return None, ["empty_question"]
-    if _NO_QUESTION.fullmatch(text):
+    if asks_nothing(text):
         return "", ["loose_question"]
     rest = re.sub(re.escape(NO_QUESTION), " ", text, flags=re.IGNORECASE)
     if rest != text:
         return (None, ["contradictory_question"]) if "?" in rest else ("", ["loose_question"])
     faults = []
-    parts = [part for part in _NEXT_QUESTION.split(text) if "?" in part and _says_something(part)]
+    parts = [one for one in _NEXT_QUERY.split(text) if ("?" in one or _QUERY.match(one)) and _says_something(one)]
     if len(parts) > 1:
         faults.append("several_questions")
         text = parts[0]
@@ -296,8 +306,7 @@ def shorten(
     """
     if count(messages) <= limit:
         return list(messages), 0
-    earlier = [turn["content"] for turn in messages if turn["role"] == "user"][:-1]
-    most = sum(len(shown_candidates(turn) or ()) for turn in earlier)
+    most = sum(len(_triples(line)) for _, _, line in _earlier(messages))
     # When nothing fits, all of them go.
     fewest = bisect_left(range(most), True, key=lambda number: count(_without(messages, number)) <= limit)
     return _without(messages, fewest), fewest
@@ -306,22 +315,32 @@ def shorten(
 def shown_candidates(turn: str) -> list[Triple] | None:
     """The candidates in a user turn of the integrator's chat, in their order; None where it shows none."""
     _, found, rest = turn.partition(_HEADING)
-    if not found:
-        return None
+    return _triples(rest.split("\n", 1)[0]) if found else None
+
+
+def _triples(line: str) -> list[Triple]:
     try:
-        return [Triple(*row) for row in json.loads(rest.split("\n", 1)[0])["fact"]]
+        return [Triple(*row) for row in json.loads(line)["fact"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"the section {CANDIDATES} of a turn cannot be read: {error}") from None
+
+
+def _earlier(messages: Sequence[Message]) -> list[tuple[int, str, str]]:
+    """The candidates of earlier rounds, in either layout: the turn's place, what stands before them, and their line."""
+    users = [place for place, turn in enumerate(messages) if turn["role"] == "user"]
+    found = (
+        (place, (_FOUND if place == users[-1] else _SHOWN).finditer(messages[place]["content"])) for place in users
+    )
+    return [(place, match[1], match[2]) for place, matches in found for match in matches]
 
 
 def _without(messages: Sequence[Message], number: int) -> list[Message]:
     """The chat without the oldest `number` candidates of earlier rounds."""
     kept = list(messages)
-    for place in [place for place, turn in enumerate(messages) if turn["role"] == "user"][:-1]:
-        if number and (candidates := shown_candidates(kept[place]["content"])):
+    for place, before, line in _earlier(messages):
+        if number and (candidates := _triples(line)):
             left = candidates[: max(0, len(candidates) - number)]
             number -= len(candidates) - len(left)
-            before, heading, rest = kept[place]["content"].partition(_HEADING)
-            _, gap, after = rest.partition("\n")
-            kept[place] = {"role": "user", "content": f"{before}{heading}{write_triples(left)}{gap}{after}"}
+            text = kept[place]["content"].replace(f"{before}{line}", f"{before}{write_triples(left)}", 1)
+            kept[place] = {"role": "user", "content": text}
     return kept

@@ -14,6 +14,7 @@ from tripletune.models.llm.replies import (
     REPAIRED,
     UnusableReply,
     ask,
+    asks_nothing,
     find_json,
     find_triples,
     is_refusal,
@@ -299,3 +300,44 @@ def test_refusals_in_other_words_are_refusals():
         assert is_refusal(text)
         assert not is_refusal(text + " But here is what they say of her." * 6)
     assert not any(map(is_refusal, ("", "Paris", "no", "The Unknown", "No Country for Old Men", "Given Name")))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "There are no more questions.", "No further question is needed because Ada was born in Kelm.",
+        "The facts are sufficient.", "The collected facts are enough to answer the query.", "none", "N/A", "Done.",
+        "No question", "(no further questions)", "no additional information is needed", "We have enough information.",
+        "Since all facts are known, no more searches are needed", "The question can now be answered.", "Nothing more.",
+        "The answer is Kelm.", "I don't need to search any further.", "We can now answer the question: Kelm.",
+        "Ada was born in Kelm. The triples are sufficient.", "Sufficient information has been gathered",
+        "All necessary information has been found.", "No follow-up question is required.",
+        "There is nothing left to ask.",
+    ],
+)  # fmt: skip
+def test_no_query_in_other_words(text):
+    assert asks_nothing(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Where is Kelm?",
+        "birthplace of Ada",
+        "Find the birthplace of Ada",
+        "No Country for Old Men director",
+        "director of No More Questions",
+        "Is nothing more known of Kelm",
+        "None but the Brave cast",
+        "",
+        "Ada",
+        "No information on Kelm. Search for Sarn",
+        "the river that flows through Kelm",
+        "Enough Rope author",
+        "There is no information about the river in Kelm",
+        "What facts are sufficient?",
+        "Nothing Compares 2 U writer",
+    ],
+)
+def test_queries_are_queries(text):
+    assert not asks_nothing(text)

@@ -91,3 +91,16 @@ def test_self_ask_answers_each_follow_up_from_its_own_search():
     told = "Question: Main? A or B.\nFollow up: Who wrote it?\nIntermediate answer: Ada"
     assert asked[2][1][1] == told
     assert trace.details["follow_ups"] == told.splitlines()[1:]
+
+
+@pytest.mark.parametrize(
+    ("name", "reply"),
+    [
+        ("react", "Action: Search[no further search is needed]"),
+        ("self_ask", "Follow up: none needed"),
+        ("ircot", "There is enough information."),
+    ],
+)
+def test_what_asks_nothing_is_not_searched(name, reply):
+    trace, _ = run(name, reply, "by reader")
+    assert (queries(trace), trace.answer, trace.stop_reason) == (["Main?"], "by reader", "no_question")

@@ -92,6 +92,8 @@ def test_levels_without_evidence_are_passed_over_but_for_the_last():
         ("Thought: Unanswerable", "Unanswerable", ("missing_answer",)),
         ("Long thought.\nKelm", "Kelm", ("missing_answer",)),
         ("<think>Answer: no</think>Answer: Kelm", "Kelm", ()),
+        ("Thought: a.\nAnswer: Sarn\n\nQuestion: capital of France?\nThought: b.\nAnswer: Paris", "Sarn", ("runs_on",)),
+        ("Answer: Sarn\nTriples:\n[]\nQuestion: x?\nAnswer: Paris", "Sarn", ("runs_on",)),
         ("Answer:", "", ("empty_answer",)),
         ("", "", ("missing_answer", "empty_answer")),
     ],

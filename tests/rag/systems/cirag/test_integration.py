@@ -65,6 +65,13 @@ def test_a_reply_in_the_papers_form_has_no_fault():
         (reply(question='"Who is Ada?"'), (BORN,), "Who is Ada?", ["loose_question"]),
         (reply(question="Who wrote Quo Vadis? in 1895?"), (BORN,), "Who wrote Quo Vadis? in 1895?", []),
         (reply(question="No question is needed."), (BORN,), "", ["loose_question"]),
+        (reply(question="Find where Ada was born. Then find who Ada is."), (BORN,), "Find where Ada was born.",
+         ["several_questions"]),
+        (reply(question="1. Find Kelm 2. Search for Sarn"), (BORN,), "Find Kelm",
+         ["several_questions", "loose_question"]),
+        (reply(question="Who is Dr. Who?"), (BORN,), "Who is Dr. Who?", []),
+        (reply(question="Birthplace of Ada, author of No More Questions"), (BORN,),
+         "Birthplace of Ada, author of No More Questions", []),
         (reply(facts='{"fact": [["Bob", "is", "old"], ["Ada", "died in", "Kelm"]]}'), (DIED,), "Where is London?",
          ["earlier_triple"]),
         (reply(facts='{"fact": [["ada", "Born in", "london."]]}'), (BORN,), "Where is London?", ["respelled_triple"]),
@@ -233,9 +240,17 @@ def test_what_is_left_is_written_as_the_loop_writes_it():
     assert short == messages_of("Prompt.", "Who?", numbered(2), history)
 
 
-def test_other_layouts_stay_as_they_are_and_broken_sections_are_named():
-    section = chat(layout="section")
-    assert shorten(section, words, 1) == (section, 0)
+def test_one_turn_with_all_rounds_is_shortened_alike_and_broken_sections_are_named():
+    whole = chat(layout="section")
+    history = [Round(numbered(n)[: 2 + n], Decision("t", numbered(n)[:1], f"q{n}?")) for n in range(2)]
+    assert shorten(whole, words, words(whole) - 1) == (
+        messages_of("Prompt.", "Who?", numbered(2), history, "section"),
+        1,
+    )
+    short, left_out = shorten(whole, words, 1)
+    assert left_out == 6
+    assert short[1]["content"].count('facts found: {"fact": []}') == 2
+    assert shown(short) == [3], "the newest stay"
     broken: list[Message] = [{"role": "user", "content": "[[## fact_before_filter ##]]\nnone"}, *chat()]
     with pytest.raises(ValueError, match="the section fact_before_filter of a turn cannot be read"):
         shorten(broken, words, 1)
