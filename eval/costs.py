@@ -1,6 +1,7 @@
 """What a run of `tripletune eval run` did and cost: its calls, sent or answered from the ledger, in tokens and money.
 
-Calls that read passages into triples are indexing: they are made once, by whichever question meets a passage first.
+Answering is counted per question and indexing per corpus, whether or not the ledger had the replies. Calls that read
+passages into triples are indexing: one that several questions note is counted once.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from tripletune.eval.results import ResultLog, mean_recalls, recalls_of
 from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
 from tripletune.models.llm import in_role
+from tripletune.models.llm.question_client import reads_passages
 from tripletune.models.llm.replies import is_refusal
 
 Prices = Mapping[str, tuple[float, float, float]]
@@ -24,8 +26,8 @@ PRICE_HELP = (
 _WRITING = 1.25
 # What is summed; with "cached_" before it, the part that the ledger or another question's equal call answered.
 COSTS = ("calls", "prompt_tokens", "completion_tokens")
-# What follows the first dot of such a role.
-_INDEXING = {"entities", "extract", "joint", "triples"}
+# Tokens read and four times those written, as the papers' tables have the cost of a model.
+WEIGHTED = "weighted_tokens"
 _SECONDS = ("seconds", "structuring_seconds")
 _TRUNCATED = ("truncated_triples", "truncated_words")
 _PRICE = re.compile(r"(?:([\w.]+)=)?(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)(?:,(\d+(?:\.\d+)?))?")
@@ -63,10 +65,15 @@ def spent(trace: Mapping[str, Any], prices: Prices, index: bool = False) -> dict
     Args:
         index: Those of the corpus's index, which the trace notes, instead of the question's.
     """
-    details, found = trace["details"], {}
+    details = trace["details"]
     own = {role: (trace["tallies"].get(f"calls.{role}", 0), *n) for role, n in details.get("tokens", {}).items()}
-    for role, counts in (details.get("index", {}) if index else own).items():
-        parts = {"": counts, "cached_": trace.get("cached", {}).get(role, (0, 0, 0))}
+    return _priced(details.get("index", {}) if index else own, trace.get("cached", {}), prices)
+
+
+def _priced(every: Mapping[str, Sequence[int]], cached: Mapping[str, Sequence[int]], prices: Prices) -> dict[str, Any]:
+    found: dict[str, dict[str, Any]] = {}
+    for role, counts in every.items():
+        parts = {"": counts, "cached_": cached.get(role, (0, 0, 0))}
         found[role] = {f"{part}{name}": n for part, counts in parts.items() for name, n in zip(COSTS, counts)}
         if price := in_role(prices, role, prices.get("")):
             for part, (_, *tokens) in parts.items():
@@ -79,7 +86,7 @@ class Costs:
 
     Attributes:
         questions: What the questions' own calls cost.
-        indexing: What reading the corpus cost.
+        indexing: What reading the corpus cost; of older runs, which note no tokens of a call, once per question.
     """
 
     def __init__(self, prices: Prices) -> None:
@@ -88,14 +95,15 @@ class Costs:
         self.questions = Counter(dict.fromkeys((*names, *(f"cached_{name}" for name in names)), 0))
         self.indexing = self.questions.copy()
         self.roles: dict[str, None] = {}
+        self._seen: set[str] = set()
 
     def add(self, trace: Mapping[str, Any]) -> dict[str, Any]:
         """Add a question's trace, in the form of `Trace.to_json`; gives what its own calls cost."""
         own = Counter({**dict.fromkeys(self.questions, 0), **{name: trace[name] for name in COSTS}})
         for role, costs in spent(trace, self._prices).items():
             self.roles[role] = None
-            if set(role.split(".")[1:2]) & _INDEXING:
-                self.indexing.update(costs)
+            if reads_passages(role):
+                self.indexing.update(self._once(trace, role))
                 own.subtract({name: costs[name] for name in COSTS})
             else:
                 own.update({name: value for name, value in costs.items() if name not in COSTS})
@@ -106,6 +114,25 @@ class Costs:
                 self._graph, self.roles[role] = True, None
                 self.indexing.update(costs)
         return own
+
+    def _once(self, trace: Mapping[str, Any], role: str) -> dict[str, Any]:
+        """The cost of a question's calls that read passages, without those that an earlier question noted."""
+        details, cached = trace["details"], trace.get("cached", {}).get(role, ())
+        every, once = [trace["tallies"][f"calls.{role}"], *details["tokens"][role]], Counter[int]()
+        for key, *tokens in details.get("read", {}).get(role) or [["", *every[1:]]]:
+            if not key or key not in self._seen:
+                self._seen.add(key)
+                once.update(dict(enumerate([1, *tokens])))
+        if role not in details.get("read", {}):
+            once[0] = every[0]
+        # What was sent is known of all of them: the rest of those that count was not.
+        spared = [once[n] - all_ + (cached[n] if n < len(cached) else 0) for n, all_ in enumerate(every)]
+        return _priced({role: [once[n] for n in range(len(every))]}, {role: spared}, self._prices)[role]
+
+
+def weighted(costs: Mapping[str, Any]) -> dict[str, Any]:
+    """Costs with the papers' sum of tokens."""
+    return {**costs, WEIGHTED: costs["prompt_tokens"] + 4 * costs["completion_tokens"]}
 
 
 def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) -> dict[str, Any]:
@@ -139,7 +166,7 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) 
         seconds.update({name: trace.get(name, 0.0) for name in _SECONDS})
         costs.add(trace)
     total = len(scores[names[0]])
-    cost = dict(costs.questions) | {name: sums[name] for name in _TRUNCATED}
+    cost = weighted(costs.questions) | {name: sums[name] for name in _TRUNCATED}
     listed = {"stop_reasons": stops, "actions": actions, "tallies": tallies}
     return {
         "primary": names[0],
@@ -152,6 +179,6 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) 
         "cost": cost,
         "cost_per_question": {name: round(value / total, 6 if "dollars" in name else 3) for name, value in cost.items()}
         | {name: round(seconds[name] / total, 4) for name in _SECONDS},
-        "indexing": costs.indexing,
+        "indexing": weighted(costs.indexing),
         "roles": list(costs.roles),
     }

@@ -9,12 +9,13 @@ import hashlib
 import json
 import logging
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tripletune.eval.metrics import recall
 from tripletune.eval.statistics import Interval, bootstrap_means
@@ -28,6 +29,7 @@ from tripletune.models.files import (
     json_line,
     lock_folder,
     new_file,
+    private,
     read_json,
     write_json,
 )
@@ -183,6 +185,38 @@ class ResultLog:
         self._file.close()
         if self._lock is not None:
             self._lock.close()
+
+
+class Machine:
+    """This machine, as long as it is open: whether this user ran another evaluation on it meanwhile."""
+
+    def __init__(self) -> None:
+        self._file: IO[str] | None = None
+        self._alone = True
+        with suppress(ImportError, OSError):
+            import fcntl
+
+            path = Path(tempfile.gettempdir()) / f"tripletune-eval-{os.getuid()}"
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+            self._file = os.fdopen(private(str(path), flags), "a")
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._alone = False
+            # Whoever comes adds a letter, so that one that has gone again is seen, too.
+            self._file.write(".")
+            self._file.flush()
+            self._size = self._file.tell()
+            fcntl.flock(self._file, fcntl.LOCK_SH)
+
+    def is_ours(self) -> bool | None:
+        """Whether no other evaluation ran until now; None where the system can't tell."""
+        return None if self._file is None else self._alone and os.fstat(self._file.fileno()).st_size == self._size
+
+    def close(self) -> None:
+        """Leave it to others."""
+        if self._file is not None:
+            self._file.close()
 
 
 def read_results(path: str | Path, partial: bool = False) -> Iterator[dict[str, Any]]:

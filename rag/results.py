@@ -12,7 +12,7 @@ from tripletune.models.data.records import read_jsonl
 RESULTS = "results.jsonl"
 _DETAILS = {
     **{"granularity?": str, "ranking?": [str], "core_passages?": [str]},
-    **{"calls?": {"": [str]}, "tokens?": {"": [int]}, "index?": {"": [int]}},
+    **{"calls?": {"": [str]}, "tokens?": {"": [int]}, "index?": {"": [int]}, "read?": {"": [list]}},
 }
 _TRACE = {
     "question": str,

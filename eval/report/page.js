@@ -14,7 +14,7 @@ const OUTCOMES = {
   failed: ["!", "bad", "failed"], none: ["·", "", "no result"],
 };
 const COSTS = {
-  tokens: "tokens per question", calls: "calls per question", sent: "calls sent per question",
+  weighted_tokens: "tokens per question, in + 4 x out", tokens: "tokens per question", calls: "calls per question", sent: "calls sent per question",
   seconds: "seconds per question, as measured", dollars: "dollars per 1,000 questions",
 };
 
@@ -194,15 +194,16 @@ function costs({ metric, runs }) {
       s("circle", { cx: px, cy: py, r: 5, style: own }),
       s("text", { style: own, x: turned ? px - 9 : from, y: at, "text-anchor": turned ? "end" : "start" }, text)));
   });
-  const names = { tokens: ["tokens_read", "tokens_written"], calls: ["calls"] }[key];
+  const names = { tokens: ["tokens_read", "tokens_written"], calls: ["calls"], weighted_tokens: ["weighted_tokens"] }[key];
   const split = runs.filter((run) => names && run.figures.roles).map((run) => ({ name: run.name,
     parts: Object.entries(run.figures.roles).map(([role, found]) =>
       [role.replace(`${run.system}.`, ""), names.reduce((sum, name) => sum + found[name], 0)]) }));
   return section("Quality against cost", "Up and to the left is better; the dashed line joins the runs that no other "
-    + "beats in both. Tokens and dollars are those of all calls, as if the ledger had answered none.",
+    + "beats in both. Cost is that of answering, as if the ledger had answered no call; that of indexing the corpus stands in "
+    + "the tables.",
   select("Cost", "cost", known.map((name) => [name, COSTS[name]]), draw), plot.svg,
   !wide && note(runs.map((run, n) => `${n + 1} ${run.name}`).join(" · ")),
-  split.length > 0 && [h("h3", {}, `${COSTS[key]}, by role, with calls that read passages during a question`), stacks(split, compact)]);
+  split.length > 0 && [h("h3", {}, `${COSTS[key]}, by role`), stacks(split, compact)]);
 }
 
 // Bars of parts, one a row, all on one scale.

@@ -15,19 +15,20 @@ from typing import Any
 
 import pandas as pd
 
-from tripletune.eval.costs import Costs, Prices
+from tripletune.eval.costs import WEIGHTED, Costs, Prices, weighted
 from tripletune.eval.metrics import recall
 from tripletune.eval.results import ABOUT, METRICS, SETTINGS, mean_recalls, read_results, read_scored, recalls_of
 from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
 from tripletune.models.data.fields import checked
 from tripletune.models.files import read_json
+from tripletune.models.llm.question_client import reads_passages
 from tripletune.rag.results import RESULTS
 from tripletune.rag.systems.cirag import DEFAULT, GRANULARITIES
 
 LEVELS = (*GRANULARITIES, DEFAULT)
-COSTS = ("calls", "tokens_read", "tokens_written")
+COSTS = ("calls", "tokens_read", "tokens_written", WEIGHTED)
 _CALLS = "calls."
-_SESSION = {"began": str, "version?": str, "commit?": str, "alone?": bool}
+_SESSION = {"began": str, "version?": str, "commit?": str, "alone?": bool, "embedded?": int}
 _ABOUT = {"questions?": int, "concurrency?": int, "command?": [str], "sessions?": [_SESSION]}
 
 
@@ -40,11 +41,11 @@ class Run:
         metrics: `metrics.json`; empty when it was stopped before its end.
         rows: Of `eval run`, the questions that have a result, one row each: `id`, `question`, `answers`, `prediction`,
             `type`, a column per score (`f1`), `failed`, `rounds`, `stop`, `calls`, `tokens_read`, `tokens_written`,
-            `tokens` (both), `seconds`, `tallies`, `malformed`, and, where they are known and else None, `sent` (calls
-            that the ledger did not answer), `dollars` (for 1,000 such questions), `hops` (number of supporting
-            passages), `role_tokens`, `granularity`, `recall` (see `results.recalls_of`) and `kept` (share of the
-            supporting passages that a kept triple comes from). None for other evaluations, whose figures are taken as
-            they stand.
+            `tokens` (both), `weighted_tokens`, `seconds`, `tallies`, `malformed`, and, where they are known and else
+            None, `sent` (calls that the ledger did not answer), `dollars` (for 1,000 such questions), `hops` (number of
+            supporting passages), `role_tokens`, `granularity`, `recall` (see `results.recalls_of`) and `kept` (share of
+            the supporting passages that a kept triple comes from). None for other evaluations, whose figures are taken
+            as they stand.
     """
 
     folder: str
@@ -134,7 +135,7 @@ def figures_of(run: Run) -> dict[str, Any]:
     rows, metrics = run.rows, run.scores
     if rows is None or rows.empty:
         return {}
-    seconds = rows["seconds"]
+    seconds, reason = rows["seconds"], untimed(run)
     costs = {name: rows[name] for name in (*COSTS, "tokens", "sent", "dollars") if rows[name].notna().all()}
     return {
         "scores": _means_of(rows, metrics),
@@ -146,9 +147,12 @@ def figures_of(run: Run) -> dict[str, Any]:
             "ended_by": _counted(rows["stop"]),
         },
         "cost": bootstrap_means(costs, None),
-        "indexing": run.indexing,
+        "indexing": weighted(run.indexing),
+        "embedded": max((one.get("embedded", 0) for one in run.sessions), default=None),
         "roles": _roles(rows),
-        "latency": {
+        "latency": {"unknown": reason}
+        if reason
+        else {
             "mean": bootstrap_mean(seconds, None),
             "structuring": float(rows["structuring"].mean()),
             "percentiles": {str(share): float(seconds.quantile(share / 100)) for share in (10, 50, 90)},
@@ -161,6 +165,17 @@ def figures_of(run: Run) -> dict[str, Any]:
         "decisions": _decisions(rows),
         "errors": int(rows["failed"].sum()),
     }
+
+
+def untimed(run: Run) -> str:
+    """Why the seconds of a run say nothing of its system; empty where they do."""
+    alone = [one.get("alone") for one in run.sessions] or [None]
+    if False in alone:
+        return "another evaluation used the machine at the time"
+    if None in alone:
+        return "it is not known whether it had the machine for itself"
+    spared = 0 if run.rows is None else run.rows["calls"].sum() - run.rows["sent"].fillna(run.rows["calls"]).sum()
+    return f"{spared:,.0f} of its calls were not sent: the ledger had the replies" if spared else ""
 
 
 def _rows(path: Path, settings: Mapping[str, Any], costs: Costs) -> tuple[pd.DataFrame, tuple[str, ...]]:
@@ -194,6 +209,7 @@ def _row(row: Mapping[str, Any], metrics: Sequence[str], costs: Costs) -> dict[s
         "tokens_read": own["prompt_tokens"],
         "tokens_written": own["completion_tokens"],
         "tokens": own["prompt_tokens"] + own["completion_tokens"],
+        WEIGHTED: weighted(own)[WEIGHTED],
         "sent": own["calls"] - own["cached_calls"] if roles and "cached" in trace else None,
         "dollars": 1000 * own["dollars"] if "dollars" in own and roles else None,
         "role_tokens": details.get("tokens"),
@@ -224,13 +240,14 @@ def _slices(rows: pd.DataFrame, column: str, metrics: Sequence[str]) -> dict[str
 
 
 def _roles(rows: pd.DataFrame) -> dict[str, dict[str, float]] | None:
-    """Calls, tokens read and tokens written per question, by role, in the order in which questions meet them."""
+    """`COSTS` per question, by role, in the order in which questions meet them; of its own calls alone."""
     sums: dict[str, Counter[str]] = {}
     for tallies, used in zip(rows["tallies"], rows["role_tokens"]):
         for key, count in tallies.items():
-            if key.startswith(_CALLS):
+            if key.startswith(_CALLS) and not reads_passages(key.removeprefix(_CALLS)):
                 role = key.removeprefix(_CALLS)
-                costs = (count, *((used or {}).get(role) or (0, 0)))
+                read, written = ((used or {}).get(role) or (0, 0))[:2]
+                costs = (count, read, written, read + 4 * written)
                 sums.setdefault(role, Counter()).update(dict(zip(COSTS, costs)))
     return {role: {name: found[name] / len(rows) for name in COSTS} for role, found in sums.items()} or None
 

@@ -12,6 +12,7 @@ from operator import add
 from typing import Any
 
 from tripletune.eval import find_metrics
+from tripletune.eval.costs import WEIGHTED
 from tripletune.eval.report.runs import COSTS
 from tripletune.eval.results import RANKINGS
 from tripletune.eval.statistics import NO_DIFFERENCE, P_NOTE, SIGNIFICANT, correct_table, p_cell
@@ -136,7 +137,7 @@ def _group(group: Mapping[str, Any]) -> Iterator[Section]:
         ("Which granularity answered", _granularity(runs, group["metrics"])),
         ("Supporting passages found", _recall(runs)),
         ("Rounds", _rounds(runs)),
-        ("Calls and tokens per question", _cost(runs)),
+        ("Calls and tokens", _cost(runs)),
         ("Latency", _latency(runs)),
         ("Decisions", _decisions(runs)),
     )
@@ -291,7 +292,7 @@ def _rounds(runs: Runs) -> list[str | Table]:
 def _cost(runs: Runs) -> list[str | Table]:
     titles = {
         "calls": "calls", "sent": "of them sent", "tokens_read": "tokens read", "tokens_written": "tokens written",
-        "dollars": "dollars per 1,000 questions",
+        WEIGHTED: "in + 4 x out", "dollars": "dollars per 1,000 questions",
     }  # fmt: skip
     names = [name for name in titles if any(name in run["figures"]["cost"] for run in runs)]
     parts: list[str | Table] = [
@@ -301,27 +302,39 @@ def _cost(runs: Runs) -> list[str | Table]:
             lambda found: (interval(found["cost"].get(name), 1, 3 if name == "dollars" else 1) for name in names),
         )
     ]
-    if any(run["figures"]["indexing"]["calls"] for run in runs):
-        head = list(runs[0]["figures"]["indexing"])
+    if any(run["figures"]["indexing"]["calls"] or run["figures"]["embedded"] or _before(run) for run in runs):
+        heads = {"calls": "calls", "prompt_tokens": "tokens read", "completion_tokens": "tokens written",
+                 WEIGHTED: "in + 4 x out", "cached_calls": "calls not sent", "dollars": "dollars"}  # fmt: skip
+        names = [name for name in heads if name in runs[0]["figures"]["indexing"]]
+        rows = []
+        for run in runs:
+            found, texts = run["figures"]["indexing"], run["figures"]["embedded"]
+            cells = [_number(found[name], 3 if name == "dollars" else 0) for name in names]
+            rows.append([_name(run), *cells, "not known" if texts is None else f"{texts:,}", _before(run)])
         parts += [
-            "Calls that read the corpus, in the whole run; cached: not sent.",
-            _by_run(
-                runs,
-                [name.replace("_", " ") for name in head],
-                lambda found: (_number(found["indexing"][name], 3 if "dollars" in name else 0) for name in head),
-            ),
+            "Indexing, per corpus: each call that reads a passage once, whether or not the ledger had its reply.",
+            Table(["run", *map(heads.get, names), "texts embedded", "not in these figures"], rows),
         ]
     roles = [
-        [run["name"], role, *(_number(found[name], digits) for name, digits in zip(COSTS, (1, 0, 0)))]
+        [run["name"], role, *(_number(found[name], digits) for name, digits in zip(COSTS, (1, 0, 0, 0)))]
         for run in runs
         for role, found in (run["figures"]["roles"] or {}).items()
     ]
     if roles:
         parts += [
-            "By role, with calls that read passages during a question:",
+            "Answering by role:",
             Table(["run", "role", *(titles[name] for name in COSTS)], roles),
         ]
-    return [*parts, "Tokens and dollars are those of all calls, as if the ledger had answered none."]
+    return [
+        "Answering, per question. All calls are counted, here and below, whether or not the ledger had their replies:",
+        *parts,
+    ]
+
+
+def _before(run: Mapping[str, Any]) -> str:
+    """What a run found made, so that its cost is not known."""
+    triples = run["settings"].get("triples")
+    return "" if not triples or "extractor" in triples else "the triples, made before"
 
 
 def _latency(runs: Runs) -> list[str | Table]:
@@ -331,11 +344,17 @@ def _latency(runs: Runs) -> list[str | Table]:
         speed = [_number(found["questions_per_second"], 3), _number(found["concurrency"], 0)]
         return [interval(found["mean"], 1, 2), _number(found["structuring"], 2), *shares, *speed]
 
+    timed = [run for run in runs if "unknown" not in run["figures"]["latency"]]
+    whys = {run["name"]: run["figures"]["latency"].get("unknown") for run in runs}
+    others = [f"{name}: not shown, since {why}." for name, why in whys.items() if why]
+    if not timed:
+        return [*others]
     head = ["seconds per question", "of them for triples", "10 %", "median", "90 %", "questions/s", "most under way"]
     return [
-        _by_run(runs, head, cells),
-        "Wall-clock seconds from a question's start to its answer, as they were measured: other questions under way "
-        "and replies out of the ledger are in them. Questions/s are of the last session.",
+        _by_run(timed, head, cells),
+        "Wall-clock seconds from a question's start to its answer, as they were measured: other questions of the run "
+        "under way are in them. Questions/s are of the last session.",
+        *others,
     ]
 
 

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
-from tripletune.eval.results import METRICS, ResultLog
+from tripletune.eval.results import METRICS, Machine, ResultLog
 from tripletune.models.files import read_json, write_json
 from tripletune.models.llm import Endpoint, RepliesPending, SetupError, redact
 from tripletune.models.llm.ledger_client import RetriesExhausted
@@ -70,6 +70,7 @@ class Suite(ABC):
         command: The words of the command line, for reports.
         concurrency: Batches under way at once.
         retry_errors: Whether items that failed in an earlier call are run again.
+        notes: What `open` found out, for `run.json`.
         clients: What `open` opened: asked what to do about calls that wait for a batch, closed at the end.
     """
 
@@ -81,6 +82,7 @@ class Suite(ABC):
     command: Sequence[str] = ()
     concurrency: int = 1
     retry_errors: bool = False
+    notes: Mapping[str, Any] = {}
     clients: Sequence[Endpoint] = ()
 
     def __init__(self, options: Any) -> None:
@@ -148,7 +150,7 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
     `SOME_FAILED` when more than its `max_failed` did.
     """
     logs: list[ResultLog] = []
-    launched = Launched()
+    launched, machine = Launched(), Machine()
     if launched.processes > 1 and len(suites) > 1:
         raise ValueError("several processes share one evaluation: name one --system and --task, or start one process")
     try:
@@ -163,8 +165,9 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
             logs.append(log)
             if launched.processes > 1 and not launched.process:
                 launched.gather(log.done)
-        codes, pending = asyncio.run(_run_all(suites, logs, launched, console))
+        codes, pending = asyncio.run(_run_all(suites, logs, launched, console, machine))
     finally:
+        machine.close()
         for log in logs:
             log.close()
     if pending:
@@ -213,7 +216,7 @@ class Launched:
 
 
 async def _run_all(
-    suites: Sequence[Suite], logs: Sequence[ResultLog], launched: Launched, console: Console | None
+    suites: Sequence[Suite], logs: Sequence[ResultLog], launched: Launched, console: Console | None, machine: Machine
 ) -> tuple[list[int], str]:
     """Answer what has no row; gives the exit codes of complete suites, and what to do about items that wait."""
     codes, waiting, advice, failed = [], 0, [], []
@@ -224,6 +227,7 @@ async def _run_all(
                 mine = [name for name in suite.ids if name not in log.done][launched.process :: launched.processes]
                 if mine:
                     suite.open()
+                    log.session |= suite.notes
                     # Now, so that the questions per second of the first suite are not those of loading.
                     for one in suite.clients:
                         one.load()
@@ -235,6 +239,9 @@ async def _run_all(
                     waits = sum(launched.gather(waits))
                 if not launched.process:
                     log.join()
+                if mine and not launched.process:
+                    log.session["alone"] = machine.is_ours()
+                    log.note()
                 if not waits and not launched.process:
                     codes.append(_finish(suite, log, len(log.done) - before, time.perf_counter() - started, console))
             except Exception as error:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from tripletune.eval import context_links, find_metrics, load_task, score_answer, task_questions, write_context_corpus
 from tripletune.eval.controls import LoopControl, OtherFacts, run_histories
-from tripletune.eval.costs import read_prices, summarise_questions, unused_roles
+from tripletune.eval.costs import WEIGHTED, read_prices, summarise_questions, unused_roles
 from tripletune.eval.metrics import recall
 from tripletune.eval.results import METRICS, RANKINGS, ResultLog
 from tripletune.eval.suites import Failure, Suite, interval_cells, run_suites, show_table
@@ -190,6 +190,8 @@ class QuestionSuite(Suite):
             student = self.opened.once(local, partial(open_chat_model, local))
             self.tools = replace(self.tools, integrator=student, integrator_sampling=drawn)
         self.clients = clients_of(self.tools)
+        if options.retriever != "bm25" and (passages := getattr(self.tools.retriever, "passages", None)) is not None:
+            self.notes = {"embedded": len(passages) + len(self.tools.triples or ())}
         if options.control:
             facts = OtherFacts(run_histories(options.control_run)) if options.control_run else None
             models = (self.tools.planner, self.tools.answerer)
@@ -272,7 +274,7 @@ class QuestionSuite(Suite):
             console.print(
                 f"{name}: {part['calls']} calls ({part['cached_calls']} of them not sent: the ledger had the reply), "
                 f"{part['prompt_tokens']} tokens read ({part['cached_prompt_tokens']}), {part['completion_tokens']} "
-                f"written ({part['cached_completion_tokens']}){money}"
+                f"written ({part['cached_completion_tokens']}), {part[WEIGHTED]} in + 4 x out{money}"
             )
         console.print(
             f"{session['questions']} questions in {session['seconds']} s, {session['questions_per_second']} per second"

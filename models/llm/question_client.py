@@ -23,6 +23,7 @@ T = TypeVar("T")
 _ROOT = Path(__file__).parents[2]
 # Letters of a call's key that a trace notes.
 CALL_NAME = 16
+_READING = {"entities", "extract", "joint", "triples"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,11 @@ class CallNotes(Protocol):
         """Count something by its name."""
 
 
+def reads_passages(role: str) -> bool:
+    """Whether calls of a role read a passage for whichever question meets it: they are the corpus's, not its own."""
+    return bool(set(role.split(".")[1:2]) & _READING)
+
+
 class QuestionClient(LLMClient):
     """An `LLMClient` for one question; closing it does nothing, for the client belongs to the run.
 
@@ -84,8 +90,8 @@ class QuestionClient(LLMClient):
         trace: Calls and tokens are added to it; to its tallies the calls of each role (`calls.<role>`) and the
             replies that were cut off at their limit (`cut_off.<role>`); to its details, under "tokens", the tokens
             that each role read and wrote (and, where there are any, those that the provider read from its cache and put
-            there), and under "calls" how the keys of its calls in the ledger begin; to `cached` what of them was not
-            sent.
+            there), under "read" key and tokens of each call that reads a passage, and under "calls" how the keys of its
+            calls in the ledger begin; to `cached` what of them was not sent.
         question_id: The question, for the ledger.
         sampling: How replies are drawn; their length is each call's own.
         system: The system that asks, for the roles of `ask`.
@@ -143,6 +149,10 @@ class QuestionClient(LLMClient):
         if completion.cache_read or completion.cache_written:
             counts += [completion.cache_read, completion.cache_written]
         _add(self._trace.details.setdefault("tokens", {}).setdefault(role, [0, 0]), counts)
+        if reads_passages(role):
+            insort(
+                self._trace.details.setdefault("read", {}).setdefault(role, []), [completion.key[:CALL_NAME], *counts]
+            )
         if completion.cached:
             _add(self._trace.cached.setdefault(role, [0, 0, 0]), [1, *counts])
         if completion.finish_reason == "length":

@@ -6,7 +6,8 @@ import pytest
 
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.__main__ import main
-from tripletune.eval.costs import read_prices, spent
+from tripletune.eval.costs import Costs, read_prices, spent
+from tripletune.eval.results import Machine
 from tripletune.models.llm import Backend
 from tripletune.models.llm.backends.anthropic import read_message
 from tripletune.models.llm.ledger import Ledger
@@ -41,9 +42,23 @@ def test_sent_and_cached_calls_indexing_apart(system, tmp_path, monkeypatch, cap
         assert sent == sum(row[name] for row in stored), "what was sent is what the ledger holds"
         assert again["cost"][name] == again["cost"][f"cached_{name}"] == first["cost"][name]
     reads = ("cirag.entities", "cirag.triples", "thrag.extract")
-    index = sum(row["calls"] for row in stored if row["role"].startswith(reads))
-    assert index == first["indexing"]["calls"] - first["indexing"]["cached_calls"]
+    # Indexing is what reading each passage once costs, whoever had the replies; so is answering, the questions' own.
+    for name in ("calls", "prompt_tokens", "completion_tokens"):
+        index = sum(row[name] for row in stored if row["role"].startswith(reads))
+        assert index == first["indexing"][name] == again["indexing"][name] == again["indexing"][f"cached_{name}"]
+        assert first["indexing"][f"cached_{name}"] == 0
+        assert first["cost"][name] == again["cost"][name]
     assert bool(index) == (system != "ircot")
+    for part in (first["cost"], first["indexing"]):
+        assert part["weighted_tokens"] == part["prompt_tokens"] + 4 * part["completion_tokens"]
+    # The page's plot and its bars, and the second run's, have one figure for it.
+    assert main(["report", str(tmp_path / "one"), str(tmp_path / "two"), "--output", str(tmp_path / "report")]) == 0
+    (group,) = json.loads((tmp_path / "report" / "report.json").read_text())["groups"]
+    for figures in (run["figures"] for run in group["runs"]):
+        for name in ("calls", "tokens_read", "tokens_written", "weighted_tokens"):
+            every = sum(role[name] for role in figures["roles"].values())
+            assert every == pytest.approx(figures["cost"][name]["mean"])
+        assert figures["indexing"]["weighted_tokens"] == first["indexing"]["weighted_tokens"]
     paid = [row for row in stored if not row["role"].startswith(f"{system}.answer")]
     dollars = sum(row["prompt_tokens"] + 10 * row["completion_tokens"] for row in paid) / 1e6
     spent = sum(first[part]["dollars"] - first[part]["cached_dollars"] for part in ("cost", "indexing"))
@@ -83,3 +98,45 @@ def test_the_providers_cache_has_its_own_price(tmp_path, price, sent):
         assert found.get("dollars") == (sent and pytest.approx(sent))
         if sent:
             assert found["cached_dollars"] == pytest.approx(sent * spared)
+
+
+def test_costs_of_an_older_run_are_those_of_each_question():
+    counts = {"calls": 2, "prompt_tokens": 50, "completion_tokens": 5}
+    tallies = {"calls.cirag.entities": 2}
+    trace = {**counts, "tallies": tallies, "details": {"tokens": {"cirag.entities": [50, 5]}}}
+    costs = Costs({})
+    for _ in range(2):
+        assert costs.add(trace)["calls"] == 0
+    assert {name: costs.indexing[name] for name in counts} == {name: 2 * one for name, one in counts.items()}
+
+
+def test_a_call_that_two_questions_note_is_counted_once():
+    def trace(*calls, sent):
+        tokens = [sum(one[1] for one in calls), sum(one[2] for one in calls)]
+        cached = [len(calls) - sent, *(tokens if not sent else [0, 0])]
+        details = {"tokens": {"cirag.entities": tokens}, "read": {"cirag.entities": [list(one) for one in calls]}}
+        counts = {"calls": len(calls), "prompt_tokens": tokens[0], "completion_tokens": tokens[1]}
+        tallies = {"calls.cirag.entities": len(calls)}
+        return {**counts, "tallies": tallies, "details": details, "cached": {"cirag.entities": cached}}
+
+    costs = Costs(read_prices(["1,10"]))
+    costs.add(trace(("a", 100, 10), ("b", 50, 5), sent=2))
+    costs.add(trace(("b", 50, 5), sent=0))
+    costs.add(trace(("", 7, 1), ("", 7, 1), sent=2))
+    expected = {"calls": 4, "prompt_tokens": 164, "completion_tokens": 17, "cached_calls": 0, "cached_prompt_tokens": 0}
+    assert {name: costs.indexing[name] for name in expected} == expected
+    assert costs.indexing["dollars"] == pytest.approx((164 + 170) / 1e6)
+
+
+def test_only_one_run_at_a_time_has_the_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    first = Machine()
+    assert first.is_ours()
+    second = Machine()
+    assert not second.is_ours()
+    second.close()
+    assert not first.is_ours(), "another one was there, though it has gone"
+    first.close()
+    third = Machine()
+    assert third.is_ours()
+    third.close()

@@ -114,6 +114,28 @@ def folders(tmp_path):
     return make
 
 
+@pytest.mark.parametrize(
+    ("alone", "sent", "shown"),
+    [
+        ([True], True, "0.50 (0.50 to 0.50)"),
+        ([True, False], True, "not shown, since another evaluation used the machine"),
+        ([True, None], True, "not shown, since it is not known whether"),
+        ([], True, "not shown, since it is not known whether"),
+        ([True], False, "not shown, since 12 of its calls were not sent"),
+    ],
+)
+def test_seconds_are_shown_of_runs_that_had_the_machine_and_asked_themselves(folders, tmp_path, alone, sent, shown):
+    (folder,) = folders(one={"triples": "t"})
+    if sent:
+        write_lines(f"{folder}/results.jsonl", (row(number, "good") for number in range(12)))
+    sessions = [{"began": "2026", "embedded": 40, **({} if one is None else {"alone": one})} for one in alone]
+    (tmp_path / "runs" / "one" / "run.json").write_text(json.dumps({"questions": 12, "sessions": sessions}))
+    assert main(["report", folder, "--output", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert shown in page.partition("### Latency")[2].partition("###")[0]
+    assert f"| standard | 0 | 0 | 0 | 0 | 0 | {40 if alone else 'not known'} | the triples, made before |" in page
+
+
 def test_compare_and_report_take_only_what_is_named(folders, tmp_path, error_of, capsys):
     two = folders(one={}, two={"options": {"top_k": 2}, "sampling": [0.7, 1.0, 3]})
     assert main(["compare", *two]) == 2
