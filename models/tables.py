@@ -21,7 +21,7 @@ _TEX = str.maketrans(
     | {"<": r"\textless{}", ">": r"\textgreater{}"}
     | {sign: f"\\{sign}" for sign in "&%$#_{}"}
 )
-_NUMBER = re.compile(r"[-+]?\d.*|-?")
+_NUMBER = re.compile(r"(?:\\textbf\{)?[-+]?\d.*|-?")
 
 
 def printable(text: str) -> str:
@@ -82,14 +82,25 @@ class Table:
         lines.insert(1, ["---"] * len(self.head))
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
-    def latex(self, caption: str) -> str:
-        """A `table` with the rules of `booktabs`."""
-        head, *body = (" & ".join(map(tex, line)) + r" \\" for line in (self.head, *self.rows))
-        columns = "l" * len(self.head)
-        return "\n".join([
-            r"\begin{table}", r"\centering", rf"\caption{{{tex(caption)}}}", rf"\begin{{tabular}}{{{columns}}}",
-            r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", r"\end{table}",
-        ])  # fmt: skip
+    def csv(self) -> str:
+        """Head and rows as CSV."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows, columns=self.head).to_csv(index=False)
+
+    def latex(self, caption: str, cell: Callable[[object], str] = tex) -> str:
+        """A `table` with the rules of `booktabs`; `cell` writes a cell, `str` one that is LaTeX."""
+        import pandas as pd
+
+        rows = pd.DataFrame([list(map(cell, row)) for row in self.rows], columns=range(len(self.head)))
+        form = "".join("r" if self._has_numbers(place) else "l" for place in range(len(self.head)))
+        # pandas takes a name for a format string.
+        head = [tex(name).replace("{", "{{").replace("}", "}}") for name in self.head]
+        given: Any = {"header": head, "column_format": form, "caption": tex(caption)}
+        return rows.to_latex(index=False, escape=False, **given).rstrip()
+
+    def _has_numbers(self, place: int) -> bool:
+        return all(_NUMBER.fullmatch(row[place]) for row in self.rows)
 
     def show(self, console: Console) -> None:
         """Print title, head and rows on a `plain_console`; columns of numbers are flush right."""
@@ -97,8 +108,7 @@ class Table:
 
         shown = RichTable(title=self.title or None, title_justify="left")
         for place, name in enumerate(self.head):
-            numbers = all(_NUMBER.fullmatch(row[place]) for row in self.rows)
-            shown.add_column(name, justify="right" if numbers else "left", overflow="fold")
+            shown.add_column(name, justify="right" if self._has_numbers(place) else "left", overflow="fold")
         for row in self.rows:
             shown.add_row(*row)
         console.print(shown)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tripletune.eval.report.groups import Group, compare_pairs, differences, gro
 from tripletune.eval.report.page import write_page
 from tripletune.eval.report.runs import Run, bare_run, figures_of, named_folder, read_about, read_folder
 from tripletune.eval.report.setting import check_across, check_comparable, own_settings, setting_rows
-from tripletune.eval.report.tables import Section, latex_of, markdown_of, sections_of
+from tripletune.eval.report.tables import Section, latex_of, markdown_of, sections_of, tables_of
 from tripletune.eval.results import METRICS, SCORES, SETTINGS, read_results, read_scored, run_folders
 from tripletune.eval.statistics import P_NOTE, bootstrap_ratio, correct_table, p_cell, paired_ratio_difference, verdict
 from tripletune.eval.suites import interval_cells, show_table
@@ -31,11 +32,10 @@ from tripletune.eval.suites.extraction import KIND
 from tripletune.eval.triples import row_parts
 from tripletune.models.files import check_folder, check_new, new_file, new_folder, read_json, write_json, write_text
 from tripletune.models.options import nearest
-from tripletune.models.tables import Table
 
 logger = logging.getLogger(__name__)
-PAGE, TABLES, LATEX, FIGURES = "report.html", "report.md", "report.tex", "report.json"
-_MADE = (FIGURES, PAGE, TABLES, LATEX, "*.png")
+PAGE, TABLES, LATEX, FIGURES, CSV = "report.html", "report.md", "report.tex", "report.json", "csv"
+_MADE = (FIGURES, PAGE, TABLES, LATEX, CSV, "*.png")
 _COSTS = {"calls": "calls", "prompt_tokens": "tokens read", "completion_tokens": "tokens written"}
 
 
@@ -55,7 +55,11 @@ def report(args: argparse.Namespace, console: Console) -> None:
     with new_folder(output, _MADE, overwrite=True) as scratch:
         write_page(scratch / PAGE, figures, groups, sections, args.traces, args.corpus)
         write_text(scratch / TABLES, markdown_of(figures, sections))
-        write_text(scratch / LATEX, latex_of(sections))
+        write_text(scratch / LATEX, latex_of(figures, sections))
+        (scratch / CSV).mkdir()
+        for number, (caption, table) in enumerate(tables_of(sections), 1):
+            name = re.sub(r"\W+", "_", caption)[:80].strip("_")
+            write_text(scratch / CSV / f"{number:03d}_{name}.csv", table.csv())
         write_json(scratch / FIGURES, figures)
     if args.wandb:
         _log_tables(args.wandb, sections)
@@ -117,11 +121,10 @@ def _log_tables(project: str, sections: Sequence[Section]) -> None:
     """Log all tables to Weights & Biases; `WANDB_MODE=offline` keeps them here."""
     import wandb
 
-    tables = [(one, block) for one in sections for block in one.blocks if isinstance(block, Table)]
     with wandb.init(project=project, job_type="report") as run:
         # A name of W&B has at most 128 characters, with its own in front.
-        names = [f"{number:03d} {one.title}: {one.heading}"[:90] for number, (one, _) in enumerate(tables, 1)]
-        run.log({name: wandb.Table(columns=table.head, data=table.rows) for name, (_, table) in zip(names, tables)})
+        tables = {f"{n:03d} {caption}"[:90]: table for n, (caption, table) in enumerate(tables_of(sections), 1)}
+        run.log({name: wandb.Table(columns=table.head, data=table.rows) for name, table in tables.items()})
 
 
 def _figures(group: Group) -> dict[str, Any]:

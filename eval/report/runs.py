@@ -118,9 +118,11 @@ def read_folder(spec: str, prices: Prices | None = None) -> Run:
     if "system" in settings and results.is_file():
         costs, cut_off = Costs(prices or {}), results.read_bytes()[-1:] not in (b"\n", b"")
         rows, added = _rows(path, settings, costs)
-        return Run(
-            str(path), name, settings, about, metrics, len(rows), rows, cut_off, added, costs.indexing, (*costs.roles,)
-        )
+        more = cut_off, added, costs.indexing, (*costs.roles,)
+        run = Run(str(path), name, settings, about, metrics, len(rows), rows, *more)
+        if run.results and untimed(run):
+            rows["seconds"] = None
+        return run
     count = sum(1 for _ in read_results(results, partial=True)) if results.is_file() else 0
     return Run(str(path), name, settings, about, metrics, count, None)
 
@@ -174,7 +176,11 @@ def untimed(run: Run) -> str:
         return "another evaluation used the machine at the time"
     if None in alone:
         return "it is not known whether it had the machine for itself"
-    spared = 0 if run.rows is None else run.rows["calls"].sum() - run.rows["sent"].fillna(run.rows["calls"]).sum()
+    spared = (
+        0
+        if run.rows is None or run.rows.empty
+        else run.rows["calls"].sum() - run.rows["sent"].fillna(run.rows["calls"]).sum()
+    )
     return f"{spared:,.0f} of its calls were not sent: the ledger had the replies" if spared else ""
 
 

@@ -15,9 +15,9 @@ from tripletune.eval import find_metrics
 from tripletune.eval.costs import WEIGHTED
 from tripletune.eval.report.runs import COSTS
 from tripletune.eval.results import RANKINGS
-from tripletune.eval.statistics import NO_DIFFERENCE, P_NOTE, SIGNIFICANT, correct_table, p_cell
+from tripletune.eval.statistics import NO_DIFFERENCE, P_NOTE, SIGNIFICANT, correct_table, p_cell, verdict
 from tripletune.models.files import flatten
-from tripletune.models.tables import Table, on_one_line, plain
+from tripletune.models.tables import Table, on_one_line, plain, tex
 
 Runs = Sequence[Mapping[str, Any]]
 SOURCES = "Where the figures come from"
@@ -68,14 +68,46 @@ def markdown_of(report: Mapping[str, Any], sections: Sequence[Section]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def latex_of(sections: Sequence[Section]) -> str:
-    """The tables in LaTeX, each a `table` with the rules of `booktabs`."""
-    parts = ["% Needs \\usepackage{booktabs}. " + on_one_line(NOTE)]
-    for section in sections:
-        caption = ": ".join(text for text in (section.title, section.heading) if text)
-        tables = (block for block in section.blocks if isinstance(block, Table) and section.title != SOURCES)
-        parts += [table.latex(caption) for table in tables]
+def tables_of(sections: Sequence[Section]) -> list[tuple[str, Table]]:
+    """All tables but those of sources, each with its caption."""
+    captions = [(": ".join(filter(None, (one.title, one.heading))), one) for one in sections if one.title != SOURCES]
+    return [(caption, block) for caption, one in captions for block in one.blocks if isinstance(block, Table)]
+
+
+def latex_of(report: Mapping[str, Any], sections: Sequence[Section]) -> str:
+    """The main table and all others in LaTeX, each a `table` with the rules of `booktabs`."""
+    parts = [
+        "% Needs \\usepackage{booktabs}. " + on_one_line(NOTE),
+        *([_main(report["groups"])] if report["groups"] else []),
+    ]
+    parts += [table.latex(caption) for caption, table in tables_of(sections)]
     return "\n\n".join(parts) + "\n"
+
+
+def _main(groups: Runs) -> str:
+    """A paper's main table: systems by tasks, the best in bold, and what differs from the first run of a task."""
+    names = dict.fromkeys(run["name"] for group in groups for run in group["runs"])
+    columns: list[dict[str, str]] = []
+    for group in groups:
+        metric, marks = group["metrics"][0], {"better": r"$^\dagger$", "worse": r"$^\ddagger$"}
+        gaps = {run["name"]: dict(row[0] or {}) for run, row in zip(group["runs"], group["pairs"][metric])}
+        correct_table(filter(None, gaps.values()))
+        known = {run["name"]: run["figures"] for run in group["runs"] if run["figures"]}
+        known = {name: one for name, one in known.items() if one["scores"][metric]["n"]}
+        means = {name: f"{100 * found['scores'][metric]['mean']:z.1f}" for name, found in known.items()}
+        best = max(means.values(), key=float, default="")
+        columns.append({
+            name: (rf"\textbf{{{mean}}}" if mean == best else mean)
+            + marks.get(verdict(gaps[name]) if gaps[name] else "", "")
+            + (f" ({known[name]['errors']} failed)" if known[name]["errors"] else "")
+            for name, mean in means.items()
+        })  # fmt: skip
+    caption = (
+        "Times 100, the best in bold. Daggers: better, double daggers: worse than the first run of the column, "
+        f"p < {SIGNIFICANT} (Holm). Failed questions score 0."
+    )
+    head = ["system", *(f"{group['task']} {group['metrics'][0]}, {group['told']}".rstrip(", ") for group in groups)]
+    return Table(head, [[tex(name), *(one.get(name, "-") for one in columns)] for name in names]).latex(caption, str)
 
 
 def interval(value: Mapping[str, Any] | None, times: float = 100, digits: int = 1, sign: str = "") -> str:
@@ -113,10 +145,11 @@ def _overview(groups: Runs) -> list[Section]:
         found = [next((run["figures"] for run in group["runs"] if run["name"] == name), None) for group in groups]
         scores = [one["scores"][group["metrics"][0]] if one else None for one, group in zip(found, groups)]
         failed = [f", {one['errors']:,} failed" if one and one["errors"] else "" for one in found]
-        means = [100 * score["mean"] for score in scores if score]
-        mean = _number(sum(means) / len(means) if all(scores) else None)
+        # A mean over different metrics would say nothing.
+        means = [100 * score["mean"] for score in scores if score and len({one["metrics"][0] for one in groups}) == 1]
+        mean = _number(sum(means) / len(means) if len(means) == len(groups) else None)
         rows.append([name, *map(add, map(interval, scores), failed), mean])
-    head = ["", *(f"{group['task']} {group['metrics'][0]}" for group in groups), "mean"]
+    head = ["", *(f"{one['task']} {one['metrics'][0]}, {one['told']}".rstrip(", ") for one in groups), "mean"]
     return [Section("All tasks", "", [Table(head, rows)])]
 
 
@@ -177,6 +210,9 @@ def _scores(group: Mapping[str, Any]) -> list[str | Table]:
         if not run["finished"]:
             cells[1] += f" of {run['expected']:,}" if run["expected"] else ", not finished"
     explained = [f"{name}: {known[name].explanation}." for name in metrics if name in known]
+    counts = {name: {run["figures"]["scores"][name]["n"] for run in runs if run["figures"]} for name in metrics}
+    most = max(run["questions"] for run in runs)
+    explained += [f"{name} is known of {max(n)} of {most:,} questions." for name, n in counts.items() if max(n) < most]
     return [_with_gaps(["run", "questions", "failed"], first, group, range(len(runs))), *explained]
 
 
@@ -238,7 +274,13 @@ def _slices(runs: Runs, metrics: Sequence[str], key: str) -> list[str | Table]:
     head = [f"{kind} ({max(one[kind][metric]['n'] for one in found if kind in one):,})" for kind in kinds]
     rows = ([_name(run), *(interval(one.get(kind, {}).get(metric)) for kind in kinds)] for run, one in zip(runs, found))
     of = "; hops are counted by the supporting passages" if key == "by_hops" else ""
-    return [f"{metric}, the headline{of}:", Table(["run", *head], rows)]
+    every, sliced = (
+        max(run["questions"] for run in runs),
+        [[part[metric]["n"] for part in one.values()] for one in found],
+    )
+    left = every - max(map(sum, sliced))
+    told = [f"{left:,} of {every:,} questions are in none, since theirs is not known."] if left else []
+    return [f"{metric}, the headline{of}:", Table(["run", *head], rows), *told]
 
 
 def _granularity(runs: Runs, metrics: Sequence[str]) -> list[str | Table]:

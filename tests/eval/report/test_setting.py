@@ -5,7 +5,7 @@ import json
 import pandas as pd
 import pytest
 
-from tests.cli import write_lines
+from tests.cli import read_lines, write_lines
 from tests.eval.report.test_page import row
 from tripletune.eval.__main__ import main
 from tripletune.eval.report.groups import group_runs
@@ -112,6 +112,35 @@ def folders(tmp_path):
         return [str(tmp_path / "runs" / name) for name in runs]
 
     return make
+
+
+def test_a_papers_main_table_csv_and_what_a_slice_leaves_out(folders, tmp_path):
+    three = folders(bad={}, good={"system": "ras"}, none={"system": "no_retrieval", "retriever": None})
+    rows = [row(number, "good") for number in range(12)]
+    lost = [
+        {**one, "error": "TimeoutError", "scores": {"exact_match": 0.0}} if n < 9 else one for n, one in enumerate(rows)
+    ]
+    write_lines(f"{three[1]}/results.jsonl", rows)
+    write_lines(f"{three[2]}/results.jsonl", lost)
+    for folder in three:
+        found = read_lines(f"{folder}/results.jsonl")
+        write_lines(
+            f"{folder}/results.jsonl",
+            [{**one, "supporting": one["supporting"] if n else []} for n, one in enumerate(found)],
+        )
+    assert main(["report", *three, "--output", str(tmp_path / "out")]) == 0
+    main_table = (tmp_path / "out" / "report.tex").read_text().partition(r"\midrule")[2].partition(r"\bottomrule")[0]
+    lines = [" ".join(line.split()) for line in main_table.strip().splitlines()]
+    assert lines[0] == r"standard & 8.3 \\"
+    assert lines[1] == r"ras & \textbf{91.7}$^\dagger$ \\"
+    assert lines[2] == r"no\_retrieval & 16.7 (9 failed) \\"
+    (scores,) = (tmp_path / "out" / "csv").glob("*_Scores.csv")
+    table = pd.read_csv(scores)
+    assert list(table["failed"]) == [0, 0, 9]
+    assert list(table["run"]) == ["standard", "ras", "no_retrieval"]
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert "1 of 12 questions are in none, since theirs is not known." in page.partition("number of hops")[2]
+    assert "| no_retrieval (9 failed) |" in page
 
 
 @pytest.mark.parametrize(
