@@ -30,7 +30,7 @@ _LOOK = 0.2
 
 
 def _refused(name: str) -> None:
-    raise ValueError(f"not valid JSON ({name} is no number; write null for what is missing)")
+    raise ValueError(f"{name} is no number; write null for what is missing")
 
 
 JSON = json.JSONDecoder(parse_constant=_refused)
@@ -56,22 +56,11 @@ def read_json(path: str | Path) -> dict[str, Any]:
     text = read_text(path)
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error.msg}); the file is damaged") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: {json_problem(error)}") from None
+        raise ValueError(f"{path}: not valid JSON ({error}); the file is damaged") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value
-
-
-def json_problem(error: ValueError | RecursionError) -> str:
-    """What is wrong with a text that `JSON` can't decode."""
-    if isinstance(error, RecursionError):
-        return "nested too deeply to be read; is this one of our files?"
-    if isinstance(error, json.JSONDecodeError):
-        return f"not valid JSON ({error.msg} at column {error.colno})"
-    return "a number has thousands of digits" if "digits" in str(error) else str(error)
 
 
 def json_line(row: Any, indent: int | None = None) -> str:

@@ -162,11 +162,6 @@ def nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def hint(names: Mapping[str, str], name: Any, known: Sequence[str]) -> str:
-    """`; here it is X` for a name that others use, or that was used before, else that of `nearest`."""
-    return f"; here it is {names[name]}" if name in names else nearest(str(name), known)
-
-
 # YAML files ---------------------------------------------------------------------------------------------------------
 
 
@@ -243,7 +238,7 @@ def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, 
                 raise ConfigError(f"{path}: {parent}: expected names and values, found {_shown(node)}")
         node[leaf] = value
     found: list[str] = []
-    config = _build(kind, tree, "", found, getattr(kind, "known_as", {}))
+    config = _build(kind, tree, "", found, leaves(kind))
     found = found or problems(config)
     if found:
         listed = "\n".join(f"  - {problem}" for problem in found)
@@ -254,12 +249,26 @@ def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, 
     return config
 
 
+def leaves(kind: Any, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
+    """The settings of a configuration by their dotted names."""
+    hints, found = typing.get_type_hints(kind), dict[str, dataclasses.Field[Any]]()
+    for item in dataclasses.fields(kind):
+        section, name = hints[item.name], prefix + item.name
+        found |= leaves(section, f"{name}.") if dataclasses.is_dataclass(section) else {name: item}
+    return found
+
+
+def default_of(item: dataclasses.Field[Any]) -> Any:
+    """The default of a field; `dataclasses.MISSING` of one that must be given."""
+    return item.default_factory() if callable(item.default_factory) else item.default
+
+
 def to_yaml(config: Any) -> str:
     """The resolved configuration as YAML."""
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
 
-def _build(kind: type[T], tree: Any, prefix: str, found: list[str], names: Mapping[str, str]) -> T:
+def _build(kind: type[T], tree: Any, prefix: str, found: list[str], names: Mapping[str, Any]) -> T:
     if not isinstance(tree, dict):
         found.append(f"{prefix.rstrip('.')}: expected names and values, found {_shown(tree)}")
         return kind()
@@ -268,7 +277,7 @@ def _build(kind: type[T], tree: Any, prefix: str, found: list[str], names: Mappi
     values: dict[str, Any] = {}
     for key, value in tree.items():
         if key not in known:
-            found.append(f"unknown key {prefix}{key}{hint(names, key, known)}")
+            found.append(f"unknown key {prefix}{key}{nearest(str(key), known) or nearest(f'{prefix}{key}', names)}")
         elif dataclasses.is_dataclass(hints[key]):
             values[key] = _build(hints[key], {} if value is None else value, f"{prefix}{key}.", found, names)  # type: ignore[arg-type]
         else:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import textwrap
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -28,7 +28,8 @@ from tripletune.models.options import (
     ConfigError,
     choices_of,
     convert,
-    hint,
+    default_of,
+    leaves,
     load_config,
     nearest,
     not_one_of,
@@ -93,9 +94,6 @@ def run_program(
     except Exception as error:
         if full := _full_disk(error):
             return _say(f"error: no space left on the disk ({full}); free some and run the command again", 1)
-        if str(error).startswith("Symlink loop"):  # RuntimeError of `Path.resolve` before Python 3.13
-            loop = str(error).partition(" from ")[2].strip("'")
-            error = OSError(errno.ELOOP, "a symbolic link that leads back to itself", loop)
         found = getattr(error, "exit_code", 2 if isinstance(error, (ValueError, OSError, ImportError)) else None)
         if found is None:
             raise
@@ -216,8 +214,6 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     words: Sequence[str] = ()
-    # Other names of the options; see `models.options.hint`.
-    known_as: Mapping[str, str] = {}
 
     def __init__(
         self,
@@ -267,7 +263,7 @@ class CommandParser(argparse.ArgumentParser):
     def _unrecognized(self, unknown: Sequence[str]) -> str:
         word = unknown[0].split("=")[0].lstrip("-")
         flags = [flag.lstrip("-") for flag in self._option_string_actions]
-        told = hint(self.known_as, word.rpartition(".")[2], []) or nearest(word, flags).replace("mean ", "mean --")
+        told = nearest(word, flags).replace("mean ", "mean --")
         for name, one in self.settable.items():
             if self.how.startswith("--set") and one.dest == word.replace("-", "_"):
                 told = f" (it is set by --set {name}=VALUE)"
@@ -307,14 +303,12 @@ def parse_command_line(
     usage = "%(prog)s [--config FILE] [--dry-run] [--SECTION.FIELD VALUE ...]"
     how = "--SECTION.FIELD VALUE, or in the YAML file"
     parser = CommandParser(description=description, usage=usage, how=how, **options)
-    parser.known_as = getattr(kind, "known_as", {})
     parser.add_argument("--config", metavar="FILE", help="YAML file with the settings; options below override it")
     parser.add_argument("--dry-run", action="store_true", help="show settings, counts, memory and a sample, then stop")
     groups: dict[str, Any] = {}
-    names = []
-    for name, item, value in _leaves(kind(), ""):
-        names.append(name)
-        section = name.rpartition(".")[0]
+    settings = leaves(kind)
+    for name, item in settings.items():
+        value, section = default_of(item), name.rpartition(".")[0]
         group = groups.setdefault(section, parser.add_argument_group(section) if section else parser)
         shown = f"{{{','.join(choices_of(item))}}}" if choices_of(item) else "VALUE"
         more: dict[str, Any] = {"action": _Repeatable} if isinstance(value, (list, tuple)) else {}
@@ -325,7 +319,7 @@ def parse_command_line(
         group.add_argument(f"--{name}", dest=name, default=argparse.SUPPRESS, metavar=shown, help=about, **more)
     arguments = parser.parse_args(argv)
     # Values are text here: YAML would make a number of the revision 0123456 and a date of 2024-01-01.
-    overrides = {name: value for name, value in vars(arguments).items() if name in names}
+    overrides = {name: value for name, value in vars(arguments).items() if name in settings}
     return load_config(kind, arguments.config, overrides), arguments.dry_run
 
 
@@ -341,8 +335,9 @@ def add_arguments(parser: Any, kind: type, prefix: str = "", only: Sequence[str]
     hints = typing.get_type_hints(kind)
     fields = {item.name: item for item in dataclasses.fields(kind)}
     for item in (fields[name] for name in (fields if only is None else only)):
-        missing = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-        default = None if missing else item.default_factory() if callable(item.default_factory) else item.default
+        default = default_of(item)
+        if missing := default is dataclasses.MISSING:
+            default = None
         hint = hints[item.name]
         if not item.metadata.get("flag", True):
             dest = _flag(item, prefix).replace("-", "_")
@@ -436,8 +431,7 @@ def to_arguments(config: Any, prefix: str = "") -> list[str]:
     words = []
     for item in dataclasses.fields(config):
         value, flag = getattr(config, item.name), f"--{_flag(item, prefix)}"
-        default = item.default_factory() if callable(item.default_factory) else item.default
-        if value == default:
+        if value == default_of(item):
             continue
         if not item.metadata.get("flag", True):
             text = ",".join(value) if isinstance(value, (list, tuple)) else str(value)
@@ -459,14 +453,3 @@ def _help(item: dataclasses.Field[Any], default: Any) -> str:
     shown = ", ".join(default) if isinstance(default, (list, tuple)) else default
     end = "" if default is None or default is False or shown == "" else f" (default: {shown})"
     return f"{item.metadata.get('help', '')}{end}".replace("%", "%%")
-
-
-def _leaves(config: Any, prefix: str) -> list[tuple[str, dataclasses.Field[Any], Any]]:
-    found = []
-    for item in dataclasses.fields(config):
-        value = getattr(config, item.name)
-        if dataclasses.is_dataclass(value):
-            found += _leaves(value, f"{prefix}{item.name}.")
-        else:
-            found.append((prefix + item.name, item, value))
-    return found

@@ -20,7 +20,7 @@ from typing import Any, cast
 from tripletune.models.data.fields import checked, given, name_field, name_list, shown, text_field, unfolded
 from tripletune.models.data.questions import Question
 from tripletune.models.data.records import Passage, open_rows, stored_rows, whole_characters
-from tripletune.models.files import JSON, json_problem
+from tripletune.models.files import JSON
 
 _CHUNK = 1 << 18
 # One question with its context takes some ten kilobytes; a value this long is a broken file, not a row.
@@ -236,7 +236,7 @@ def _array_rows(path: Path, opening: str) -> Iterator[tuple[str, Row]]:
                     text += more
                     continue
                 except (ValueError, RecursionError) as error:
-                    raise ValueError(f"{path}:{line}: {json_problem(error)}") from None
+                    raise ValueError(f"{path}:{line}: not valid JSON ({error})") from None
                 if not isinstance(row, dict):
                     raise ValueError(f"{path}:{line}: expected a JSON object, found {type(row).__name__}")
                 yield f"{path}:{line}", whole_characters(row) if _HALF_CHARACTER.search(text, 0, end) else row

@@ -7,10 +7,9 @@ is wanted is refused with its place, and never written as text.
 from __future__ import annotations
 
 import ast
-import io
 import json
+import re
 import sys
-import tokenize
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -19,7 +18,8 @@ _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 _SPOKEN = {True: ("yes", "true"), False: ("no", "false")}
 _KINDS = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false", list: "a list"}
 _ALSO: dict[type, Any] = {float: (int, float), list: (list, tuple)}
-_OPENING, _CLOSING = ("[", "(", "{", ",", ":", "-"), ("]", ")", "}", ",", ":")
+# A text, or the end of another value, and white space before the next one, where NumPy prints no comma.
+_PRINTED = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\]})\w.])(\s+(?=['"\[{(\w-]))?""")
 
 
 def shown(value: Any) -> str:
@@ -73,13 +73,8 @@ def unfolded(value: Any) -> Any:
         return value
     with suppress(ValueError, RecursionError):
         return json.loads(value)
-    with suppress(ValueError, RecursionError, SyntaxError, MemoryError, tokenize.TokenError):
-        # NumPy prints no commas, and Python reads two texts without one between them as a single text.
-        parts: list[str] = []
-        for token in tokenize.generate_tokens(io.StringIO(value.strip()).readline):
-            if word := token.string.strip():
-                parts += ["", word] if not parts or parts[-1] in _OPENING or word in _CLOSING else [",", word]
-        found = ast.literal_eval("".join(parts))
+    with suppress(ValueError, RecursionError, SyntaxError, MemoryError):
+        found = ast.literal_eval(_PRINTED.sub(lambda match: match[1] + "," * bool(match[2]), value.strip()))
         return found if isinstance(found, list | dict) else value
     return value
 

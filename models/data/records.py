@@ -27,7 +27,7 @@ from typing import IO, Any, Literal, cast
 
 from tripletune.models.data.fields import checked, name_field, text_field
 from tripletune.models.data.triples import Triple, triples_from_json
-from tripletune.models.files import JSON, json_problem
+from tripletune.models.files import JSON
 
 Task = Literal["planning", "answering"]
 # A label where nothing is learned.
@@ -217,7 +217,7 @@ def read_jsonl(
             except UnicodeDecodeError as error:
                 raise ValueError(f"{where}: not UTF-8 text ({error.reason}); is this a binary file?") from None
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"{where}: {json_problem(error)}") from None
+                raise ValueError(f"{where}: not valid JSON ({error})") from None
             if not isinstance(row, dict):
                 raise ValueError(f"{where}: expected a JSON object, found {type(row).__name__}")
             yield where, row
@@ -246,7 +246,7 @@ def json_value(line: bytes) -> Any:
 
     Raises:
         UnicodeDecodeError: the bytes are not UTF-8.
-        ValueError, RecursionError: they are not JSON; see `models.files.json_problem`.
+        ValueError, RecursionError: they are not JSON.
     """
     value = JSON.decode(line.decode("utf-8-sig"))
     return whole_characters(value) if _HALF_CHARACTER.search(line) else value

@@ -25,7 +25,6 @@ from contextlib import (
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from types import NoneType
 from typing import IO, Any, NamedTuple
 
 try:
@@ -33,6 +32,7 @@ try:
 except ImportError:
     fcntl = None  # type: ignore[assignment]
 
+from tripletune.models.data.fields import checked
 from tripletune.models.files import private
 from tripletune.models.llm import Completion, Message, Sampling
 from tripletune.models.llm.replies import has_text
@@ -41,6 +41,7 @@ from tripletune.models.sqlite import Kind, UnusableFile, open_database, unusable
 OK, FAILED, PENDING = "ok", "failed", "pending"
 _CLAIM_SECONDS = 0.05
 _USES_HELD = 256
+_SAMPLING = {"temperature": float, "top_p": float, "max_tokens": int, "seed?": int, "schema?": str}
 _TABLES = """
 CREATE TABLE calls (
     id INTEGER PRIMARY KEY,
@@ -129,12 +130,7 @@ def sampling_of(text: str) -> Sampling:
     Raises:
         ValueError: the text is no sampling.
     """
-    values = json.loads(text)
-    known = {"temperature": (float, int), "top_p": (float, int), "max_tokens": (int,), "seed": (int, NoneType),
-             "schema": (str, NoneType), "stop": (list,)}  # fmt: skip
-    if not isinstance(values, dict) or not all(type(value) in known.get(name, ()) for name, value in values.items()):
-        raise ValueError(f"sampling {text[:80]!r} is not made of temperature, top_p, max_tokens, seed, schema, stop")
-    return Sampling(**{name: value for name, value in values.items() if name != "stop"})
+    return Sampling(**checked(json.loads(text), "sampling", _SAMPLING))
 
 
 def row_of(

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from tripletune.models.data.fields import checked
 from tripletune.models.data.records import read_jsonl
 from tripletune.models.files import check_new, json_line, new_file
 from tripletune.models.llm import Completion
@@ -35,10 +36,11 @@ from tripletune.models.sqlite import application_of, unusable
 from tripletune.models.tables import Table, plain_console
 
 _REPLY = ("text", "prompt_tokens", "completion_tokens", "seconds", "retries", "finish_reason")
-_KINDS: dict[str, tuple[type, ...]] = {
-    "model": (str,), "sampling": (dict,), "messages": (list,), "text": (str,), "prompt_tokens": (int,),
-    "completion_tokens": (int,), "seconds": (int, float), "retries": (int,), "finish_reason": (str,), "detail": (str,),
-}  # fmt: skip
+_LAYOUT = {
+    **dict.fromkeys(("key", "model", "text", "finish_reason", "status", "detail", "time"), str),
+    **dict.fromkeys(("prompt_tokens", "completion_tokens", "retries"), int),
+    **{"seconds": float, "sampling": {}, "messages": [{"": str}]},
+}
 _MOST_TROUBLES = 20
 _SILENT = "ok without text, which the next run asks again"
 # A call counts for the role that made it first; later uses of its reply cost nothing and are counted beside.
@@ -127,12 +129,8 @@ def ledger_troubles(path: Path) -> Iterator[str]:
 
 def _row(values: Mapping[str, Any], where: str) -> tuple[Any, ...]:
     """The parameters of `PUT` for an exported call."""
+    checked(values, where, _LAYOUT)
     try:
-        for name, kinds in _KINDS.items():
-            if type(values[name]) not in kinds:
-                raise ValueError(f"{name} is {str(values[name])[:80]!r}, not {' or '.join(k.__name__ for k in kinds)}")
-        if not all(isinstance(turn, dict) and {*map(type, turn.values())} == {str} for turn in values["messages"]):
-            raise ValueError('messages is not a list of turns like {"role": "user", "content": "..."}')
         call = make_call(values["model"], sampling_of(canonical(values["sampling"])), values["messages"])
         if values["key"] != call.key:
             raise ValueError("its key is not that of its model, sampling and messages")
@@ -140,8 +138,6 @@ def _row(values: Mapping[str, Any], where: str) -> tuple[Any, ...]:
             raise ValueError(f"status {values['status']!r} is not one of {OK}, {FAILED}")
         reply = Completion(**{name: values[name] for name in _REPLY})
         return row_of(call, reply, *(values[name] for name in ("status", "detail", "time")))
-    except KeyError as error:
-        raise ValueError(f"{where}: {error} is missing") from None
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{where}: {error}") from None
 

@@ -210,8 +210,8 @@ def test_json_array_is_streamed_whatever_the_window(tmp_path_factory, rows, inde
         ('[{"a": 1},\n', 2, "ends inside its JSON array"),
         ('[{"a": 1}]\nmore', 2, "text after the array"),
         ('{"data": [{"a": 1}]}\n{"data": []}', 2, "text after the array"),
-        ('[{"a": 1},\n' + "[" * 100_000, 2, "nested too deeply"),
-        ('[{"a": 1},\n{"a": ' + "9" * 6_000 + "}]", 2, "a number has thousands of digits"),
+        ('[{"a": 1},\n' + "[" * 100_000, 2, "not valid JSON .*recursion"),
+        ('[{"a": 1},\n{"a": ' + "9" * 6_000 + "}]", 2, "not valid JSON .*digits"),
     ],
 )
 def test_broken_json_array_is_named_by_line(tmp_path, text, line, message):

@@ -154,7 +154,7 @@ def test_a_file_is_written_in_one_step(tmp_path):
     assert read_json(path) == {}
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"{", "a.json:1"), (b"\xff", "not UTF-8"), (b"[]", "found list")])
+@pytest.mark.parametrize(("content", "said"), [(b"{", "not valid JSON"), (b"\xff", "not UTF-8"), (b"[]", "found list")])
 def test_a_damaged_file_is_named(tmp_path, content, said):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ValueError, match=said) as caught:

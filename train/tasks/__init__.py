@@ -167,14 +167,6 @@ class EngineConfig(_Run):
 class RunConfig(_Run):
     """A whole run; a task puts sections of its own in place of these."""
 
-    # What other trainers, or revision b3f73d5, call a setting.
-    known_as: ClassVar[dict[str, str]] = {
-        "lora": "model.tune: lora true is lora, and lora false was graph_token in RAS and all elsewhere",
-        "lora_r": "model.lora_rank", "target_modules": "model.lora_targets", "load_in_4bit": "model.quantization nf4",
-        "model_name_or_path": "model.base", "num_train_epochs": "train.epochs", "lr": "train.learning_rate",
-        "per_device_train_batch_size": "train.batch_size", "per_device_eval_batch_size": "train.eval_batch_size",
-        "gradient_accumulation_steps": "train.gradient_accumulation", "lr_scheduler_type": "train.scheduler",
-    }  # fmt: skip
     model: ModelSection = field(default_factory=ModelSection)
     data: DataSection = field(default_factory=DataSection)
     train: TrainSection = field(default_factory=TrainSection)

@@ -11,10 +11,10 @@ import json
 import logging
 import math
 import os
+import re
 import time
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -187,13 +187,8 @@ def sampling_fields(sampling: Sampling, send: bool) -> dict[str, float]:
 
 def count(usage: Any, *names: str) -> int:
     """Sum of token counts, also where they are floats or texts; one that is left out or anything else is 0."""
-    total = 0
-    for name in names if isinstance(usage, dict) else ():
-        with suppress(ValueError):
-            value = usage.get(name)
-            number = float(value) if type(value) in (int, float, str) else 0.0
-            total += int(number) if 0 < number < 2**53 else 0
-    return total
+    values = [str(usage.get(name)) for name in names] if isinstance(usage, dict) else []
+    return sum(int(float(value)) for value in values if re.fullmatch(r"\d{1,15}(\.\d*)?", value))
 
 
 def read_chat(found: Mapping[str, Any]) -> Completion | None:

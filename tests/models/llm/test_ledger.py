@@ -316,12 +316,17 @@ def test_import_keeps_what_is_there(path, tmp_path):
         (lambda line: line[:-5], ":2: not valid JSON"),
         (lambda line: line.replace('"status": "ok"', '"status": "new"'), "status 'new' is not one of"),
         (lambda line: line.replace('"content": "b"', '"content": "x"'), ":2: its key is not that of"),
-        (lambda line: line.replace('"content": "b"', '"content": 7'), ":2: messages is not a list of turns like"),
-        (lambda line: re.sub(r'"messages": \[.*?\]', '"messages": null', line), ":2: messages is 'None', not list"),
-        (lambda line: line.replace('"seed": null', '"a": 1'), ":2: sampling '{"),
-        (lambda line: line.replace('"temperature": 0.0', '"temperature": {}'), "is not made of temperature, top_p,"),
-        (lambda line: re.sub(r'"sampling": {.*?}', '"sampling": []', line), ":2: sampling is '[]', not dict"),
-        (lambda line: line.replace('"text": "re: b"', '"text": 7'), ":2: text is '7', not str"),
+        (lambda line: line.replace('"content": "b"', '"content": 7'), ":2: messages[0].content must be text, found 7"),
+        (
+            lambda line: re.sub(r'"messages": \[.*?\]', '"messages": null', line),
+            ":2: messages must be a list",
+        ),
+        (
+            lambda line: line.replace('"temperature": 0.0', '"temperature": {}'),
+            ":2: sampling: temperature must",
+        ),
+        (lambda line: re.sub(r'"sampling": {.*?}', '"sampling": []', line), ":2: sampling must be an object, found []"),
+        (lambda line: line.replace('"text": "re: b"', '"text": 7'), ":2: text must be text, found 7"),
     ],
 )
 def test_a_bad_line_is_named(filled, tmp_path, change, words):
