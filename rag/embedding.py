@@ -7,11 +7,12 @@ the same number of tokens: without padding a vector does not depend on the other
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import groupby, islice
 from typing import Any, Generic, Literal, TypeVar, get_args
 
@@ -19,6 +20,8 @@ import numpy as np
 
 from tripletune.models.files import weights_fingerprint
 from tripletune.models.loading import load_encoder, resolve
+
+logger = logging.getLogger(__name__)
 
 Kind = Literal["query", "text"]
 Similarity = Literal["cosine", "dot"]
@@ -116,7 +119,6 @@ class Embedder:
         similarity: "cosine" makes all vectors of length one.
         kept: Vectors to keep: triples and sub-queries come back in other rounds and questions.
         threads: Most calls of `encode` at once, for a server.
-        limit: Tokens of a text that are read.
     """
 
     def __init__(
@@ -127,11 +129,8 @@ class Embedder:
         similarity: Similarity = "cosine",
         kept: int = 50_000,
         threads: int = 1,
-        limit: int | None = None,
-        tokenizer: Any = None,
     ) -> None:
         self.name, self.weights, self._encode, self._cosine = name, weights, encode, similarity == "cosine"
-        self.limit, self._tokenizer = limit, tokenizer
         self._together: Together[tuple[Kind, str], np.ndarray] = Together(self._work, kept, _PATIENCE, threads)
 
     @cached_property
@@ -161,15 +160,6 @@ class Embedder:
         while block := list(islice(left, chunk)):
             yield self.encode(block)
 
-    def longer(self, texts: Iterable[str]) -> int:
-        """How many texts have more tokens than are read, as far as that is known; their prompt is not counted."""
-        if not self.limit or not callable(self._tokenizer):
-            return 0
-        left, found = iter(texts), 0
-        while block := list(islice(left, 1000)):
-            found += sum(len(ids) > self.limit for ids in self._tokenizer(block, verbose=False)["input_ids"])
-        return found
-
     def _work(self, keys: list[tuple[Kind, str]]) -> list[np.ndarray]:
         found: dict[tuple[Kind, str], np.ndarray] = {}
         for kind in get_args(Kind):
@@ -187,29 +177,19 @@ def open_embedder(
     trust_remote_code: bool = False,
     similarity: Similarity | None = None,
 ) -> Embedder:
-    """Open an encoder; a process has each one once.
-
-    Args:
-        spec: A hub id, a folder or "pypi:package" of a sentence encoder, or "openai:MODEL" for the embeddings of an
-            OpenAI-compatible server (`OPENAI_BASE_URL`, `OPENAI_API_KEY`).
-        query_prompt: Put before queries; None: what the encoder's own settings say, as for the next two.
-        text_prompt: Put before texts that are searched in.
-        trust_remote_code: Whether Python code that comes with the encoder may run.
-        similarity: Cosine or inner product; cosine where no setting says otherwise.
-    """
+    """Open an encoder; a process has each one once. The arguments are those of `rag.search.SearchOptions`."""
     prompts: Prompts = {"query": query_prompt, "text": text_prompt}
     name = " ".join([spec, *(f"{kind}={prompt!r}" for kind, prompt in prompts.items() if prompt is not None)])
-    weights, reads = "", dict[str, Any]()
+    weights = ""
     if spec.startswith(ENDPOINT):
         encode = _endpoint(spec.removeprefix(ENDPOINT), prompts)
     else:
         model = load_encoder(spec, trust_remote_code=trust_remote_code)
         encode, weights = _local(model, prompts), weights_fingerprint(resolve(spec))
-        reads = {"limit": model.max_seq_length, "tokenizer": model.tokenizer}
         similarity = similarity or ("dot" if model.similarity_fn_name == "dot" else "cosine")
     threads = _REQUESTS if spec.startswith(ENDPOINT) else 1
     name = f"{name} dot" if similarity == "dot" else name
-    return Embedder(name, encode, weights, similarity or "cosine", threads=threads, **reads)
+    return Embedder(name, encode, weights, similarity or "cosine", threads=threads)
 
 
 def _local(model: Any, prompts: Prompts) -> Encode:
@@ -232,10 +212,20 @@ def _equally_long(model: Any, texts: list[str]) -> Iterator[list[int]]:
     """The places of texts with the same number of tokens; an encoder without a transformer's tokenizer pads nothing."""
     counts = [0] * len(texts)
     if callable(model.tokenizer):
-        read = model.tokenizer(texts, truncation=True, max_length=model.max_seq_length)
-        counts = [len(ids) for ids in read["input_ids"]]
+        counts = [len(ids) for ids in model.tokenizer(texts, verbose=False)["input_ids"]]
+        if (limit := model.max_seq_length) and max(counts) > limit:
+            _tell_of_the_cut(limit)
+            counts = [min(count, limit) for count in counts]
     for _, places in groupby(sorted(range(len(texts)), key=lambda place: counts[place]), key=counts.__getitem__):
         yield list(places)
+
+
+@cache
+def _tell_of_the_cut(limit: int) -> None:
+    logger.warning(
+        "the encoder reads %d tokens of a text, and some texts are longer: to find what their ends say, shorten "
+        "passages, or use --retriever hybrid", limit,
+    )  # fmt: skip
 
 
 def _endpoint(model: str, prompts: Prompts) -> Encode:

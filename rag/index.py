@@ -9,7 +9,7 @@ import logging
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 _BUILDING = "building.json"
-_OFFSETS, _COPIES = "offsets.npy", "copies.npy"
+_OFFSETS = "offsets.npy"
 # Passages by which the language of a corpus is told, and characters of each.
 _SAMPLE, _READ = 100, 300
 _KEPT = 4096
 # Names that indexes have, those of bm25s included.
 _BM25 = ("*.index.json", "*.index.npy", "*.index.jsonl")
-_MADE = (MANIFEST, _OFFSETS, _COPIES, "vectors.f*", "*.faiss", "triples.jsonl", *_BM25)
+_MADE = (MANIFEST, _OFFSETS, "vectors.f*", "*.faiss", "triples.jsonl", *_BM25)
 
 
 def check_index(folder: Path) -> None:
@@ -105,7 +105,7 @@ class PassageStore:
     """The passages of one JSON-lines corpus by position, the order of their lines.
 
     Memory holds 8 bytes per passage, kept in `index_dir`, and those that were read last; the texts stay in the file.
-    Of passages with equal title and text the first alone is there. `language` is that of a sample.
+    `language` is that of a sample.
     """
 
     def __init__(self, corpus: str | Path, index_dir: str | Path, overwrite: bool = False) -> None:
@@ -117,14 +117,12 @@ class PassageStore:
         self.sha256, folder = file_digest(corpus), Path(index_dir) / "passages"
         if not overwrite:
             check_same(folder, "corpus_sha256", self.sha256, str(corpus))
-        wanted = {"kind": "passages", "corpus_sha256": self.sha256, "copies": "left out"}
-        self.language = prepare(folder, wanted, lambda out: _write_offsets(corpus, out))["language"]
+        wanted = {"kind": "passages", "corpus_sha256": self.sha256, "version": 2}
+        about = prepare(folder, wanted, lambda out: _write_offsets(corpus, out))
+        self.language = about["language"]
+        if copies := about["copies"]:
+            logger.warning("%s: %s passages repeat earlier ones, and take places of others", corpus, f"{copies:,}")
         self._offsets = np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False)
-        self._copies = np.load(folder / _COPIES, mmap_mode="r", allow_pickle=False)
-        # What an index over these rows depends on; one made with copies in it is right where there are none.
-        self.identity = {"corpus_sha256": self.sha256} | ({"copies": "left out"} if len(self._copies) else {})
-        if len(self._copies):
-            logger.warning("%s: %s passages are copies of earlier ones, left out", corpus, f"{len(self._copies):,}")
         self._file = corpus.open("rb")
         # A question finds the same passages round after round.
         self._passage = lru_cache(maxsize=_KEPT)(self._read)
@@ -139,14 +137,7 @@ class PassageStore:
         return _passage_at(self._file, self._offsets[position])
 
     def __iter__(self) -> Iterator[Passage]:
-        with self.corpus.open("rb") as file:
-            for offset in self._offsets:
-                yield _passage_at(file, offset)
-
-    @cached_property
-    def kept_ids(self) -> dict[str, str]:
-        """The ids of copies that were left out, each with that of the passage that stands for it."""
-        return {_passage_at(self._file, offset).id: self[kept].id for offset, kept in self._copies}
+        return read_corpus(self.corpus)
 
 
 def _passage_at(file: BinaryIO, offset: int) -> Passage:
@@ -175,14 +166,10 @@ def _write_offsets(corpus: Path, folder: Path) -> dict[str, Any]:
             if line.strip():
                 offsets.append(position)
             position += len(line)
-    _, earliest, which = np.unique(contents, return_index=True, return_inverse=True)
-    same, starts = earliest[which], np.asarray(offsets)
-    is_copy = same != np.arange(len(same))
-    numbers = np.cumsum(~is_copy) - 1
-    np.save(folder / _OFFSETS, starts[~is_copy], allow_pickle=False)
-    np.save(folder / _COPIES, np.stack([starts, numbers[same]], 1)[is_copy], allow_pickle=False)
+    np.save(folder / _OFFSETS, np.asarray(offsets), allow_pickle=False)
     with corpus.open("rb") as lines:
-        places = starts[:: max(1, len(starts) // _SAMPLE)]
+        places = offsets[:: max(1, len(offsets) // _SAMPLE)]
         language = detect("\n".join(_passage_at(lines, place).content[:_READ] for place in places))
     logger.info("%s: language %s detected; BM25 stems by it (--set language=NAME for another)", corpus, language)
-    return {"corpus_sha256": str(corpus.resolve()), "copies": int(is_copy.sum()), "language": language}
+    copies = len(contents) - np.unique(contents).size
+    return {"corpus_sha256": str(corpus.resolve()), "copies": copies, "language": language}

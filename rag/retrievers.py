@@ -65,7 +65,7 @@ def open_retriever(
     passages = PassageStore(corpus, index_dir, overwrite)
     rows = lambda: (passage.content for passage in passages)  # noqa: E731
     how = (embedder, search, passages.language if language == AUTO else language, overwrite)
-    index = open_text_index(kind, index_dir, passages.identity, rows, len(passages), *how)
+    index = open_text_index(kind, index_dir, {"corpus_sha256": passages.sha256}, rows, len(passages), *how)
     return CorpusRetriever(passages, index, kind == "dense")
 
 

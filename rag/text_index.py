@@ -126,16 +126,11 @@ class VectorIndex:
         made_by = {"encoder": embedder.name, "weights": embedder.weights, "width": width, "dtype": "float16"}
         if not overwrite:
             check_same(folder, "encoder", embedder.name)
-
-        def build(out: Path) -> dict[str, Any]:
-            embed_rows(rows(), count, out / _VECTORS, embedder)
-            return {"cut": embedder.longer(rows())}
-
-        if cut := prepare(folder, {"kind": "dense", **wanted, **made_by}, build).get("cut"):
-            logger.warning(
-                "%s: %s of %s rows are longer than the %s tokens that %s reads: to find what their ends say, shorten "
-                "passages, or use --retriever hybrid", folder, f"{cut:,}", f"{count:,}", embedder.limit, embedder.name
-            )  # fmt: skip
+        prepare(
+            folder,
+            {"kind": "dense", **wanted, **made_by},
+            lambda out: embed_rows(rows(), count, out / _VECTORS, embedder),
+        )
         # "c" instead of "r": torch warns of memory that can't be written.
         self._vectors = np.memmap(folder / _VECTORS, dtype=np.float16, mode="c").reshape(-1, width)
         self._graph: Any = _open_graph(folder, wanted | made_by, self._vectors) if search == "hnsw" else None

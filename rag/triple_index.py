@@ -54,7 +54,7 @@ class TripleIndex:
         overwrite: bool = False,
     ) -> None:
         root = Path(index_dir) / "triples"
-        wanted = {**passages.identity, "triples": triples.identity}
+        wanted = {"corpus_sha256": passages.sha256, "triples": triples.identity}
         folder = root / "rows"
         prepare(folder, {"kind": "triples", **wanted}, lambda out: _write(passages, triples, out))
         self.passages, self._path = passages, folder / _TRIPLES

@@ -223,9 +223,6 @@ class QuestionSuite(Suite):
         else:
             supporting = item.supporting if self.own_contexts else ()
             wanted = frozenset(item.passages[index].id for index in supporting)
-        # A copy that the index left out is found as the passage that stands for it.
-        passages = getattr(self.tools.retriever or self.tools.triples, "passages", None)
-        wanted = frozenset(passages.kept_ids.get(name, name) if passages else name for name in wanted)
         found = [passage["id"] for step in reply.steps for passage in step.passages]
         return {
             "id": item.id,

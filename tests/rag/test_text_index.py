@@ -68,16 +68,8 @@ def test_a_graph_finds_what_exact_search_finds(tmp_path):
     assert ranked(hybrid, "row 77", 1)[0][0] == 77
 
 
-def test_what_an_encoder_cuts_is_told_and_vectors_of_another_one_stay(tmp_path, caplog):
-
-    def words(texts, verbose):
-        return {"input_ids": [text.split() for text in texts]}
-
-    embedder = Embedder("letters", letters, limit=1, tokenizer=words)
-    for _ in range(2):
-        opened("dense", tmp_path, embedder)
-        assert caplog.text.count("3 of 6 rows are longer than the 1 tokens that letters reads") == 1
-        caplog.clear()
+def test_vectors_of_another_encoder_stay(tmp_path, embedder):
+    opened("dense", tmp_path, embedder)
     other = Embedder("hashed", hashed)
     with pytest.raises(
         FileExistsError, match="with encoder letters, and not with hashed: give another --index, or --ov"
