@@ -62,7 +62,7 @@ class Way:
     Attributes:
         name: As in the table.
         work: One pass; it may return the seconds that count, where not all of the pass does.
-        warm_up: What is done once before, without counting.
+        warm_up: Whether a first pass does not count.
         seconds: Of each pass.
         peak: Peak resident bytes, of the pass with the highest; None where the system is not Linux.
         above_rest: What that pass needed for itself.
@@ -70,7 +70,7 @@ class Way:
 
     name: str
     work: Callable[[], float | None]
-    warm_up: Callable[[], object] | None = None
+    warm_up: bool = True
     seconds: list[float] = field(default_factory=list)
     peak: int | None = None
     above_rest: int | None = None
@@ -123,8 +123,8 @@ def _resident(name: str) -> int | None:
 def take_turns(ways: Sequence[Way], repeats: int) -> None:
     """Warm up every way, then measure each `repeats` times; another one begins each turn."""
     for way in ways:
-        if way.warm_up is not None:
-            way.warm_up()
+        if way.warm_up:
+            way.work()
     for turn in range(repeats):
         first = turn % len(ways)
         for way in [*ways[first:], *ways[:first]]:

@@ -75,7 +75,7 @@ def loop(options: LoopOptions) -> Result:
                 traces[name], seconds = asyncio.run(_answers(suite, count, concurrency))
                 return seconds
 
-            return Way(name, work)
+            return Way(name, work, warm_up=False)
 
         ways = [
             way("one by one", min(options.one_by_one or options.questions, options.questions), 1),

@@ -125,7 +125,7 @@ def vector_index(options: VectorOptions) -> Result:
         async def search() -> None:
             rankings[name] = [(await index.rank([str(number)], _NEAREST))[0] for number in range(_SEARCHES)]
 
-        return Way(name, lambda: asyncio.run(search()), lambda: asyncio.run(search()))
+        return Way(name, lambda: asyncio.run(search()))
 
     def texts() -> Iterator[str]:
         return map(str, range(options.rows))

@@ -28,7 +28,6 @@ _COMPILED = "-compiled"
 _BEST = "trl-best"
 # Beside TRL's defaults: no activation checkpointing, and records of similar length in a batch.
 _TRL_BEST = {"activation_checkpointing": False, "train_sampling_strategy": "group_by_length"}
-_PAPER = {"data.prompt_order": "instruction_first", "train.torch_compile": False, "model.attention": "blocks"}
 _OURS: dict[str, dict[str, Any]] = {
     "ours": {},
     "ours-text-alone": {"model.use_graph": False},
@@ -85,12 +84,7 @@ def training_step(options: StepOptions) -> Result:
         variants["compiled, interleaved"] = {**_INTERLEAVED, "train.torch_compile": True}
     with tempfile.TemporaryDirectory() as scratch:
         count = options.steps * options.batch_size
-        # A question gives about four records; a third more, so that there are enough.
-        same = _one_pass(scratch, options.seed, options.batch_size) | {
-            "model.base": options.model, "model.encoder": ENCODER, "model.attention": "eager",
-            "data.train": _records(options.seed, max(8, count // 3), scratch), "data.max_train_records": count,
-            "data.prompt_order": "instruction_first", "train.torch_compile": False,
-        }  # fmt: skip
+        same = _settings(options, scratch) | {"model.attention": "eager"}
         tasks = {name: _open_task({**same, **changed}) for name, changed in variants.items()}
         trainers = {name: engine_of(task) for name, task in tasks.items()}
         collate = tasks["logits everywhere"].collator()
@@ -116,10 +110,7 @@ def speed(options: SpeedOptions) -> Result:
     quiet()
     with tempfile.TemporaryDirectory() as scratch:
         count = options.steps * options.batch_size
-        same = _one_pass(scratch, options.seed, options.batch_size) | _PAPER | {
-            "model.base": options.model, "model.encoder": ENCODER, "data.max_train_records": count,
-            "data.train": options.data or _records(options.seed, max(8, count // 3), scratch),
-        }  # fmt: skip
+        same = _settings(options, scratch, options.data) | {"model.attention": "blocks"}
         text = _open_task({**same, "model.use_graph": False})
         tokens = sum(text.train["length"])
         ways = [_way(name, same, text) for name in options.ways]
@@ -142,12 +133,17 @@ def _native_bf16() -> bool:
     return best_dtype() is torch.bfloat16
 
 
-def _one_pass(scratch: str, seed: int, batch_size: int) -> dict[str, Any]:
-    """Settings of one epoch of whole steps, without evaluations and checkpoints."""
+def _settings(options: TrainingOptions, scratch: str, data: str | None = None) -> dict[str, Any]:
+    """One epoch of whole steps in the paper's order, without evaluations and checkpoints."""
+    count = options.steps * options.batch_size
     return {
-        "output_dir": f"{scratch}/run", "seed": seed, "train.epochs": 1, "train.batch_size": batch_size,
+        "output_dir": f"{scratch}/run", "seed": options.seed, "train.epochs": 1, "train.batch_size": options.batch_size,
         "train.gradient_accumulation": 1, "train.records_per_step": None, "train.eval_steps": None,
-        "train.save_steps": 10**9, "train.logging_steps": 1000, "model.lora_dropout": 0.0,
+        "train.save_steps": 10**9, "train.logging_steps": 1000, "train.torch_compile": False,
+        "model.base": options.model, "model.encoder": ENCODER, "model.lora_dropout": 0.0,
+        # A question gives about four records; a third more, so that there are enough.
+        "data.train": data or _records(options.seed, max(8, count // 3), scratch), "data.max_train_records": count,
+        "data.prompt_order": "instruction_first",
     }  # fmt: skip
 
 
@@ -161,19 +157,17 @@ def _open_task(overrides: Mapping[str, Any]) -> Any:
 
 
 def _trainer_way(name: str, trainer: Any) -> Way:
-    """A pass of a trainer of transformers or TRL, warmed up by one step."""
+    """A pass of a trainer of transformers or TRL."""
     from transformers import TrainerCallback
 
     class Clock(TrainerCallback):
         begun = seconds = 0.0
-        limit = 0
 
         def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
             self.begun = time.perf_counter()
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             self.seconds = time.perf_counter() - self.begun
-            control.should_training_stop |= bool(self.limit) and state.global_step >= self.limit
 
     clock = Clock()
     trainer.add_callback(clock)
@@ -182,12 +176,7 @@ def _trainer_way(name: str, trainer: Any) -> Way:
         trainer.train()
         return clock.seconds
 
-    def warm_up() -> None:
-        clock.limit = 1
-        trainer.train()
-        clock.limit = 0
-
-    return Way(name, train, warm_up)
+    return Way(name, train)
 
 
 def _tokens(task: Any) -> int:
