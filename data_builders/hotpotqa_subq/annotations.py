@@ -17,7 +17,7 @@ import regex as re
 from tripletune.data_builders.datasets import JsonlIndex
 from tripletune.data_builders.datasets.kinds import facts_name
 from tripletune.data_builders.hotpotqa_subq import BRACKETED, record_of, step_of
-from tripletune.data_builders.readers._rows import Row, find_passage, title_key
+from tripletune.data_builders.readers._rows import Row, find_passage, required_text, title_key
 from tripletune.models.data.fields import checked, is_true, name_field
 from tripletune.models.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.models.data.records import Action, Passage, Record, read_jsonl
@@ -214,12 +214,7 @@ def hop_question(question: Question, number: int, plain: bool = False) -> str:
 
 
 def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> Teacher:
-    """The teacher of one source that needs no model.
-
-    Args:
-        reader: The reader's name; `musique` and `two_wiki` bring gold annotations of their own.
-        annotations: A file of recorded replies, good for every reader, or a triple file for these two.
-    """
+    """The teacher of one source that needs no model; for `musique` and `two_wiki` annotations may be a triple file."""
     if reader in PARTS:
         return PartTeacher(reader, annotations, issues)
     if annotations is None:
@@ -246,9 +241,7 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
 
 
 def _recorded_key(where: str, row: Row) -> str:
-    identity = name_field(row, where, "_id", "id")
-    if not identity:
-        raise ValueError(f"{where}: a recorded reply needs the question's '_id'; it has {', '.join(row)}")
+    identity = required_text(row, ("_id", "id"), where, name_field)
     if not is_true(row, where, "direct"):
         checked(row, where, _RECORDED)
     for rows in row.get("triples", {}).values():

@@ -12,7 +12,8 @@ import io
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -122,19 +123,12 @@ def find_passage(title: str, passages: Sequence[Passage]) -> int | None:
 
 def context_passages(value: object, where: str) -> tuple[tuple[Passage, ...], tuple[int, ...]]:
     """Passages and their numbers of sentences, from `[[title, [sentences]]]`, as columns or as objects."""
-    value = as_list(value, ("title",), ("sentences",))
-    problem = f"{where}: 'context' must be a list of [title, [sentences]] or {{'title': [], 'sentences': [[]]}}"
-    if not isinstance(value, (list, tuple)):
-        raise ValueError(f"{problem}; it is {type(value).__name__}")
     passages, lengths = [], []
-    for entry in value:
-        if not isinstance(entry, (list, tuple)) or len(entry) != 2 or not isinstance(entry[0], str):
-            raise ValueError(f"{problem}; one entry is {shown(entry)}")
-        title, sentences = entry
-        if not isinstance(sentences, (list, tuple)) or not all(isinstance(sentence, str) for sentence in sentences):
-            raise ValueError(f"{problem}; the sentences of {title!r} are {shown(sentences)}")
-        passages.append(Passage(title, " ".join(sentence.strip() for sentence in sentences if sentence.strip())))
-        lengths.append(len(sentences))
+    columns = {"title": str, "sentences": [str]}
+    for entry in _objects(as_list(value, ("title",), ("sentences",)), where, "context", columns):
+        sentences = (sentence.strip() for sentence in entry["sentences"])
+        passages.append(Passage(entry["title"], " ".join(filter(None, sentences))))
+        lengths.append(len(entry["sentences"]))
     return tuple(passages), tuple(lengths)
 
 
@@ -150,21 +144,22 @@ def supporting_passages(
         Distinct passage indices in order of their first fact, or None when a title is not among the passages; and
         the number of facts whose sentence index is out of range. Such a fact still names its passage.
     """
-    facts = as_list(value, ("title",), ("sent_id", "sent_idx"))
-    problem = f"{where}: 'supporting_facts' must be a list of [title, sentence index]"
-    if not isinstance(facts, (list, tuple, type(None))):
-        raise ValueError(f"{problem}; it is {type(facts).__name__}")
+    facts = as_list([] if value is None else value, ("title",), ("sent_id", "sent_idx"))
     found: dict[int | None, None] = {}
     out_of_range = 0
-    for fact in facts or ():
-        well_formed = isinstance(fact, (list, tuple)) and len(fact) == 2
-        if not well_formed or not isinstance(fact[0], str) or not isinstance(fact[1], int):
-            raise ValueError(f"{problem}; one entry is {shown(fact)}")
-        index = find_passage(fact[0], passages)
+    for fact in _objects(facts, where, "supporting_facts", {"title": str, "sentence index": int}):
+        index = find_passage(fact["title"], passages)
         found[index] = None
-        out_of_range += index is not None and not 0 <= fact[1] < lengths[index]
+        out_of_range += index is not None and not 0 <= fact["sentence index"] < lengths[index]
     named = tuple(index for index in found if index is not None)
     return (named if len(named) == len(found) else None), out_of_range
+
+
+def _objects(rows: object, where: str, name: str, columns: dict[str, Any]) -> list[Row]:
+    """Rows, checked, as objects with these columns."""
+    if isinstance(rows, (list, tuple)):
+        rows = [dict(zip(columns, row)) if isinstance(row, (list, tuple)) else row for row in rows]
+    return checked({name: rows}, where, {name: [columns]})[name]
 
 
 def as_list(value: object, *names: tuple[str, ...]) -> object:
@@ -265,12 +260,27 @@ _REFLECTION = re.compile(
 )
 
 
-def is_self_rag(row: Row) -> bool:
-    """Whether a row has this layout."""
-    return "instruction" in row and "output" in row
+def part_questions(
+    rows: Iterable[tuple[str, Row]],
+    part: str,
+    read: Callable[[Row, str, str], Question | None],
+    issues: Counter[str],
+    source: str,
+) -> Iterator[Question]:
+    """The questions of a part of RAS's mix: what `read` makes of its own rows, or those rows of Self-RAG's file."""
+    for where, row in rows:
+        if not {"instruction", "output"} <= row.keys():
+            question = read(row, where, source)
+        elif row.get("dataset_name", part) == part:
+            question = _self_rag_question(row, where, source)
+        else:
+            continue
+        issues[NO_ANSWER] += question is None
+        if question is not None:
+            yield question
 
 
-def self_rag_question(row: Row, where: str, source: str) -> Question | None:
+def _self_rag_question(row: Row, where: str, source: str) -> Question | None:
     """The question of a row, its answer and the passages that were called relevant; None when the answer is empty."""
     instruction, output = required_text(row, ("instruction",), where), required_text(row, ("output",), where)
     more = row.get("input")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tripletune.data_builders.readers._rows import NO_ANSWER, is_self_rag, self_rag_question, source_rows
+from tripletune.data_builders.readers._rows import Row, part_questions, source_rows
 from tripletune.data_builders.readers.multiple_choice import choice_question
 from tripletune.models.data.fields import name_field
 from tripletune.models.data.questions import Dropped, Question
@@ -25,12 +25,9 @@ def read_questions(
     is the caller's to decide.
     """
     issues = Counter() if issues is None else issues
-    for where, row in source_rows(location):
-        if not is_self_rag(row):
-            issues[NOT_TRAIN] += (name_field(row, where, "split") or "train") != "train"
-            yield choice_question(row, where, source)
-        elif row.get("dataset_name", "arc_easy") == "arc_easy":
-            question = self_rag_question(row, where, source)
-            issues[NO_ANSWER] += question is None
-            if question is not None:
-                yield question
+
+    def read(row: Row, where: str, source: str) -> Question:
+        issues[NOT_TRAIN] += (name_field(row, where, "split") or "train") != "train"
+        return choice_question(row, where, source)
+
+    return part_questions(source_rows(location), "arc_easy", read, issues, source)

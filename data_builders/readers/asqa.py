@@ -11,12 +11,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tripletune.data_builders.readers._rows import (
-    NO_ANSWER,
     Row,
-    is_self_rag,
     own_passages,
+    part_questions,
     required_text,
-    self_rag_question,
     source_rows,
     whole_object,
 )
@@ -36,17 +34,7 @@ def read_questions(
     knowledge that annotation was written from and the contexts of the disambiguated questions, or what was retrieved
     for the question where the row says so (ALCE).
     """
-    issues = Counter() if issues is None else issues
-    for where, row in _rows(location):
-        if not is_self_rag(row):
-            question = _question(row, where, source)
-        elif row.get("dataset_name", "asqa") == "asqa":
-            question = self_rag_question(row, where, source)
-        else:
-            continue
-        issues[NO_ANSWER] += question is None
-        if question is not None:
-            yield question
+    return part_questions(_rows(location), "asqa", _question, Counter() if issues is None else issues, source)
 
 
 def _rows(location: str) -> Iterator[tuple[str, Row]]:

@@ -14,13 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from tripletune.data_builders import readers
 from tripletune.data_builders.datasets import JsonlIndex
 from tripletune.data_builders.hotpotqa_subq.options import Source
-from tripletune.data_builders.readers._rows import Row, find_passage, source_rows
-from tripletune.models.data.fields import name_field, text_field, unfolded
+from tripletune.data_builders.readers._rows import Row, find_passage, required_text, source_rows
+from tripletune.models.data.fields import checked, name_field, text_field, unfolded
 from tripletune.models.data.questions import Dropped
 from tripletune.models.data.triples import Triple, parse_triples, plain_markers, triple_of
 from tripletune.models.program import load_from
@@ -92,14 +91,16 @@ def pair_rows(
             if text is None:
                 drops[PairDrop.UNKNOWN_ENTITY] += 1
                 continue
-        found = published_triples(row[key])
-        triples, malformed = found or ([], 0)
-        unusable = (
-            PairDrop.NO_TRIPLES if found is None else PairDrop.ALL_MALFORMED if malformed and not triples else None
-        )
-        issues[MALFORMED_TRIPLES] += 0 if unusable else malformed
         identity, title = name_field(row, where, "id", "_id"), name_field(row, where, "title")
-        yield PairRow(identity, title, text, tuple(triples), unusable)
+        yield _pair_row(identity, title, text, row[key], issues)
+
+
+def _pair_row(identity: str, title: str, text: str, value: object, issues: Counter[str]) -> PairRow:
+    found = published_triples(value)
+    triples, malformed = found or ([], 0)
+    unusable = PairDrop.NO_TRIPLES if found is None else PairDrop.ALL_MALFORMED if malformed and not triples else None
+    issues[MALFORMED_TRIPLES] += 0 if unusable else malformed
+    return PairRow(identity, title, text, tuple(triples), unusable)
 
 
 def published_triples(value: object) -> tuple[list[Triple], int] | None:
@@ -113,9 +114,14 @@ def published_triples(value: object) -> tuple[list[Triple], int] | None:
     found: list[Triple] = []
     malformed = 0
     for item in value:
-        triples, bad = _marked(item) if isinstance(item, str) else _fields(item)
-        found += triples
-        malformed += bad
+        if isinstance(item, str):
+            triples, bad = _marked(item)
+            found += triples
+            malformed += bad
+        elif triple := triple_of(item):
+            found.append(triple)
+        else:
+            malformed += 1
     return found, malformed
 
 
@@ -123,11 +129,6 @@ def _marked(text: str) -> tuple[list[Triple], int]:
     # Published files know no escapes, so a backslash stands for itself.
     parsed = parse_triples(plain_markers(text.replace("\\", "\\\\")))
     return list(parsed.triples), parsed.malformed + bool(text.strip() and not parsed.triples and not parsed.malformed)
-
-
-def _fields(item: Any) -> tuple[list[Triple], int]:
-    triple = triple_of(item)
-    return ([], 1) if triple is None else ([triple], 0)
 
 
 def read_pair_rows(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
@@ -180,26 +181,17 @@ def _recorded_rows(source: Source, drops: Counter[str], issues: Counter[str]) ->
         if found is None:
             drops[PairDrop.NO_ANNOTATION] += 1
             continue
-        for title, rows in found[1].get("triples", {}).items():
+        for title, rows in (found[1].get("triples") or {}).items():
             number = find_passage(title, question.passages)
-            triples, malformed = published_triples(rows) or ([], 1)
             if number is None:
                 drops[PairDrop.NO_PASSAGE] += 1
             elif not question.passages[number].text.strip():
                 drops[PairDrop.NO_TEXT] += 1
             else:
-                unusable = PairDrop.ALL_MALFORMED if malformed and not triples else None
-                issues[MALFORMED_TRIPLES] += 0 if unusable else malformed
                 passage = question.passages[number]
-                name = f"{question.id}:{number}"
-                yield PairRow(name, passage.title, passage.text, tuple(triples), unusable)
+                yield _pair_row(f"{question.id}:{number}", passage.title, passage.text, rows, issues)
 
 
-def _key(where: str, row: dict[str, Any]) -> str:
-    identity, triples = name_field(row, where, "_id", "id"), row.get("triples", {})
-    if not identity or not isinstance(triples, dict):
-        raise ValueError(
-            f"{where}: a recorded reply needs '_id' and 'triples', an object of title to triples; the line has "
-            f"{', '.join(row) or 'nothing'}"
-        )
-    return identity
+def _key(where: str, row: Row) -> str:
+    checked(row, where, {"triples?": {}})
+    return required_text(row, ("_id", "id"), where, name_field)

@@ -79,7 +79,7 @@ def test_recorded_gaps_have_reasons(tmp_path):
     ("rows", "message"),
     [
         ([RECORDED, RECORDED], ":2: an earlier line annotates the same question"),
-        ([RECORDED, {"helpful": []}], ":2: a recorded reply needs the question's '_id'"),
+        ([RECORDED, {"helpful": []}], ":2: the row has no '_id' or 'id'"),
         ([RECORDED | {"subqueries": ["Of A?"]}], r":1: subqueries\[0\] must be an object"),
         ([RECORDED | {"triples": {"A": [["a", "is"]]}}], ":1: a triple must be"),
     ],
