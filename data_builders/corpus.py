@@ -138,8 +138,8 @@ def _write(
                 continue
             ids = [_write_passage(passage, corpus, seen, counts) for passage in question.passages]
             supporting = list(dict.fromkeys(ids[index] for index in question.supporting if ids[index]))
-            _line(questions, row)
-            _line(gold, {"question_id": question.id, "passages": supporting})
+            questions.write(json_line(row))
+            gold.write(json_line({"question_id": question.id, "passages": supporting}))
             counts["questions"] += 1
             counts["supporting"] += len(supporting)
             if split == "train":
@@ -157,14 +157,10 @@ def _write_passage(passage: Passage, corpus: IO[str], seen: SeenTable, counts: C
     first = seen.first("passage", passage.key, passage.id)
     if first is None:
         counts["passages"] += 1
-        _line(corpus, {"id": passage.id, "title": passage.title, "text": passage.text})
+        corpus.write(json_line({"id": passage.id, "title": passage.title, "text": passage.text}))
     else:
         counts["copies"] += 1
     return first or passage.id
-
-
-def _line(file: IO[str], row: Row) -> None:
-    file.write(json_line(row))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

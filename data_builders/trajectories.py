@@ -149,12 +149,7 @@ def _filters(options: TrajectoryOptions) -> Filters:
 def build_trajectories(
     results: Sequence[str], options: TrajectoryOptions, folder: FolderOptions, ledgers: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Write the trajectories of one or more runs.
-
-    Args:
-        ledgers: Ledgers: one for all results, or one for each; none: `ledger.sqlite` beside each results
-            file, or in the folder of its run of several systems.
-    """
+    """Write the trajectories of one or more runs; see the command line for the arguments."""
     sources = _sources(results, ledgers, options.records)
     options.check_ledgers([ledger for _, *one in sources for ledger in one])
     filters = _filters(options)

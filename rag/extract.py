@@ -142,11 +142,8 @@ class CorpusExtraction:
     async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
         """The triples of retrieved passages (RAS, eq. 4), None where the extractor failed; missing ones are read now.
 
-        Calls of questions under way together are made together. A passage is extracted once.
-
-        Raises:
-            RepliesPending: passages wait for a batch's replies.
-            CallError: as in `run`.
+        Calls of questions under way together are made together. A passage is extracted once. Errors are those of `run`,
+        and `RepliesPending`.
         """
         keys = [passage.key for passage in passages]
         found = {key: self.store.get(self.id, key) for key in keys}

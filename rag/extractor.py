@@ -207,12 +207,7 @@ def teacher_extractor(
     shots: Sequence[tuple[str, str]] = (),
     max_tokens: int | None = None,
 ) -> TextExtractor:
-    """An extractor on the client of a chat model that was not trained for it.
-
-    Args:
-        options: What the client was opened with.
-        prompt: File with what it is asked; None: ours.
-    """
+    """An extractor on the client of a chat model that was not trained for it, opened with these options."""
     instruction, sampling = load_instruction(prompt or TEACHER_PROMPT), options.sampling(max_tokens or TEACHER_TOKENS)
     if not options.is_local:
         return TextExtractor(client, instruction, shots, sampling, options.concurrency, name=options.ledger_name)

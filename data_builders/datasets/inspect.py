@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, islice
@@ -147,13 +146,7 @@ def find_rows(
     label: str | None = None,
     split: str | None = None,
 ) -> list[tuple[str, Any]]:
-    """Rows of a data set with their splits.
-
-    Args:
-        identity: A row's id, or a question's: then all its rows.
-        number: Index of the row, from 1, of those that fit the rest; 1 when nothing else is asked for.
-        label: Only rows of this label, a key of the kind's `labels`.
-    """
+    """Rows of a data set with their splits, as `tripletune data peek` asks for them; without a filter the first one."""
     kind = kind_of(folder)
     if number is not None and number < 1:
         raise ValueError(f"number {number}: {kind.plural} are counted from 1")
@@ -167,8 +160,7 @@ def find_rows(
         and (label is None or kind.label(row) == kind.labels[label])
     )
     if identity is None or number is not None:
-        last = min(number or 1, sys.maxsize)
-        found = list(islice(fitting, last - 1, last))
+        found = list(islice(fitting, (number or 1) - 1, number or 1))
     else:
         # The row of that id alone, else all rows of the question.
         found = list(fitting)

@@ -72,12 +72,7 @@ class DatasetWriter(Generic[R]):
             self._shards.popitem()[1].close()
 
     def finish(self, facts: BuildFacts) -> dict[str, Any]:
-        """Finish the shards and write the card.
-
-        Args:
-            facts: What the card says besides the numbers; how the folder is written and, unless they are given, the
-                digests of the files read are added.
-        """
+        """Finish the shards and write the card; unless `facts` name files, those that were read are added."""
         self.close()
         facts.files = facts.files or {path: file_digest(path) for path in self._sources if Path(path).is_file()}
         facts.options |= {name: getattr(self._options, name) for name in ("format", "shard_size", "tokenizer")}

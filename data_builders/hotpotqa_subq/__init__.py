@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, cycle, islice
@@ -39,7 +39,6 @@ async def label_question(
     triples_of: Callable[[Passage], list[Triple]] | None = None,
     seed: int = 0,
     failures: Callable[[Question, list[Annotation], Annotation], list[list[Found]]] | None = None,
-    notes: Counter[str] | None = None,
 ) -> list[Record]:
     """The planning records of one question in order, then its answering record (Algorithm 1).
 
@@ -50,13 +49,9 @@ async def label_question(
     Args:
         direct_answer: Whether the base model answers the question without retrieval. Then there is one
             `[NO_RETRIEVAL]` record for planning and one for answering, and no other (line 7).
-        first_subquery: "main_question": q_0 is the main question, as in the paper; "generated": it is the first
-            generated sub-query, as in the authors' code.
-        distractors: Unrelated passages of the question whose triples join those of each kept document, as a
-            retriever with k > 1 would bring them. The paper has none.
+        distractors: As a retriever with k > 1 would bring them; this and `first_subquery`: see `options.BuildOptions`.
         failures: Gives what failed searches for a document brought, before the one that finds it. The label after a
             failed search asks for the same again, in other words where the teacher knows some. The paper has none.
-        notes: Counts the steps with distractors, and those that have none to show.
 
     Raises:
         UnlabelledQuestion: with the reason.
@@ -78,8 +73,6 @@ async def label_question(
             covered = ((passage, triples) for passage in drawn if (triples := triples_of(passage)))
             shown += islice(covered, distractors)
             chance.shuffle(shown)
-            if notes is not None:
-                notes["steps with distractors" if len(shown) > 1 else "steps without, as --triple-file lacks them"] += 1
         wordings = cycle(filter(None, (subquery, reworded)))
         searches = [*(failures(question, kept, one) if failures else ()), shown]
         for number, (brought, asked) in enumerate(zip(searches, wordings)):

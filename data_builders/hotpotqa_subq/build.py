@@ -31,7 +31,6 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
     LLMTeacher,
     StoredAnswers,
     load_subq_prompts,
-    prompt_digests,
 )
 from tripletune.data_builders.readers import get_reader
 from tripletune.models.data.questions import DropReason, Question, Teacher, UnlabelledQuestion
@@ -54,12 +53,6 @@ class NothingLabelled(Exception):
     exit_code = 4
 
 
-class TeacherUnusable(Exception):
-    """The folder is written, but the replies to more than a tenth of a teacher's questions could not be used."""
-
-    exit_code = 1
-
-
 def build(
     sources: list[Source],
     options: BuildOptions,
@@ -71,7 +64,7 @@ def build(
 
     Raises:
         NothingLabelled: a teacher LLM was asked, and not one question could be labelled.
-        TeacherUnusable: more than a tenth of its questions were left out for replies that could not be used.
+        CallError: more than a tenth of its questions were left out for replies that could not be used.
     """
     with new_dataset(options, RECORDS, options.inputs(sources)) as dataset:
         job = _Build(options, sampling or Sampling(), dataset)
@@ -167,7 +160,6 @@ class _Build:
         for one in self._opened:
             reasons = "; ".join(f"{count} x {reason}" for reason, count in one.ordered_drops().items())
             left_out = f"{one.drops.total()} left out{f' ({reasons})' if reasons else ''}"
-            left_out += "".join(f", {count:,} {what}" for what, count in sorted((+one.notes).items()))
             logger.info("%s: %d questions labelled, %s", one.source.name, one.labelled, left_out)
 
     def _open(self, sources: list[Source], open_client: Callable[[], LLMClient] | None) -> None:
@@ -209,11 +201,11 @@ class _Build:
                 await self._failures.collect(questions, one.teacher)
 
     def check_teacher(self) -> None:
-        """Raise `TeacherUnusable` when it is so."""
+        """Raise `CallError` when replies to more than a tenth of the questions could not be used."""
         asked = [one for one in self._opened if one.source.name in self._llm]
         lost = sum(one.drops[why] for one in asked for why in (DropReason.UNREADABLE_REPLY, DropReason.CALL_REFUSED))
         if 10 * lost > (count := lost + sum(one.labelled for one in asked)):
-            raise TeacherUnusable(
+            raise CallError(
                 f"{self._options.output} is written, but {lost:,} of {count:,} questions are left out since the "
                 "teacher's replies could not be used: dropped.ndjson says why"
             )
@@ -245,7 +237,7 @@ class _Build:
         """Sample labelling, with the direct-answer test before it and the check of the facts after it."""
         known = teacher.answers_directly(question)
         direct = known or await self._is_direct(question)
-        records = await self._make_records(question, teacher, direct, notes=one.notes)
+        records = await self._make_records(question, teacher, direct)
         if direct and not known and self._options.filtered_answers and await teacher.keeps_nothing(question):
             records = records[-1:]
             one.notes[_FILTERED] += 1
@@ -318,6 +310,7 @@ class _Build:
             )
         for one in self._opened:
             notes += [f"Source {one.source.name}: {n:,} {what}." for what, n in sorted(one.notes.items()) if n]
+        prompts = {self._prompts.files[name]: digest for name, digest in self._prompts.digests().items()}
         models = {} if client is None else {"teacher": f"{client.model}{_drawn(client, self._sampling)}"}
         if options.direct_answer_model is not None:
             models["direct answers"] = options.direct_answer_model
@@ -335,7 +328,7 @@ class _Build:
             examples={reason: kept.items() for reason, kept in sorted(self._examples.items())},
             issues={f"{one.source.name}: {what}": n for one in self._opened for what, n in one.issues.items() if n},
             options={"sources": [one.source.text for one in self._opened], **asdict(options)},
-            prompts=prompt_digests(self._prompts) | repair_digest() if llm else {},
+            prompts=prompts | repair_digest() if llm else {},
             models=models,
             calls=_calls(list(llm.values())),
             notes=notes,

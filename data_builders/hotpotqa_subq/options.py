@@ -55,14 +55,12 @@ class Source:
         name, equals, reader = head.partition("=")
         cuts = [match.start() for match in _SEPARATOR.finditer(rest)]
         parts = [[rest], *([rest[:cut], rest[cut + 1 :]] for cut in cuts)]
+        # A path on this machine may have a colon of its own.
         there = next((one for one in parts if Path(one[0]).exists()), None)
         if not rest or not all(there or parts[-1]) or not name or (equals and not reader):
             raise ValueError(
                 f"source {text!r}: write it as READER:FILE[:ANNOTATIONS] or NAME=READER:FILE[:ANNOTATIONS]"
             )
-        # A path on this machine may have a colon of its own.
-        if there is None and (len(cuts) > 1 or (cuts and parts[1][0].count("/") > 1 and ":" not in parts[1][0])):
-            raise FileNotFoundError(f"source {text!r}: no such file; a colon stands between a file and its annotations")
         return cls(name, reader or name, *(there or parts[-1]))
 
     @property
@@ -184,11 +182,7 @@ class BuildOptions(FolderOptions):
 def usable_questions(
     source: Source, options: BuildOptions, seen: SeenTable, drops: Counter[str], issues: Counter[str] | None = None
 ) -> Iterator[Question]:
-    """The questions of a source that can be labelled.
-
-    Args:
-        seen: The ids of the sources before it.
-    """
+    """The questions of a source that can be labelled; `seen` has the ids of the sources before it."""
     rows = islice(
         get_reader(source.reader)(source.location, issues, source.name), options.most_questions(source.reader)
     )

@@ -63,11 +63,6 @@ def load_subq_prompts(folder: str | Path | None = None) -> PromptSet:
     return load_prompts(PROMPT_NAMES, folder, "data_builders")
 
 
-def prompt_digests(prompts: PromptSet) -> dict[str, str]:
-    """SHA-256 of each prompt by its file."""
-    return {prompts.files[name]: digest for name, digest in prompts.digests().items()}
-
-
 class LLMTeacher(Teacher):
     """A teacher behind an LLM client; see the module for what it asks.
 
@@ -77,11 +72,7 @@ class LLMTeacher(Teacher):
             or "all" passages of the question, five times the tokens in HotpotQA.
         sampling: Temperature, top_p and seed of the calls; None: greedy. The length of replies is `MAX_TOKENS`.
 
-    Attributes:
-        calls: Replies that were asked for, by stage, those from the ledger included and repair turns not.
-        refused: Replies that were rejected, those of repair turns included, by stage and reason.
-        repairs: Replies that became usable in the repair turn, by stage.
-        recovered: Replies that were not in the form asked for and could be read all the same, by stage and form.
+    Its counters are explained by `writer.BuildFacts`; `calls` has those of the ledger, too, and no repair turns.
     """
 
     collects_failures = False
