@@ -1,19 +1,15 @@
-"""Retrieval with no language model: how much of what a question needs is found, and what a search in vectors costs."""
+"""Retrieval with no language model: how much of what a question needs is found."""
 
 from __future__ import annotations
 
 import asyncio
-import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
-import numpy as np
-
-from benchmarks import ENCODER, Options, Result, Way, quiet, take_turns
+from benchmarks import ENCODER, Options, Result, quiet
 from tripletune.eval import load_task, task_questions, write_context_corpus
 from tripletune.eval.metrics import CUTS, recall
 from tripletune.eval.rescore import final_ranking
@@ -22,13 +18,9 @@ from tripletune.models.data.questions import Question
 from tripletune.models.llm import Completion, LLMClient
 from tripletune.models.options import setting
 from tripletune.rag.answering import SystemOptions, open_tools
-from tripletune.rag.embedding import Embedder
 from tripletune.rag.systems import find_system
 from tripletune.rag.systems.gear import GearOptions, Scoring
 from tripletune.rag.systems.ppr import PprOptions
-from tripletune.rag.text_index import Ranking, VectorIndex
-
-_WIDTH, _SEARCHES, _NEAREST = 384, 1000, 10
 
 
 @dataclass(frozen=True)
@@ -39,13 +31,6 @@ class RetrievalOptions(Options):
     data: str = setting("", "its question file; the contexts of all questions are the corpus")
     triples: str = setting("", "triples of these passages")
     scoring: Scoring = setting("concat", "what NaiveGE compares with the query")
-
-
-@dataclass(frozen=True)
-class VectorOptions(Options):
-    """Options of `vector_index`; a pass is 1,000 searches, one after the other."""
-
-    rows: int = setting(100_000, "vectors of the index", at_least=100)
 
 
 class _NoModel(LLMClient):
@@ -104,44 +89,3 @@ def _recalls(questions: list[Question], rankings: Sequence[Sequence[str]]) -> di
         found[f"R@{cut}"] = f"{100 * mean['mean']:.1f} ({100 * mean['low']:.1f}-{100 * mean['high']:.1f})"
         found[f"recall_{cut}"] = mean
     return found
-
-
-def vector_index(options: VectorOptions) -> Result:
-    """Searches in vectors: all compared, and through an HNSW graph.
-
-    Recall is the share of the ten nearest rows. The vectors are random; the variance of their n-th principal component
-    is 1 / n, like that of MiniLM's.
-    """
-    axes, _ = np.linalg.qr(np.random.default_rng(options.seed).normal(size=(_WIDTH, _WIDTH)))
-    axes = (axes * np.arange(1, _WIDTH + 1)[:, None] ** -0.5).astype(np.float32)
-    rankings: dict[str, list[Ranking]] = {}
-
-    def encode(texts: list[str], kind: str) -> np.ndarray:
-        drawn = np.random.default_rng([options.seed, kind == "query", crc32(texts[0].encode())])
-        found: np.ndarray = drawn.standard_normal((len(texts), _WIDTH), dtype=np.float32) @ axes
-        return found
-
-    def way(name: str, index: VectorIndex) -> Way:
-        async def search() -> None:
-            rankings[name] = [(await index.rank([str(number)], _NEAREST))[0] for number in range(_SEARCHES)]
-
-        return Way(name, lambda: asyncio.run(search()))
-
-    def texts() -> Iterator[str]:
-        return map(str, range(options.rows))
-
-    with tempfile.TemporaryDirectory() as folder:
-        embedder = Embedder("random", encode)
-        ways = [
-            way(name, VectorIndex(Path(folder), {"rows": options.rows}, texts, options.rows, embedder, search))
-            for name, search in (("all compared", "flat"), ("HNSW graph", "hnsw"))
-        ]
-        take_turns(ways, options.repeats)
-    exact = rankings[ways[0].name]
-    rows = []
-    for one in ways:
-        both = zip(exact, rankings[one.name])
-        recall = statistics.fmean(len({row for row, _ in a} & {row for row, _ in b}) / len(a) for a, b in both)
-        rows.append(one.row("searches", searches=_SEARCHES, recall=recall))
-    columns = "name searches_per_second recall peak_bytes"
-    return Result(f"searches in {options.rows:,} vectors of {_WIDTH} numbers", columns, rows)
