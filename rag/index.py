@@ -9,9 +9,9 @@ import logging
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -105,7 +105,6 @@ class PassageStore:
     """The passages of one JSON-lines corpus by position, the order of their lines.
 
     Memory holds 8 bytes per passage, kept in `index_dir`, and those that were read last; the texts stay in the file.
-    `language` is that of a sample.
     """
 
     def __init__(self, corpus: str | Path, index_dir: str | Path, overwrite: bool = False) -> None:
@@ -117,11 +116,10 @@ class PassageStore:
         self.sha256, folder = file_digest(corpus), Path(index_dir) / "passages"
         if not overwrite:
             check_same(folder, "corpus_sha256", self.sha256, str(corpus))
-        wanted = {"kind": "passages", "corpus_sha256": self.sha256, "version": 2}
-        about = prepare(folder, wanted, lambda out: _write_offsets(corpus, out))
-        self.language = about["language"]
-        if copies := about["copies"]:
-            logger.warning("%s: %s passages repeat earlier ones, and take places of others", corpus, f"{copies:,}")
+        wanted = {"kind": "passages", "corpus_sha256": self.sha256}
+        if copies := prepare(folder, wanted, lambda out: _write_offsets(corpus, out)).get("copies"):
+            problem = "passages repeat earlier ones and take the places of others: leave them out"
+            logger.warning("%s: %s %s", corpus, f"{copies:,}", problem)
         self._offsets = np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False)
         self._file = corpus.open("rb")
         # A question finds the same passages round after round.
@@ -134,15 +132,19 @@ class PassageStore:
         return self._passage(position)
 
     def _read(self, position: int) -> Passage:
-        return _passage_at(self._file, self._offsets[position])
+        self._file.seek(int(self._offsets[position]))
+        return Passage.from_json(json_value(self._file.readline()), str(self.corpus))
+
+    @cached_property
+    def language(self) -> str:
+        """The language of a sample."""
+        step = max(1, len(self) // _SAMPLE)
+        found = detect("\n".join(self[place].content[:_READ] for place in range(0, len(self), step)))
+        logger.info("%s: language %s detected; BM25 stems by it (--set language=NAME for another)", self.corpus, found)
+        return found
 
     def __iter__(self) -> Iterator[Passage]:
         return read_corpus(self.corpus)
-
-
-def _passage_at(file: BinaryIO, offset: int) -> Passage:
-    file.seek(int(offset))
-    return Passage.from_json(json_value(file.readline()), file.name)
 
 
 def _write_offsets(corpus: Path, folder: Path) -> dict[str, Any]:
@@ -167,9 +169,4 @@ def _write_offsets(corpus: Path, folder: Path) -> dict[str, Any]:
                 offsets.append(position)
             position += len(line)
     np.save(folder / _OFFSETS, np.asarray(offsets), allow_pickle=False)
-    with corpus.open("rb") as lines:
-        places = offsets[:: max(1, len(offsets) // _SAMPLE)]
-        language = detect("\n".join(_passage_at(lines, place).content[:_READ] for place in places))
-    logger.info("%s: language %s detected; BM25 stems by it (--set language=NAME for another)", corpus, language)
-    copies = len(contents) - np.unique(contents).size
-    return {"corpus_sha256": str(corpus.resolve()), "copies": copies, "language": language}
+    return {"corpus_sha256": str(corpus.resolve()), "copies": len(contents) - np.unique(contents).size}
