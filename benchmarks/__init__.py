@@ -39,15 +39,7 @@ class Options(CheckedOptions):
 
 @dataclass
 class Result:
-    """What a case found.
-
-    Attributes:
-        title: Of the table.
-        columns: Keys of the rows that the table shows, separated by spaces; `..._bytes` are shown in GB, `..._share`
-            in percent.
-        rows: One per line of the table, with more figures for the JSON.
-        notes: Sentences below the table.
-    """
+    """What a case found: the table shows those keys of the rows that are `columns`, the JSON all of them."""
 
     title: str
     columns: str
@@ -88,9 +80,7 @@ class Way:
     def row(self, *counted: str, **more: Any) -> dict[str, Any]:
         """The figures for table and JSON.
 
-        Args:
-            *counted: Names in `more` of what a pass did so many of; `NAME_per_second` is given for each.
-            **more: More figures.
+        Of what is `counted`, names in `more`, a pass did so many: `NAME_per_second` is given for each.
         """
         seconds = statistics.median(self.seconds)
         return {
@@ -166,8 +156,6 @@ def _cell(key: str, value: Any) -> str:
         return "-"
     if key.endswith("_bytes"):
         return f"{value / 1e9:.2f}"
-    if key.endswith("_share"):
-        return f"{value:.1%}"
     if isinstance(value, float):
         return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
     return value if isinstance(value, str) else f"{value:,}"

@@ -63,11 +63,7 @@ class CorpusOptions(CheckedOptions):
 
 
 def build_corpus(options: CorpusOptions, output: str | Path, overwrite: bool = False) -> dict[str, Any]:
-    """Draw questions and write their corpora.
-
-    Returns:
-        The manifest: options, and what was counted in each split.
-    """
+    """Draw questions and write their corpora; returns the manifest."""
     made = [MANIFEST, *(f"{split}.*jsonl" for split in SPLITS)]
     files = options.files()
     manifest: dict[str, Any] = {"options": asdict(options), "splits": {}}

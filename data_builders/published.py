@@ -175,12 +175,9 @@ def read_explagraphs(path: str | Path, issues: Counter[str]) -> Iterator[Record]
 
 
 def parse_graph(text: str) -> tuple[tuple[Triple, ...], int]:
-    """Read `(s; p; o)(s; p; o)`.
+    """The distinct triples of `(s; p; o)(s; p; o)`, and how many are malformed.
 
     Names may hold brackets: only a closing bracket that another opening one follows ends a triple.
-
-    Returns:
-        The distinct triples in order, and the number of malformed ones.
     """
     text = text.strip()
     triples, malformed = [], 0

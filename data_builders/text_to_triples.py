@@ -265,13 +265,7 @@ class CountedSplit:
 
     Every text has a hash, of the seed and its letters. The validation rows are those with the smallest hashes: the
     same ones in whatever order the rows come, and nearly the same ones when the data grows. Rows of one text fall on
-    one side.
-
-    Args:
-        rows: Validation rows to keep; None: the paper's 5,000 (section D.1), at most a tenth of all rows.
-
-    Attributes:
-        kept: Validation rows; fewer than asked for when one text has several rows at the border.
+    one side, so fewer are `kept` than asked for when one text has several at the border.
     """
 
     rows: int | None = None

@@ -52,7 +52,7 @@ LEDGER, ABOUT = "ledger.sqlite", "run.json"
 class TrajectoryOptions(CheckedOptions):
     """Which trajectories are kept."""
 
-    system: str = setting("cirag", "system whose calls are learned")
+    system: str = setting("cirag", "system whose calls are learned", choices=system_names())
     records: bool = setting(False, "write planning and answering records, of runs of a Graph-LLM; no ledger is read")
     roles: tuple[str, ...] = setting(
         (), "which of its calls, for example resolve; repeatable (default: all; of cirag integrate, the paper's)"
@@ -72,15 +72,14 @@ class TrajectoryOptions(CheckedOptions):
     seed: int = setting(0, "seed of the split")
 
     def check(self) -> list[str]:
-        """Scores that are none, and systems."""
-        known = system_names()
-        found = [] if self.system in known else [f"system: there is no {self.system!r}; there are {', '.join(known)}"]
+        """Scores that are none, and systems without plans."""
+        found = []
         for text in self.min_score:
             try:
                 _score(text)
             except ValueError:
                 found.append(f"min_score: {text!r}: write it as METRIC=VALUE, for example exact_match=1")
-        if self.records and self.system in known and not find_system(self.system).plans:
+        if self.records and self.system in system_names() and not find_system(self.system).plans:
             found.append(f"records: {self.system} has no plans to learn; name the system of a Graph-LLM: --system ras")
         return found
 

@@ -240,13 +240,7 @@ def open_generator(
     seed: int | None = None,
     graph: bool = True,
 ) -> LocalGenerator:
-    """Load a Graph-LLM.
-
-    Args:
-        spec: Its folder: run, checkpoint or export; a base model where `untrained` is set.
-        seed: Draws replies at temperature 1; None is greedy.
-        graph: Whether its prompts hold the graph token that it was trained with.
-    """
+    """Load a Graph-LLM; a `seed` draws replies at temperature 1, and without `graph` no prompt holds its token."""
     spec = model_spec(spec, untrained)
     if not untrained:
         check_model_folder(spec)

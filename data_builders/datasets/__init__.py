@@ -115,15 +115,7 @@ class SmallestHashes:
 
 
 class Statistics(Generic[R]):
-    """Counts of the rows of a data set, and a few samples of them.
-
-    Args:
-        tokenizer: A model spec whose tokenizer counts the tokens; None counts words between white space.
-
-    Attributes:
-        unit: What lengths are counted in.
-        length: Counts a text.
-    """
+    """Counts of the rows of a data set, and a few samples; lengths are in tokens, or words without a tokenizer."""
 
     def __init__(self, kind: RowKind[R], tokenizer: str | None = None) -> None:
         self.kind = kind

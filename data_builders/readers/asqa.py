@@ -38,16 +38,11 @@ def read_questions(
 
 
 def _rows(location: str) -> Iterator[tuple[str, Row]]:
-    whole = whole_object(location) or {}
-    rows = whole.get("train") or whole.get("dev")
-    if not isinstance(rows, dict):
+    splits = checked(whole_object(location) or {}, location, {"train?": {"": {}}, "dev?": {"": {}}})
+    if rows := splits.get("train") or splits.get("dev"):
+        yield from ((f"{location}: question {name}", {"sample_id": name} | row) for name, row in rows.items())
+    else:
         yield from source_rows(location)
-        return
-    for identity, row in rows.items():
-        where = f"{location}: question {identity}"
-        if not isinstance(row, dict):
-            raise ValueError(f"{where}: it is not an object but {type(row).__name__}")
-        yield where, {"sample_id": identity} | row
 
 
 def _question(row: Row, where: str, source: str) -> Question | None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tripletune.data_builders.readers._rows import Row, required_text, source_rows
-from tripletune.models.data.fields import name_field
+from tripletune.models.data.fields import checked, name_field, shown
 from tripletune.models.data.questions import Dropped, Question
 
 _LETTERS = "ABCDEFGHIJ"
@@ -37,12 +37,10 @@ def choice_question(row: Row, where: str, source: str) -> Question:
 
 
 def _choices(row: Row, where: str) -> tuple[list[str], list[str]]:
-    choices = row.get("choices")
-    texts, labels = (choices.get("text"), choices.get("label")) if isinstance(choices, dict) else (None, None)
-    if not isinstance(texts, list) or not isinstance(labels, list) or not texts or len(texts) != len(labels):
-        raise ValueError(
-            f"{where}: 'choices' must be {{'text': [...], 'label': [...]}} of one length; it is {choices!r}"
-        )
+    choices = checked(row, where, {"choices": {"text": list, "label": list}})["choices"]
+    texts, labels = choices["text"], choices["label"]
+    if not texts or len(texts) != len(labels):
+        raise ValueError(f"{where}: 'choices' needs as many texts as labels; it is {shown(choices)}")
     named = [required_text({"choices": text}, ("choices",), where, name_field) for text in texts]
     return named, [_letter(str(label)) for label in labels]
 

@@ -24,6 +24,4 @@ def read_questions(
 
 def _evidences(row: Row, where: str) -> tuple[Triple, ...]:
     value = as_list(row.get("evidences"), ("subject", "fact"), ("relation", "predicate"), ("object", "entity"))
-    if not isinstance(value, (list, tuple)):
-        raise ValueError(f"{where}: 'evidences' must be a list of [subject, relation, object]; it is {value!r}")
     return tuple(dict.fromkeys(triples_from_json(value, where)))

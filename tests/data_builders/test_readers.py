@@ -174,7 +174,7 @@ def test_arrays_in_objects_and_packed_files_are_read(tmp_path, opening):
         ("hotpotqa", {"answer": None}, "no gold answer; test files"),
         ("hotpotqa", {"context": [["Dune", "one string"]]}, r"context\[0\].sentences must be a list"),
         ("two_wiki", {"evidences": [["Dune", "author"]]}, "a triple must be"),
-        ("two_wiki", {"evidences": {"fact": ["Dune"], "relation": [], "entity": []}}, "'evidences' must be a list"),
+        ("two_wiki", {"evidences": {"fact": ["Dune"], "relation": [], "entity": []}}, "triples must be a list"),
         ("hotpotqa", {"context": {"title": ["Dune"], "content": [["It."]]}}, "context must be a list"),
         ("hotpotqa", {"_id": True}, "_id or id must be text, found true"),
         ("hotpotqa", {"answer": {"text": "x"}}, "no gold answer"),
