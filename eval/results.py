@@ -10,12 +10,12 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tripletune.eval.metrics import recall
 from tripletune.eval.statistics import Interval, bootstrap_means
@@ -187,36 +187,29 @@ class ResultLog:
             self._lock.close()
 
 
-class Machine:
-    """This machine, as long as it is open: whether this user ran another evaluation on it meanwhile."""
+@contextmanager
+def this_machine() -> Iterator[Callable[[], bool | None]]:
+    """Gives whether this user has run no other evaluation on this machine since; None where the system can't tell."""
+    path, flags = Path(tempfile.gettempdir()) / "tripletune-eval", os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    try:
+        import fcntl
 
-    def __init__(self) -> None:
-        self._file: IO[str] | None = None
-        self._alone = True
-        with suppress(ImportError, OSError):
-            import fcntl
-
-            path = Path(tempfile.gettempdir()) / f"tripletune-eval-{os.getuid()}"
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-            self._file = os.fdopen(private(str(path), flags), "a")
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self._alone = False
-            # Whoever comes adds a letter, so that one that has gone again is seen, too.
-            self._file.write(".")
-            self._file.flush()
-            self._size = self._file.tell()
-            fcntl.flock(self._file, fcntl.LOCK_SH)
-
-    def is_ours(self) -> bool | None:
-        """Whether no other evaluation ran until now; None where the system can't tell."""
-        return None if self._file is None else self._alone and os.fstat(self._file.fileno()).st_size == self._size
-
-    def close(self) -> None:
-        """Leave it to others."""
-        if self._file is not None:
-            self._file.close()
+        file = os.fdopen(private(f"{path}-{os.getuid()}", flags | os.O_NOFOLLOW), "a")
+    except (ImportError, OSError):
+        yield lambda: None
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            first = True
+        except BlockingIOError:
+            first = False
+        # Whoever comes adds a letter, so that one that has gone again is seen, too.
+        file.write(".")
+        file.flush()
+        size = file.tell()
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield lambda: first and os.fstat(file.fileno()).st_size == size
 
 
 def read_results(path: str | Path, partial: bool = False) -> Iterator[dict[str, Any]]:

@@ -149,17 +149,15 @@ class _Lines:
 @cache
 def code_version() -> dict[str, str]:
     """Version of this code, and in a checkout its git commit, with "+changes" where files differ from it."""
-    here = Path(__file__).resolve()
-    git = ["git", "-C", str(here.parent)]
-    # In somebody else's repository, as a package that is installed there, it is not tracked.
-    for words in (["ls-files", here.name], ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]):
-        try:
-            told = subprocess.run([*git, *words], capture_output=True, text=True, check=False).stdout.strip()
-        except OSError:
-            told = ""
-        if not told:
-            break
-    return {"version": metadata.version("tripletune"), **({"commit": told} if told else {})}
+    here, about = Path(__file__).resolve(), {"version": metadata.version("tripletune")}
+    try:
+        # In somebody else's repository, as a package that is installed there, this file is not tracked.
+        for words in (["ls-files", "--error-unmatch", here.name], ["describe", "--always", "--abbrev=40", "--exclude=*",
+                      "--dirty=+changes"]):  # fmt: skip
+            git = subprocess.run(["git", "-C", here.parent, *words], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return about
+    return about | {"commit": git.stdout.strip()}
 
 
 def progress(items: Iterable[Any] | None = None, name: str = "", unit: str = "question", **more: Any) -> Any:

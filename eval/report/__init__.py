@@ -20,7 +20,7 @@ from rich.console import Console
 from tripletune.eval import find_metrics
 from tripletune.eval.costs import read_prices, unused_roles
 from tripletune.eval.report.curve import MALFORMED_OUTPUT, draw_curve, panels_of, read_curve
-from tripletune.eval.report.groups import Group, compare_pairs, differences, group_runs, sweeps_of
+from tripletune.eval.report.groups import Group, compare_pairs, group_runs, sweeps_of
 from tripletune.eval.report.page import write_page
 from tripletune.eval.report.runs import Run, bare_run, figures_of, named_folder, read_about, read_folder
 from tripletune.eval.report.setting import check_across, check_comparable, own_settings, setting_rows
@@ -114,7 +114,7 @@ def build_report(found: Sequence[Run], groups: Sequence[Group]) -> dict[str, Any
         for one in others
         if one["metrics"] is None
     ]
-    return {"groups": made, "others": others, "missing": missing}
+    return {"groups": made, "others": others, "missing": list(dict.fromkeys(missing))}
 
 
 def _log_tables(project: str, sections: Sequence[Section]) -> None:
@@ -141,7 +141,6 @@ def _figures(group: Group) -> dict[str, Any]:
                 "system": run.system,
                 "command": run.about.get("command") or None,
                 "settings": run.settings,
-                "differs": differences(reference.settings, run.settings),
                 "own": own_settings(run),
                 "ablations": ablations,
                 "questions": run.results,

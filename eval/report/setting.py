@@ -8,7 +8,7 @@ that system, and so is the number of passages per round that its own paper fixes
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations
 from typing import Any
@@ -22,7 +22,7 @@ from tripletune.rag.systems import find_system, system_names
 EQUAL = {
     "data": "question file", "limit": "questions", "task": "task", "corpus": "corpus", "retriever": "retriever",
     "encoder": "encoder", "top_k": "passages per round", "triples": "triples", "model": "model",
-    "sampling": "temperature, top_p", "reader": "reader",
+    "sampling": "temperature, top_p", "reader": "reader", "max_answer_tokens": "tokens of an answer",
 }  # fmt: skip
 _HOW = {"retriever": ("vectors", "language"), "encoder": ("query_prompt", "text_prompt", "similarity")}
 _MODELS = ("model", "planner", "teacher", "teacher_weights")
@@ -46,13 +46,15 @@ def shared_settings(run: Run) -> dict[str, Any]:
             found[name] = {one: settings[one] for one in (name, *more) if settings.get(one)}
     models = {role: settings[role] for role in _MODELS if settings.get(role)}
     models |= {role: one for role, one in (settings.get("llm") or {}).items() if role.split(".")[0] not in systems}
-    reader = settings.get("reader") or options.get("reader")
+    # The reader of older runs is that of their papers; IRCoT's option of this name was another thing.
+    reader = {name: one for name in ("reader", "reader_tokens") if isinstance(one := options.get(name), (str, int))}
     return found | {
         "task": {name: task.get(name) for name in ("name", "reader", "template")},
         "triples": settings.get("triples"),
         "model": models or None,
         "sampling": (settings.get("sampling") or [])[:2] or None,
-        "reader": reader if isinstance(reader, str) else "paper",
+        "reader": reader if reader.get("reader") == "common" else "paper",
+        "max_answer_tokens": options.get("max_answer_tokens"),
     }
 
 
@@ -103,20 +105,14 @@ def setting_rows(runs: Sequence[Run], names: Sequence[str]) -> list[list[str]]:
     """What runs depend on: one value where all that take it share it, else each value with its runs."""
     values = [shared_settings(run) for run in runs]
     told = {words: ["" if one[name] is None else told_of(one[name]) for one in values] for name, words in EQUAL.items()}
-    told["code"] = [_listed(map(code_of, run.sessions)) for run in runs]
-    told["date"] = [_listed(one["began"][:10] for one in run.sessions) for run in runs]
+    for name, of in (("code", _code), ("date", lambda session: session["began"][:10])):
+        told[name] = [", ".join(dict.fromkeys(map(of, run.sessions))) for run in runs]
     rows = []
     for what, cells in told.items():
         parts = {cell: [name for name, one in zip(names, cells) if one == cell] for cell in cells if cell}
         every = [cell if len(parts) == 1 else f"{cell} ({', '.join(named)})" for cell, named in parts.items()]
         rows.append([what, "; ".join(every) or "-"])
     return rows
-
-
-def code_of(session: Mapping[str, Any]) -> str:
-    """Version and commit by which results were made."""
-    commit, changed, _ = session.get("commit", "").partition("+")
-    return f"{session.get('version', '')} {commit[:_SHORT]}{changed and ', changed'}".strip()
 
 
 def own_settings(run: Run) -> str:
@@ -140,5 +136,6 @@ def _content(value: Any) -> Any:
     return value.get("weights") or {name: _content(one) for name, one in value.items()}
 
 
-def _listed(texts: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(texts))
+def _code(session: Mapping[str, Any]) -> str:
+    commit, changed, _ = session.get("commit", "").partition("+")
+    return f"{session.get('version', '')} {commit[:_SHORT]}{changed and ', changed'}".strip()

@@ -50,7 +50,7 @@ class Section:
 def sections_of(report: Mapping[str, Any]) -> list[Section]:
     """All tables of a report, from the figures of `eval.report.build_report`."""
     found = [section for group in report["groups"] for section in _group(group)]
-    return [*_overview(report["groups"]), *found, *map(_other, report["others"]), *_sources(report)]
+    return [*_overview(report["groups"]), *found, *map(_other, report["others"]), _sources(report)]
 
 
 def markdown_of(report: Mapping[str, Any], sections: Sequence[Section]) -> str:
@@ -344,33 +344,26 @@ def _cost(runs: Runs) -> list[str | Table]:
             lambda found: (interval(found["cost"].get(name), 1, 3 if name == "dollars" else 1) for name in names),
         )
     ]
-    if any(run["figures"]["indexing"]["calls"] or run["figures"]["embedded"] or _before(run) for run in runs):
-        heads = {"calls": "calls", "prompt_tokens": "tokens read", "completion_tokens": "tokens written",
-                 WEIGHTED: "in + 4 x out", "cached_calls": "calls not sent", "dollars": "dollars"}  # fmt: skip
-        names = [name for name in heads if name in runs[0]["figures"]["indexing"]]
-        rows = []
-        for run in runs:
-            found, texts = run["figures"]["indexing"], run["figures"]["embedded"]
-            cells = [_number(found[name], 3 if name == "dollars" else 0) for name in names]
-            rows.append([_name(run), *cells, "not known" if texts is None else f"{texts:,}", _before(run)])
-        parts += [
-            "Indexing, per corpus: each call that reads a passage once, whether or not the ledger had its reply.",
-            Table(["run", *map(heads.get, names), "texts embedded", "not in these figures"], rows),
-        ]
+    index = {"calls": "calls", "prompt_tokens": "tokens read", "completion_tokens": "tokens written",
+             WEIGHTED: "in + 4 x out", "cached_calls": "calls not sent", "dollars": "dollars",
+             "embedded": "texts embedded"}  # fmt: skip
+    rows = [
+        [_name(run), *(_number(found.get(name), 3 * (name == "dollars")) for name in index), _before(run)]
+        for run in runs
+        for found in [{"embedded": run["figures"]["embedded"], **run["figures"]["indexing"]}]
+    ]
+    parts += [
+        "Indexing, per corpus: each call that reads a passage once. A dash where it is not known.",
+        Table(["run", *index.values(), "not in these figures"], rows),
+    ]
     roles = [
         [run["name"], role, *(_number(found[name], digits) for name, digits in zip(COSTS, (1, 0, 0, 0)))]
         for run in runs
         for role, found in (run["figures"]["roles"] or {}).items()
     ]
     if roles:
-        parts += [
-            "Answering by role:",
-            Table(["run", "role", *(titles[name] for name in COSTS)], roles),
-        ]
-    return [
-        "Answering, per question. All calls are counted, here and below, whether or not the ledger had their replies:",
-        *parts,
-    ]
+        parts += ["Answering by role:", Table(["run", "role", *(titles[name] for name in COSTS)], roles)]
+    return ["Answering, per question. Here and below all calls count, whether or not the ledger had the reply.", *parts]
 
 
 def _before(run: Mapping[str, Any]) -> str:
@@ -425,11 +418,11 @@ def _other(other: Mapping[str, Any]) -> Section:
     return Section(title, "", [*blocks, *(Table(head, rows) for head, rows in tables if rows)])
 
 
-def _sources(report: Mapping[str, Any]) -> Iterator[Section]:
-    for run in [run for group in report["groups"] for run in group["runs"]] + list(report["others"]):
-        rows = [["folder", "", run["folder"]], ["command", "", shlex.join(run["command"] or ())]]
-        rows += [[name, _value(one), _value(other)] for name, (one, other) in run.get("differs", {}).items()]
-        yield Section(SOURCES, run["name"], [Table(["setting", "first run of the task", "here"], rows)])
+def _sources(report: Mapping[str, Any]) -> Section:
+    runs = {run["folder"]: run for group in report["groups"] for run in group["runs"]}
+    found = (*runs.values(), *report["others"])
+    rows = [[run["name"], run["folder"], shlex.join(run["command"] or ())] for run in found]
+    return Section(SOURCES, "", [Table(["run", "folder", "command"], rows)])
 
 
 def _failed(run: Mapping[str, Any]) -> str:
@@ -442,9 +435,3 @@ def _gap(gap: dict[str, Any]) -> list[str]:
 
 def _number(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def _value(value: Any) -> str:
-    if value is None:
-        return "-"
-    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -17,14 +17,14 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
 
 from rich.console import Console
 
-from tripletune.eval.results import METRICS, Machine, ResultLog
+from tripletune.eval.results import METRICS, ResultLog, this_machine
 from tripletune.models.files import read_json, write_json
 from tripletune.models.llm import Endpoint, RepliesPending, SetupError, redact
 from tripletune.models.llm.ledger_client import RetriesExhausted
@@ -150,7 +150,7 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
     `SOME_FAILED` when more than its `max_failed` did.
     """
     logs: list[ResultLog] = []
-    launched, machine = Launched(), Machine()
+    launched = Launched()
     if launched.processes > 1 and len(suites) > 1:
         raise ValueError("several processes share one evaluation: name one --system and --task, or start one process")
     try:
@@ -165,9 +165,9 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
             logs.append(log)
             if launched.processes > 1 and not launched.process:
                 launched.gather(log.done)
-        codes, pending = asyncio.run(_run_all(suites, logs, launched, console, machine))
+        with this_machine() as is_ours:
+            codes, pending = asyncio.run(_run_all(suites, logs, launched, console, is_ours))
     finally:
-        machine.close()
         for log in logs:
             log.close()
     if pending:
@@ -216,7 +216,11 @@ class Launched:
 
 
 async def _run_all(
-    suites: Sequence[Suite], logs: Sequence[ResultLog], launched: Launched, console: Console | None, machine: Machine
+    suites: Sequence[Suite],
+    logs: Sequence[ResultLog],
+    launched: Launched,
+    console: Console | None,
+    is_ours: Callable[[], bool | None],
 ) -> tuple[list[int], str]:
     """Answer what has no row; gives the exit codes of complete suites, and what to do about items that wait."""
     codes, waiting, advice, failed = [], 0, [], []
@@ -240,7 +244,7 @@ async def _run_all(
                 if not launched.process:
                     log.join()
                 if mine and not launched.process:
-                    log.session["alone"] = machine.is_ours()
+                    log.session["alone"] = is_ours()
                     log.note()
                 if not waits and not launched.process:
                     codes.append(_finish(suite, log, len(log.done) - before, time.perf_counter() - started, console))

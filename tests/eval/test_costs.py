@@ -7,7 +7,7 @@ import pytest
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.__main__ import main
 from tripletune.eval.costs import Costs, read_prices, spent
-from tripletune.eval.results import Machine
+from tripletune.eval.results import this_machine
 from tripletune.models.llm import Backend
 from tripletune.models.llm.backends.anthropic import read_message
 from tripletune.models.llm.ledger import Ledger
@@ -130,13 +130,10 @@ def test_a_call_that_two_questions_note_is_counted_once():
 
 def test_only_one_run_at_a_time_has_the_machine(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    first = Machine()
-    assert first.is_ours()
-    second = Machine()
-    assert not second.is_ours()
-    second.close()
-    assert not first.is_ours(), "another one was there, though it has gone"
-    first.close()
-    third = Machine()
-    assert third.is_ours()
-    third.close()
+    with this_machine() as first:
+        assert first()
+        with this_machine() as second:
+            assert not second()
+        assert not first(), "another one was there, though it has gone"
+    with this_machine() as third:
+        assert third()

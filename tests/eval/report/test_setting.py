@@ -26,6 +26,7 @@ def run_of(folder="f", questions=20, **changes):
     return Run(folder, "", settings, {"questions": questions}, {}, 0, pd.DataFrame())
 
 
+READERS = ({"reader": "paper", "reader_tokens": 900}, {"reader": "common", "reader_tokens": 2000}, {})
 STUDENT = {"spec": "runs/a", "weights": "w"}
 
 
@@ -48,7 +49,9 @@ STUDENT = {"spec": "runs/a", "weights": "w"}
         ({}, {"teacher": None, "model": STUDENT, "sampling": None}, "model"),
         ({}, {"llm": {"answer": {"model": "openai:n"}}}, "model"),
         ({}, {"sampling": [0.7, 1.0, None]}, "sampling"),
-        ({}, {"reader": "common"}, "reader"),
+        ({}, {"options": {"reader": "common", "reader_tokens": 2000}}, "reader"),
+        *(({"options": one}, {"options": {"reader": "common", "reader_tokens": 900}}, "reader") for one in READERS),
+        ({"options": {"max_answer_tokens": 100}}, {"options": {"max_answer_tokens": 30}}, "max_answer_tokens"),
         ({"triples": "t"}, {"triples": {"store": "s", "model": "m"}}, "triples"),
         # What one of them does not take, what is the system's own, and the same under another name.
         ({}, {"system": "cirag", "options": {"top_k": 10, "rerank": False}, "integrator": STUDENT}, ""),
@@ -58,7 +61,7 @@ STUDENT = {"spec": "runs/a", "weights": "w"}
         ({}, {"sampling": [0.0, 1.0, 7]}, ""),
         ({"system": "t2rag", "llm": {"t2rag.resolve": {"model": "hf:x"}}}, {}, ""),
         ({"model": STUDENT}, {"model": {**STUDENT, "spec": "copies/a"}}, ""),
-        ({"options": {"reader": True}}, {}, ""),
+        ({"options": {"reader": True}}, {"options": {"reader": "paper", "reader_tokens": 7}}, ""),
         ({}, {"questions": None, "limit": "absent"}, ""),
     ],
 )  # fmt: skip
@@ -162,7 +165,7 @@ def test_seconds_are_shown_of_runs_that_had_the_machine_and_asked_themselves(fol
     assert main(["report", folder, "--output", str(tmp_path / "out")]) == 0
     page = (tmp_path / "out" / "report.md").read_text()
     assert shown in page.partition("### Latency")[2].partition("###")[0]
-    assert f"| standard | 0 | 0 | 0 | 0 | 0 | {40 if alone else 'not known'} | the triples, made before |" in page
+    assert f"| standard | 0 | 0 | 0 | 0 | 0 | - | {40 if alone else '-'} | the triples, made before |" in page
 
 
 def test_compare_and_report_take_only_what_is_named(folders, tmp_path, error_of, capsys):
