@@ -10,15 +10,13 @@ import sys
 from pathlib import Path
 
 from tripletune.train import main
-from tripletune.train.tasks.cirag_on_policy import OnPolicyTask
+from tripletune.train.tasks import TrainingTask
 
 
-def run(task: OnPolicyTask, checkpoint: Path | None) -> None:
+def run(task: TrainingTask, checkpoint: Path | None) -> None:
     """Prompts -> student and teacher -> TRL's trainer with the engine's order, logs and resume -> save."""
-    from tripletune.train.trl_trainers import OnPolicyTrainer
-
     task.begin()
-    engine = OnPolicyTrainer(task)
+    engine = task.trainer()
     engine.run(checkpoint)
     engine.save_result()
 
