@@ -286,7 +286,6 @@ class RecordCollator:
         action_weight: Weight of the label tokens of action markers.
         answer_weight: Weight of the label tokens of answering records, or of these records.
         per_record: Whether each record has the weight 1, divided among its label tokens, and not each token.
-        parts: Whether a batch says which label tokens are planning's (0) and which answering's (1).
     """
 
     pad_token_id: int
@@ -294,15 +293,14 @@ class RecordCollator:
     action_weight: float = 1.0
     answer_weight: float = 1.0
     per_record: bool = False
-    parts: bool = False
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Make a batch of rows of `encode_rows`.
 
         Returns:
             `input_ids` (B, T), `labels` (B, T) with -100 where nothing is learned, `graphs`, a PyG batch in the order
-            of the placeholders, `label_weights` (B, T) where markers, answers or records weigh differently, and
-            `label_parts` (B, T).
+            of the placeholders, `label_parts` (B, T), 0 at the label tokens of planning and 1 at those of answering,
+            and `label_weights` (B, T) where markers, answers or records weigh differently.
         """
         batch: dict[str, Any] = _padded(rows, self.pad_token_id)
         weights, parts = torch.ones(batch["labels"].shape), torch.zeros_like(batch["labels"])
@@ -317,12 +315,11 @@ class RecordCollator:
                     parts[place, start:end] = 1
         if (self.action_weight, self.answer_weight, self.per_record) != (1.0, 1.0, False):
             batch["label_weights"] = weights
-        if self.parts:
-            batch["label_parts"] = parts
+        batch["label_parts"] = parts
         if self.table is not None:
-            parts = [part for row in rows for part in zip(*(row[name] for name in SampleGraph._fields))]
+            fields = [one for row in rows for one in zip(*(row[name] for name in SampleGraph._fields))]
             # Without any, an empty graph gives the encoder its gradient, which distributed training waits for.
-            graphs = [SampleGraph(*part) for part in parts] or [SampleGraph([], [], [], [], [])]
+            graphs = [SampleGraph(*one) for one in fields] or [SampleGraph([], [], [], [], [])]
             batch["graphs"] = batch_graphs(graphs, self.table.__getitem__)
         return batch
 

@@ -8,7 +8,6 @@ and more come from a task (`train.tasks.TrainingTask`).
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import os
@@ -211,8 +210,6 @@ class EngineMixin(Mixed):
         logger.info("training %s parameters on %d %s", f"{trained:,}", rows_meta(task.train)["rows"], task.unit)
         for note in (*task.counts(), *task.notes()):
             logger.info("%s", note)
-        if self.eval_dataset is None:
-            logger.info("there are no validation data: nothing is evaluated")
         refusal = (
             f"another process trains in {self.config.output_dir}: wait for it or stop it, or give another --output_dir"
         )
@@ -301,7 +298,7 @@ class EngineMixin(Mixed):
         return DataLoader(
             dataset,
             batch_sampler=[batches[number % len(batches)] for number in range(rank, rounds * world, world)],
-            collate_fn=self.task.evaluation_collator() or self.data_collator,
+            collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
         )
@@ -412,12 +409,6 @@ class Engine(EngineMixin, Trainer):
         task = task or TrainingTask(config)
         task.model, task.train, task.validation = model, rows, validation
         settings = getattr(model, "config", None)
-        # For a cache a packed row would be one sequence; not every model has one.
-        takes = inspect.signature(model.forward).parameters
-        cached = "use_cache" in takes or (
-            settings is not None and any(one.kind is one.VAR_KEYWORD for one in takes.values())
-        )
-        self._no_cache = {"use_cache": False} if cached else {}
         super().__init__(
             model=model,
             args=TrainingArguments(**shared_arguments(config, validation is not None)),
@@ -431,8 +422,9 @@ class Engine(EngineMixin, Trainer):
         self.begin_run(task)
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, without a cache."""
-        return super().compute_loss(model, {**inputs, **self._no_cache}, *args, **kwargs)
+        """As in transformers, of a copy, as labels are taken out of it; the parts of labels are an evaluation's."""
+        inputs = {name: value for name, value in inputs.items() if name != "label_parts"}
+        return super().compute_loss(model, inputs, *args, **kwargs)
 
 
 # torch.compile

@@ -33,7 +33,6 @@ from tripletune.models.files import (
     finite,
     flatten,
     json_line,
-    new_file,
     read_json,
     write_json,
     write_text,
@@ -125,11 +124,9 @@ def check_same_run(config: Any, train_digest: str) -> None:
         changed.append("an earlier version weighed its losses otherwise")
     counts = about[PROCESSES], process_count()
     per_step = [
-        settings.get("train.records_per_step")
-        or settings["train.batch_size"]
-        * (settings["train.gradient_accumulation"] or config.train.default_accumulation)
-        * processes
-        for settings, processes in zip((before, now), counts)
+        one["train.records_per_step"]
+        or one["train.batch_size"] * (one["train.gradient_accumulation"] or config.train.default_accumulation) * count
+        for one, count in zip((before, now), counts)
     ]
     if per_step[0] != per_step[1]:
         changed.append(
@@ -169,21 +166,16 @@ def newest_checkpoint(output_dir: str | Path) -> Path | None:
             logger.warning("%s was not written to its end and is passed over", folder)
     for _, folder in sorted(found, reverse=True):
         try:
-            _check_files(folder)
+            # A full disk or a broken copy has cut files off, or weights are not finite.
+            for file in folder.glob("*.safetensors"):
+                check_weights(file)
+            if cut := [file for file in folder.glob("*.pt*") if not zipfile.is_zipfile(file)]:
+                raise ValueError(f"{cut[0]} is cut off or damaged")
+            check_finite(stored_weights(folder), folder)
             return folder
         except (OSError, ValueError) as error:
             logger.warning("%s is passed over: %s", folder, error)
     return None
-
-
-def _check_files(folder: Path) -> None:
-    """Look for files that a full disk or a broken copy has cut off, and for weights that are not finite."""
-    for file in folder.glob("*.safetensors"):
-        check_weights(file)
-    for file in [*folder.glob("*.pt"), *folder.glob("*.pth")]:
-        if not zipfile.is_zipfile(file):
-            raise ValueError(f"{file} is cut off or damaged")
-    check_finite(stored_weights(folder), folder)
 
 
 def forget_checkpoints(output_dir: str | Path) -> None:
@@ -235,8 +227,7 @@ class StepLog(TrainerCallback):
         if not self.path.exists():
             return
         kept = [line for line in self.path.read_text(encoding="utf-8").splitlines() if _step(line) <= step]
-        with new_file(self.path) as scratch:
-            scratch.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        write_text(self.path, "".join(line + "\n" for line in kept))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Forget lines of steps that will be done again."""

@@ -6,6 +6,7 @@ import hashlib
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from tripletune.models.loading import (
     trained_dtype,
 )
 from tripletune.models.options import setting
-from tripletune.train.tasks import DataSection, Examples, TrainingTask, TrainSection, missing_files, spread
+from tripletune.train.tasks import DataSection, Examples, TrainingTask, TrainSection, spread
 
 Example = TypeVar("Example")
 
@@ -29,10 +30,6 @@ class TextSection(DataSection):
     """Data of a run on plain text."""
 
     chat_template: str | None = setting(None, "Jinja file instead of the model's chat template; saved with it")
-
-    def check(self) -> list[str]:
-        """Problems that can be seen without loading anything."""
-        return missing_files({"data.chat_template": self.chat_template})
 
 
 @dataclass
@@ -109,13 +106,14 @@ class TextTask(TrainingTask):
         pad = DataCollatorForSeq2Seq(self.processor, self.model, pad_to_multiple_of=8)
         return lambda rows: dict(pad([{name: row[name] for name in ("input_ids", "labels")} for row in rows]))
 
+    @cached_property
     def files(self) -> dict[str, str]:
         """Small files beside the weights, text by name, such as the prompt."""
         return {}
 
     def save(self, folder: Path) -> None:
         """The prompt and what else the model is to be used with; the trainer has saved the tokenizer."""
-        for name, text in self.files().items():
+        for name, text in self.files.items():
             (folder / name).write_text(text, encoding="utf-8")
 
     def example(self) -> tuple[list[int], list[int]]:
@@ -158,5 +156,4 @@ def generate_replies(
 
 def choose_examples(examples: Iterable[Example], count: int, text: Callable[[Example], str]) -> list[Example]:
     """The examples whose texts have the smallest hashes: the same ones in any order of the data."""
-    keyed = ((hashlib.sha256(text(one).encode(errors="replace")).digest(), one) for one in examples)
-    return [one for _, one in heapq.nsmallest(count, keyed, key=lambda item: item[0])]
+    return heapq.nsmallest(count, examples, key=lambda one: hashlib.sha256(text(one).encode(errors="replace")).digest())

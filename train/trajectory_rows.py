@@ -78,7 +78,7 @@ class TrajectoryEncoder:
         """The prompts of all learned rounds, for on-policy distillation.
 
         Yields:
-            `input_ids`, no `labels`, and `length`.
+            `input_ids`, `labels`, of which none is learned, and `length`.
         """
         for trajectory in trajectories:
             counts.update(("trajectories", f"of {trajectory.model}"))
@@ -86,7 +86,7 @@ class TrajectoryEncoder:
                 prompt, left_out = self._shorter(trajectory.messages[:place])
                 ids = self._chat.encode(prompt)
                 if self._count_round(counts, len(ids) > self.max_prompt_tokens, left_out):
-                    yield {"input_ids": ids, "labels": [], "length": len(ids)}
+                    yield {"input_ids": ids, "labels": [IGNORED] * len(ids), "length": len(ids)}
 
     def sample(self) -> tuple[list[int], list[int]]:
         """A row that shows template and tokenizer, which may change while their folder keeps its name."""

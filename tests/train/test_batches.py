@@ -151,12 +151,12 @@ def test_weights_reach_markers_and_answers_alone(records, processor):
         assert processor.tokenizer.decode(ids[weights == 4.0]) == (record.action.value if planning else "")
         assert ids[weights == 2.5].tolist() == ([] if planning else [one for one in row["labels"] if one >= 0])
         assert set(weights.tolist()) <= {1.0, 2.5, 4.0}
-    assert RecordCollator(3, None)(rows).keys() == {"input_ids", "labels"}
+    assert RecordCollator(3, None)(rows).keys() == {"input_ids", "labels", "label_parts"}
 
 
 def test_with_a_loss_per_record_all_records_weigh_alike(records, processor):
     rows = list(encode_rows(records, Counter(), processor))
-    batch = RecordCollator(3, None, action_weight=3.0, answer_weight=2.0, per_record=True, parts=True)(rows)
+    batch = RecordCollator(3, None, action_weight=3.0, answer_weight=2.0, per_record=True)(rows)
     for record, labels, weights, parts in zip(
         records, batch["labels"], batch["label_weights"], batch["label_parts"], strict=True
     ):
@@ -210,7 +210,9 @@ def test_a_question_in_one_row_teaches_what_its_records_do(
     found = []
     for rows in (separate, together):
         model.zero_grad()
-        loss = model(**collate(rows)).loss
+        batch = collate(rows)
+        del batch["label_parts"]
+        loss = model(**batch).loss
         loss.backward()
         found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
         found[-1]["loss"] = loss.detach()

@@ -130,10 +130,10 @@ def test_records_have_the_weights_that_were_asked_for_in_every_step(make_config,
     ):
         config = make_config({**QUIET, **once, **weights})
         trainer = trainer_of(config)
-        collate = trainer.task.evaluation_collator()
         alone, each = [], [answers if record.task == "answering" else 1 for record in records]
         for row in trainer.train_dataset:
-            inputs = {name: value for name, value in collate([row]).items() if name != "label_parts"}
+            inputs = trainer.data_collator([row])
+            del inputs["label_parts"], inputs["label_weights"]
             alone.append(trainer.model.eval()(**inputs).loss.item())
         trainer.train()
         mean = sum(one * weight for one, weight in zip(alone, each, strict=True)) / sum(each)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain, islice
@@ -27,6 +27,8 @@ SCHEDULERS = ("cosine", "linear", "constant", "constant_with_warmup", "inverse_s
 TRACKERS = ("wandb", "tensorboard", "none")
 # Settings of data sections that together bound a row.
 _LIMITS = ("max_tokens", "max_input_tokens", "max_label_tokens", "max_source_tokens", "max_target_tokens")
+# Those that name a file.
+_FILES = ("chat_template", "prompt", "planning_prompt", "answering_prompt")
 _LOWER = "lower data.max_…_tokens, or take a model with a longer context"
 
 
@@ -77,6 +79,11 @@ class DataSection:
     cache: str | None = rare(
         None, "folder of tokenised rows and embeddings, which runs may share; output_dir/cache unless set"
     )
+
+    def check(self) -> list[str]:
+        """Problems that can be seen without loading anything."""
+        named = {name: value for name, value in vars(self).items() if name in _FILES and value is not None}
+        return [f"data.{name}: there is no file {file}" for name, file in named.items() if not Path(file).is_file()]
 
 
 @dataclass
@@ -170,15 +177,6 @@ class RunConfig(_Run):
     model: ModelSection = field(default_factory=ModelSection)
     data: DataSection = field(default_factory=DataSection)
     train: TrainSection = field(default_factory=TrainSection)
-
-
-def missing_files(files: Mapping[str, str | None]) -> list[str]:
-    """A problem for each file that is named and not there."""
-    return [
-        f"{name}: there is no file {file}"
-        for name, file in files.items()
-        if file is not None and not Path(file).is_file()
-    ]
 
 
 @dataclass(frozen=True)
@@ -329,15 +327,11 @@ class TrainingTask:
         raise NotImplementedError
 
     def collator(self) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
-        """What makes a batch of rows: the model's inputs, `labels` (-100 where nothing is learned) among them."""
-        raise NotImplementedError
-
-    def evaluation_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, Any]] | None:
-        """What makes a batch of an evaluation, where all label tokens count alike; None is `collator`.
+        """What makes a batch of rows: the model's inputs, `labels` (-100 where nothing is learned) among them.
 
         With `loss_parts`, a batch has `label_parts` (B, T), the number of each label token's part.
         """
-        return None
+        raise NotImplementedError
 
     def score(self, model: Any) -> dict[str, float]:
         """Scores at an evaluation, besides the loss; all processes call it and share the work."""

@@ -191,26 +191,22 @@ class StudentTask(TextTask):
         rows = (score_reply(case, reply) for case, reply in zip(self.cases, replies))
         return flatten_means(summarise_decisions(rows)["metrics"])
 
+    @cached_property
     def files(self) -> dict[str, str]:
         """What the student was made for, and the system prompt that it has learned to follow."""
         model, limit = self.config.model, self.config.data.prompt_limit
-        return student_files(model, self.learned_from[0], self.method, limit, self.shared_prompt)
+        roles, prompt = self.learned_from
+        return student_files(model, roles, self.method, limit, prompt)
 
     @cached_property
-    def learned_from(self) -> tuple[list[str], set[str]]:
-        """The roles of all training trajectories, and two of their system prompts at most."""
+    def learned_from(self) -> tuple[list[str], str | None]:
+        """The roles of all training trajectories, and their system prompt; None where they differ."""
         roles, prompts = set[str](), set[str]()
         for one in self.sources[0]:
             roles.add(one.role)
             if len(prompts) < 2:
                 prompts.add("\n\n".join(turn["content"] for turn in one.messages if turn["role"] == "system"))
-        return sorted(roles), prompts
-
-    @property
-    def shared_prompt(self) -> str | None:
-        """The system prompt of all training trajectories; None where they differ."""
-        prompts = self.learned_from[1]
-        return None if len(prompts) > 1 else "".join(prompts) or None
+        return sorted(roles), None if len(prompts) > 1 else "".join(prompts) or None
 
     def facts(self) -> dict[str, Any]:
         """Trajectories of each teacher."""
@@ -224,7 +220,7 @@ class StudentTask(TextTask):
             found.append(f"some prompts were shortened: run the loop with max_prompt_tokens={limit}")
         if left_out := counts.get("rounds_too_long"):
             found.append(f"{left_out} of {counts['rounds']} rounds do not fit into data.max_tokens and are left out")
-        if self.shared_prompt is None:
+        if self.learned_from[1] is None:
             found.append("the trajectories do not have one system prompt in common, so none is saved with the student")
         return found
 

@@ -79,11 +79,6 @@ class PromptTask(TextTask):
         """Whole steps alone."""
         return len(self.train) * self.copies // (per_step * self.together) * self.together
 
-    def example(self) -> tuple[list[int], list[int]]:
-        """The first prompt, of which nothing is learned."""
-        ids = list(self.train[0]["input_ids"])
-        return ids, [-100] * len(ids)
-
 
 class OnPolicyTask(PromptTask, StudentTask):
     """Trains a student on its own replies."""

@@ -183,6 +183,7 @@ class GrpoTask(PromptTask):
         said = other_prompt(self._start, self.suite.loop.prompts)
         return [said] if said else []
 
+    @cached_property
     def files(self) -> dict[str, str]:
         """What the student was made for, and the system prompt that the loop asks it with."""
         from tripletune.models.llm.question_client import load_prompts

@@ -29,7 +29,6 @@ from tripletune.train.tasks import (
     RunConfig,
     TrainingTask,
     TrainSection,
-    missing_files,
     spread,
 )
 
@@ -90,9 +89,7 @@ class RecordSection(PromptSettings, DataSection):
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
         found = [] if self.tasks else ["data.tasks: name planning, answering or both"]
-        return found + missing_files(
-            {"data.planning_prompt": self.planning_prompt, "data.answering_prompt": self.answering_prompt}
-        )
+        return found + super().check()
 
 
 @dataclass
@@ -179,20 +176,13 @@ class GraphTask(TrainingTask):
         from tripletune.models.attention import lies_end_to_end
         from tripletune.models.data.rendering import load_instructions
         from tripletune.models.graph_llm import add_adapter, build_graph_llm
-        from tripletune.models.graph_llm.processor import GraphLLMProcessor
-        from tripletune.models.loading import load_tokenizer, take_over, trained_dtype
+        from tripletune.models.loading import take_over, trained_dtype
 
         set_seed(self.config.seed)
         model, data = self.config.model, self.config.data
         instructions = load_instructions(data.planning_prompt, data.answering_prompt)
         settings: dict[str, Any] = {f"{task}_instruction": text for task, text in instructions.items()}
         settings |= values_of(PromptSettings, data)
-        if data.long_labels == "error":
-            # Found before the model is loaded.
-            labels = GraphLLMProcessor.create(load_tokenizer(model.base, model.revision), **settings)
-            for source in self.sources:
-                for record in source or ():
-                    labels.encode_label(record)
         base, processor = build_graph_llm(
             model.base,
             dtype=trained_dtype(model.dtype, model.tune),
@@ -324,22 +314,12 @@ class GraphTask(TrainingTask):
             per_record=train.loss_per == "record",
         )
 
-    def evaluation_collator(self) -> RecordCollator:
-        """As `collator`, where all label tokens count alike."""
-        from tripletune.train.batches import RecordCollator
-
-        return RecordCollator(self.processor.tokenizer.pad_token_id, self.table, parts=True)
-
-    @cached_property
-    def spans(self) -> Any:
-        """Spans of the training records, (records, 3); see `train.batches.encode_rows`."""
-        import pyarrow.compute as pc
-
-        return pc.list_flatten(pc.list_flatten(self.train.data.column("spans"))).to_numpy().reshape(-1, 3)
-
     def answer_shares(self) -> tuple[float, float]:
         """Share of answering records in the training records, and in the weights of their loss."""
-        train, (starts, ends, marker) = self.config.train, self.spans.T
+        import pyarrow.compute as pc
+
+        train, spans = self.config.train, pc.list_flatten(pc.list_flatten(self.train.data.column("spans")))
+        starts, ends, marker = spans.to_numpy().reshape(-1, 3).T
         tokens, answers = ends - starts, marker == 0
         weights = tokens * train.answer_weight * answers + (tokens - marker + marker * train.action_weight) * ~answers
         if train.loss_per == "record":

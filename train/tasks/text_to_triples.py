@@ -33,7 +33,7 @@ from tripletune.models.llm import Message
 from tripletune.models.loading import content_fingerprint
 from tripletune.models.options import other_default, setting
 from tripletune.models.run_folders import EXTRACTOR, PROMPT_FILE
-from tripletune.train.tasks import DataSection, Examples, RunConfig, TrainSection, missing_files
+from tripletune.train.tasks import DataSection, Examples, RunConfig, TrainSection
 from tripletune.train.text import TextSection, TextTask, TextTrainSection, choose_examples, generate_replies
 
 if TYPE_CHECKING:
@@ -55,10 +55,6 @@ class PairSection(TextSection):
     max_target_tokens: int = setting(
         256, "longest target, its end included; a longer one loses its last triples", at_least=16
     )
-
-    def check(self) -> list[str]:
-        """Problems that can be seen without loading anything."""
-        return super().check() + missing_files({"data.prompt": self.prompt})
 
 
 @dataclass
@@ -150,6 +146,7 @@ class PairTask(TextTask):
         predictions = (Prediction(pair, [reply]) for pair, reply in zip(self.scored, replies))
         return flatten_means(score_extractions(predictions, embed))
 
+    @cached_property
     def files(self) -> dict[str, str]:
         """The instruction of decoders, and what the model was made for."""
         about = {

@@ -84,10 +84,10 @@ def test_shares_take_whole_questions(folders):
 
 def test_the_prompt_that_all_trajectories_have(folders):
     places = [str(folder) for folder in folders]
-    assert task_of(train=places).shared_prompt == "Go."
+    assert task_of(train=places).learned_from[1] == "Go."
     with (folders[0] / "train-00000.jsonl").open("a") as file:
         file.write(json.dumps(trajectory(200, prompt="Go on.").to_json()) + "\n")
-    assert task_of(train=places).shared_prompt is None
+    assert task_of(train=places).learned_from[1] is None
 
 
 def test_rows_prompts_and_counts(folders, tiny_llama, tmp_path):
