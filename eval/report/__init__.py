@@ -23,7 +23,7 @@ from tripletune.eval.report.curve import MALFORMED_OUTPUT, draw_curve, panels_of
 from tripletune.eval.report.groups import Group, compare_pairs, group_runs, sweeps_of
 from tripletune.eval.report.page import write_page
 from tripletune.eval.report.runs import Run, bare_run, figures_of, named_folder, read_about, read_folder
-from tripletune.eval.report.setting import check_across, check_comparable, own_settings, setting_rows
+from tripletune.eval.report.setting import check_across, check_comparable, setting_rows
 from tripletune.eval.report.tables import Section, latex_of, markdown_of, sections_of, tables_of
 from tripletune.eval.results import METRICS, SCORES, SETTINGS, read_results, read_scored, run_folders
 from tripletune.eval.statistics import P_NOTE, bootstrap_ratio, correct_table, p_cell, paired_ratio_difference, verdict
@@ -141,7 +141,6 @@ def _figures(group: Group) -> dict[str, Any]:
                 "system": run.system,
                 "command": run.about.get("command") or None,
                 "settings": run.settings,
-                "own": own_settings(run),
                 "ablations": ablations,
                 "questions": run.results,
                 "expected": run.about.get("questions"),

@@ -133,7 +133,7 @@ def _told(part: Sequence[Run], parts: Sequence[Sequence[Run]]) -> str:
     values = [{n: one for run in reversed(each) for n, one in shared_settings(run).items() if one} for each in parts]
     own = values[[each is part for each in parts].index(True)]
     telling = [name for name in EQUAL if name in own and any(one.get(name, own[name]) != own[name] for one in values)]
-    return ", ".join(f"{EQUAL[name]} {told_of(own[name])}" for name in telling)
+    return ", ".join(f"{name} {told_of(own[name])}" for name in telling)
 
 
 def ablations_of(settings: Mapping[str, Any], name: str = "") -> tuple[str, ...]:

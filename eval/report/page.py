@@ -28,7 +28,7 @@ from tripletune.rag.results import RESULTS, read_runs
 _HERE = Path(__file__).parent
 _COLUMNS = ("prediction", "failed", "rounds", "stop", "calls", "tokens_read", "tokens_written", "seconds")
 # What a trace has beyond what the columns and the tables say.
-_TRACE, _ELSEWHERE = ("steps", "actions", "details", "error"), ("tokens", "calls", "index", "ranking")
+_TRACE, _ELSEWHERE = ("steps", "actions", "details", "error"), ("tokens", "calls", "read", "index", "ranking")
 # Characters of a passage.
 _LONGEST = 2000
 

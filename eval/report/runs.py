@@ -39,13 +39,8 @@ class Run:
     Attributes:
         about: `run.json`: the command, and how many questions a whole run has.
         metrics: `metrics.json`; empty when it was stopped before its end.
-        rows: Of `eval run`, the questions that have a result, one row each: `id`, `question`, `answers`, `prediction`,
-            `type`, a column per score (`f1`), `failed`, `rounds`, `stop`, `calls`, `tokens_read`, `tokens_written`,
-            `tokens` (both), `weighted_tokens`, `seconds`, `tallies`, `malformed`, and, where they are known and else
-            None, `sent` (calls that the ledger did not answer), `dollars` (for 1,000 such questions), `hops` (number of
-            supporting passages), `role_tokens`, `granularity`, `recall` (see `results.recalls_of`) and `kept` (share of
-            the supporting passages that a kept triple comes from). None for other evaluations, whose figures are taken
-            as they stand.
+        rows: Of `eval run`, the questions that have a result, one row each, with the columns that `_row` makes and one
+            per score; what is not known is None. None for other evaluations, whose figures are taken as they stand.
     """
 
     folder: str
@@ -176,11 +171,8 @@ def untimed(run: Run) -> str:
         return "another evaluation used the machine at the time"
     if None in alone:
         return "it is not known whether it had the machine for itself"
-    spared = (
-        0
-        if run.rows is None or run.rows.empty
-        else run.rows["calls"].sum() - run.rows["sent"].fillna(run.rows["calls"]).sum()
-    )
+    rows = run.rows
+    spared = 0 if rows is None or rows.empty else (rows["calls"] - rows["sent"].astype(float)).sum()
     return f"{spared:,.0f} of its calls were not sent: the ledger had the replies" if spared else ""
 
 
@@ -205,7 +197,7 @@ def _row(row: Mapping[str, Any], metrics: Sequence[str], costs: Costs) -> dict[s
     return {
         "id": row["id"],
         "type": row["type"],
-        "hops": len(wanted) or None,
+        "hops": len(wanted) or None,  # as far as the supporting passages are known
         **{name: row["scores"][name] for name in metrics},
         **{name: row[name] for name in ("question", "answers", "prediction")},
         "failed": bool(row["error"]),
@@ -217,6 +209,7 @@ def _row(row: Mapping[str, Any], metrics: Sequence[str], costs: Costs) -> dict[s
         "tokens": own["prompt_tokens"] + own["completion_tokens"],
         WEIGHTED: weighted(own)[WEIGHTED],
         "sent": own["calls"] - own["cached_calls"] if roles and "cached" in trace else None,
+        # Of 1,000 such questions.
         "dollars": 1000 * own["dollars"] if "dollars" in own and roles else None,
         "role_tokens": details.get("tokens"),
         "seconds": trace["seconds"],

@@ -18,12 +18,9 @@ from tripletune.models.files import few
 from tripletune.models.options import not_one_of
 from tripletune.rag.systems import find_system, system_names
 
-# What must be equal, by the name that `--across` takes, and in words.
-EQUAL = {
-    "data": "question file", "limit": "questions", "task": "task", "corpus": "corpus", "retriever": "retriever",
-    "encoder": "encoder", "top_k": "passages per round", "triples": "triples", "model": "model",
-    "sampling": "temperature, top_p", "reader": "reader", "max_answer_tokens": "tokens of an answer",
-}  # fmt: skip
+# What must be equal, by the names that `--across` takes.
+EQUAL = ("data", "limit", "task", "corpus", "retriever", "encoder", "top_k", "triples", "model", "sampling", "reader",
+         "max_answer_tokens")  # fmt: skip
 _HOW = {"retriever": ("vectors", "language"), "encoder": ("query_prompt", "text_prompt", "similarity")}
 _MODELS = ("model", "planner", "teacher", "teacher_weights")
 # Settings that a run has beside these and its options.
@@ -72,7 +69,7 @@ def check_across(across: str | None) -> list[str]:
     """The names in the text of `--across`, each one of `EQUAL`."""
     names = [name.strip().replace("-", "_") for name in (across or "").split(",") if name.strip()]
     if wrong := [name for name in names if name not in EQUAL]:
-        raise ValueError(not_one_of("--across", wrong[0], list(EQUAL)))
+        raise ValueError(not_one_of("--across", wrong[0], EQUAL))
     return names
 
 
@@ -104,7 +101,8 @@ def told_of(value: Any) -> str:
 def setting_rows(runs: Sequence[Run], names: Sequence[str]) -> list[list[str]]:
     """What runs depend on: one value where all that take it share it, else each value with its runs."""
     values = [shared_settings(run) for run in runs]
-    told = {words: ["" if one[name] is None else told_of(one[name]) for one in values] for name, words in EQUAL.items()}
+    told = {name: ["" if one[name] is None else told_of(one[name]) for one in values] for name in EQUAL}
+    told["not as in its paper"] = [_own_settings(run) for run in runs]
     for name, of in (("code", _code), ("date", lambda session: session["began"][:10])):
         told[name] = [", ".join(dict.fromkeys(map(of, run.sessions))) for run in runs]
     rows = []
@@ -115,7 +113,7 @@ def setting_rows(runs: Sequence[Run], names: Sequence[str]) -> list[list[str]]:
     return rows
 
 
-def own_settings(run: Run) -> str:
+def _own_settings(run: Run) -> str:
     """What else a run depends on: options that are not its system's defaults, and settings that only some runs have."""
     defaults = defaults_of(run)
     options = {name: one for name, one in (run.settings.get("options") or {}).items() if defaults.get(name) != one}

@@ -26,6 +26,10 @@ NOTE = (
     "Scores, shares and recall are times 100. In brackets: a 95 % interval, by bootstrap over questions. "
     f"Differences are paired by question; {P_NOTE}, each score by itself."
 )
+_SHARED = (
+    "Runs are compared that share all down to the length of answers, as far as their systems take it, or have as many "
+    "passages per round as their papers; what one system alone takes is part of it."
+)
 # With the CIRAG paper's letters.
 _OPTION_TITLES = {
     "candidates": "candidate triples a round, N",
@@ -159,8 +163,9 @@ def _group(group: Mapping[str, Any]) -> Iterator[Section]:
     if not runs:
         yield Section(title, "", ["No question has a result yet."])
         return
+    setting: list[str | Table] = [about_of(group), Table(["setting", "value"], group["setting"]), _SHARED]
     sections = (
-        ("Setting", _setting(group)),
+        ("Setting", setting),
         ("Scores", _scores(group)),
         ("Ablations", _ablations(group)),
         ("All differences", _pairs(group)),
@@ -183,17 +188,6 @@ def group_title(group: Mapping[str, Any]) -> str:
     """What a group is called in all that is written."""
     number = f"{group['task']}, {max(run['expected'] or run['questions'] for run in group['runs']):,} questions"
     return f"{number}, {group['told']}" if group["told"] else number
-
-
-def _setting(group: Mapping[str, Any]) -> list[str | Table]:
-    rows = [[run["name"], run["system"], run["own"] or "-"] for run in group["runs"]]
-    return [
-        about_of(group),
-        "What the results depend on. Runs are compared that share all that stands before the code; what one system "
-        "alone takes is part of it, and so are the passages per round of its own paper.",
-        Table(["setting", "value"], group["setting"]),
-        Table(["run", "system", "what else is not as its paper has it"], rows),
-    ]
 
 
 def about_of(group: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from tests.eval.report.test_page import row
 from tripletune.eval.__main__ import main
 from tripletune.eval.report.groups import group_runs
 from tripletune.eval.report.runs import Run
-from tripletune.eval.report.setting import apart, own_settings, setting_rows
+from tripletune.eval.report.setting import apart, setting_rows
 from tripletune.rag.systems import system_names
 
 TASK = {"name": "hotpotqa", "metrics": ["exact_match"], "template": "{question}", "max_answer_tokens": 100}
@@ -79,7 +79,8 @@ def test_runs_are_compared_where_all_is_equal_that_should_be(one, other, differ)
 
 def test_every_system_has_defaults_that_can_be_compared():
     runs = [run_of(name, system=name, options={"max_plan_tokens": 3}) for name in system_names()]
-    assert all("max_plan_tokens=3" in own_settings(run) for run in runs)
+    own = dict(setting_rows(runs, system_names()))["not as in its paper"]
+    assert own == "max_plan_tokens=3", "what is as in each paper is not told"
 
 
 def test_a_run_stands_in_every_group_that_it_fits_and_a_setting_is_told_with_its_runs():
@@ -87,10 +88,10 @@ def test_a_run_stands_in_every_group_that_it_fits_and_a_setting_is_told_with_its
     five, two = run_of("five"), run_of("two", options={"top_k": 2})
     groups = group_runs([bare, five, two, run_of("ras", system="ras", teacher="oracle:w/test")])
     assert [[run.folder for run in group.runs] for group in groups] == [["none", "five"], ["none", "two"], ["ras"]]
-    assert [group.told for group in groups][:2] == [f"passages per round {k}, model openai:m" for k in (5, 2)]
+    assert [group.told for group in groups][:2] == [f"top_k {k}, model openai:m" for k in (5, 2)]
     assert [run.folder for run in group_runs([bare, five], baseline="standard")[0].runs] == ["five", "none"]
     rows = dict(setting_rows([five, two, bare], ["five", "two", "none"]))
-    assert rows["passages per round"] == "5 (five); 2 (two)"
+    assert rows["top_k"] == "5 (five); 2 (two)"
     assert rows["retriever"] == "dense"
     assert rows["corpus"] == "c" * 12
     assert rows["triples"] == "-"
