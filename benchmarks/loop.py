@@ -24,7 +24,7 @@ from tripletune.models.options import setting
 _SHORT = {
     "ras": ["max_plan_tokens=24", "max_answer_tokens=16"],
     "cirag": ["max_rounds=2", "top_k=5", "candidates=15", "max_extraction_tokens=96", "max_integration_tokens=96",
-              "max_generation_tokens=48"],
+              "max_thought_tokens=32", "max_answer_tokens=16"],
 }  # fmt: skip
 
 

@@ -41,6 +41,7 @@ class Task:
 
     Attributes:
         reader: The module in `data_builders.readers` that reads its files.
+        answer: Long answers keep their paragraphs; of a short one the first counts.
         template: What the model reads as the question; `{question}` is the benchmark's own. Retrieval always uses
             the benchmark's own.
         questions: Only the first N questions of the file are asked, as a protocol says; None: all.
@@ -52,6 +53,7 @@ class Task:
     reader: str = ""
     metrics: tuple[str, ...] = ()
     max_answer_tokens: int = setting(100, "longest answer", at_least=1)
+    answer: Literal["short", "long"] = "short"
     template: str = "{question}"
     questions: int | None = setting(None, "questions of the file that are asked", at_least=1)
     top_k: int | None = setting(None, "passages per round", at_least=1)

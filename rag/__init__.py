@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tripletune.models.data.records import Step
+    from tripletune.models.data.records import Passage, Step
     from tripletune.models.llm import Completion
     from tripletune.rag.retrievers import Retrieved
 
@@ -67,9 +67,10 @@ class Trace:
         seconds: Wall-clock seconds, waiting for other questions included.
         structuring_seconds: Those of them in which the triples of passages were waited for (RAS, figure 5).
         tallies: Counts of a system's own, such as recovered replies by kind; a run's metrics add them up.
-        shown: Ids of the passages that the prompt of the final answer showed, in its order.
         cached: Of each role the calls that were not sent, and the tokens that they would have read and written. As
             with the seconds, it depends on what ran before and beside.
+        shown: Ids of the passages that the prompt of the answer held, in its order: their text, or facts out of them.
+        found: All passages found, by id, the first found first; no part of the JSON values.
     """
 
     question: str
@@ -92,6 +93,7 @@ class Trace:
     details: dict[str, Any] = field(default_factory=dict)
     cached: dict[str, list[int]] = field(default_factory=dict)
     shown: list[str] = field(default_factory=list)
+    found: dict[str, Passage] = field(default_factory=dict, repr=False)
 
     def tally(self, name: str, count: int = 1) -> None:
         """Count something of the system's own."""
@@ -110,6 +112,7 @@ class Trace:
         passages = [{"id": hit.passage.id, "title": hit.passage.title, "score": hit.score} for hit in hits]
         triples = [triple.as_list() for triple in step.triples]
         self.steps.append(TraceStep(step.query, passages, triples, passages_without_triples))
+        self.found |= {hit.passage.id: hit.passage for hit in hits if hit.passage.id not in self.found}
         _show(self.steps[-1])
 
     def add_action(self, reply: str, action: str | None, subquery: str = "", unexpected: bool = False) -> None:
@@ -136,4 +139,4 @@ def _show(part: TraceAction | TraceStep) -> None:
 
 def _values(part: Trace | TraceStep | TraceAction) -> dict[str, Any]:
     # Not `asdict`, whose copies of every value took as long as the loop's own work.
-    return {name: getattr(part, name) for name in part.__slots__}
+    return {name: getattr(part, name) for name in part.__slots__ if name != "found"}

@@ -206,6 +206,10 @@ def system_problems(options: SystemOptions, system: System, loop: Any, teacher: 
             problems.append(f"{uses} prompts a chat model: leave out --model, --untrained and planner_model")
         if teacher is None:
             problems.append(f"{uses} needs a chat model: --teacher-model NAME, or of `eval run` --oracle DIR/SPLIT")
+    elif getattr(loop, "reader", "paper") == "common" and (teacher is None or options.model):
+        problems.append(
+            f"{uses}: the common reader is a chat model: name it with --llm, and a Graph-LLM as planner_model"
+        )
     elif teacher is None and not options.model:
         problems.append(
             f"{uses} needs a model: the folder of a Graph-LLM with --model, or a chat model with --teacher-model"

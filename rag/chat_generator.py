@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, TypeVar
 
 from tripletune.models.data.records import ModelInput, Passage, Step, one_line
 from tripletune.models.data.rendering import render
@@ -14,14 +15,18 @@ from tripletune.models.llm.question_client import QuestionClient, load_prompts
 from tripletune.models.llm.replies import without_thoughts
 from tripletune.rag import Trace
 from tripletune.rag.retrievers import Retrieved
-from tripletune.rag.systems import LoopOptions, Tools, client_of
+from tripletune.rag.systems import AnswerOptions, LoopOptions, Tools, client_of
 
+T = TypeVar("T")
 PLAN, ANSWER = "ras_plan_chat", "ras_answer_chat"
 READER, CLOSED_BOOK = "answer_passages", "answer_closed_book"
-_PROMPTS = (PLAN, ANSWER, READER, CLOSED_BOOK)
+PROMPTS = (PLAN, ANSWER, READER, CLOSED_BOOK)
 REFUSAL = "Unanswerable"
+# Role of the reader that all systems share.
+COMMON = "reader.answer"
 _LABEL = re.compile(r"\A(?:.*\n)*?[\s*_]*(?:final )?(?:answer|reply)[ \t*_]*:[ \t*_]*(?=\S)", re.IGNORECASE)
 
+_LEADING_LABEL = re.compile(r"\A[\s*_]*(?:final )?(?:answer|reply)[ \t*_]*:[ \t*_]*", re.IGNORECASE)
 _ANSWER = re.compile(r"\banswer[ \t*_]*:[ \t*_]*", re.IGNORECASE)
 _NEXT = re.compile(r"^[\s*_#]*(?:question|triples|sentences|passages)[ \t*_]*:", re.IGNORECASE | re.MULTILINE)
 _THOUGHT = re.compile(r"^[\s*_]*thought[ \t*_]*:[ \t*_]*", re.IGNORECASE)
@@ -31,8 +36,9 @@ _REFUSED = re.compile(rf"\W*{REFUSAL}\b(?=.*\w)", re.IGNORECASE)
 class ChatGenerator(Generator):
     """A `Generator` on the chat model of `tools`: RAS with few-shot prompts (appendix F.1), no graph token."""
 
-    def __init__(self, tools: Tools, folder: str | None, notes: Trace) -> None:
-        self._client = client_of("ras", tools, notes, load_prompts(_PROMPTS, folder))
+    def __init__(self, tools: Tools, options: LoopOptions, notes: Trace) -> None:
+        self._client = client_of("ras", tools, notes, load_prompts(PROMPTS, options.prompts))
+        self._long = options.answer == "long"
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
         """See `Generator`; the calls have the roles `ras.plan` and `ras.answer`."""
@@ -44,27 +50,36 @@ class ChatGenerator(Generator):
         )
         # The examples stand after "Reply:", and some models write that, too.
         plan = _LABEL.sub("", without_thoughts(completion.text)).strip()
-        return replace(completion, text=plan if plans else bare_answer(completion.text))
+        return replace(completion, text=plan if plans else bare_answer(completion.text, self._long))
 
 
-def prompt_files(*used: str, names: tuple[str, ...] = _PROMPTS) -> Callable[[Any], Mapping[str, str]]:
-    """`System.files` of a system that sends the prompts `used`, of all `names` that a user's folder may hold."""
-    return lambda options: {
-        name: digest for name, digest in load_prompts(names, options.prompts).digests().items() if name in used
-    }
+def prompt_files(*used: str, names: tuple[str, ...] = PROMPTS) -> Callable[[Any], Mapping[str, str]]:
+    """`System.files` of a system that sends the prompts `used`, of all `names` that a user's folder may hold.
+
+    The common reader's is one of both.
+    """
+    names = tuple(dict.fromkeys((*names, READER)))
+
+    def files(options: Any) -> Mapping[str, str]:
+        sent = (*used, READER) if options.reader == "common" else used
+        return {name: one for name, one in load_prompts(names, options.prompts).digests().items() if name in sent}
+
+    return files
 
 
-def bare_answer(text: str) -> str:
+def bare_answer(text: str, long: bool = False) -> str:
     """The answer in the reply of a model that was asked for the answer alone.
 
-    Behind "Answer:" its line counts, and without it what stands before the first blank line.
+    Behind "Answer:" its line counts, and without it what stands before the first blank line; of a long answer, all.
     """
+    if long:
+        return _LEADING_LABEL.sub("", without_thoughts(text)).strip()
     bare, labels = _LABEL.subn("", without_thoughts(text))
     return re.split(r"\n" if labels else r"\n\s*\n", bare.strip(), maxsplit=1)[0].strip("*_` \n")
 
 
-def read_answer(text: str, cut_off: bool = False) -> tuple[str, tuple[str, ...]]:
-    """Read "Thought: ... Answer: ..."; the last "Answer:" counts.
+def read_answer(text: str, cut_off: bool = False, long: bool = False) -> tuple[str, tuple[str, ...]]:
+    """Read "Thought: ... Answer: ..."; the last "Answer:" counts, of a `long` answer all behind the first.
 
     Returns:
         The answer, and the faults: `missing_answer` (no "Answer:"; the last line counts, but not when the reply was cut
@@ -78,7 +93,8 @@ def read_answer(text: str, cut_off: bool = False) -> tuple[str, tuple[str, ...]]
         text, faults = text[: more.start()], ["runs_on"]
         markers = [marker for marker in markers if marker.end() <= more.start()]
     if markers:
-        lines = [line.strip() for line in text[markers[-1].end() :].splitlines() if line.strip()]
+        rest = text[markers[0 if long else -1].end() :].strip()
+        lines = [rest] if long else [line.strip() for line in rest.splitlines() if line.strip()]
         if len(lines) > 1:
             faults.append("text_after_answer")
         answer = lines[0] if lines else ""
@@ -96,15 +112,60 @@ def read_answer(text: str, cut_off: bool = False) -> tuple[str, tuple[str, ...]]
     return answer, tuple(faults)
 
 
-async def answer_from(question: str, passages: Iterable[Passage] | None, llm: QuestionClient, max_tokens: int) -> str:
-    """Answer a question from passages, best first, or without any (None), in one call of the role `<system>.answer`."""
-    asked = f"Question: {one_line(question)}"
-    if passages is None:
-        chat = llm.prompts.chat(CLOSED_BOOK, asked)
+async def answer_from(
+    question: str, passages: Iterable[Passage] | None, llm: QuestionClient, options: AnswerOptions,
+    facts: Sequence[str] = (), role: str = "",
+) -> str:  # fmt: skip
+    """Answer a question from passages, best first, or without any (None), in one call (`<system>.answer`)."""
+    parts = [f"Question: {one_line(question)}"]
+    if passages is not None:
+        parts = [show_passages(passages), *(["Facts:\n" + "\n".join(facts)] if facts else []), *parts]
+    chat = llm.prompts.chat(CLOSED_BOOK if passages is None else READER, "\n\n".join(parts))
+    completion = await llm.chat(
+        chat, role=role or f"{llm.system}.answer", sampling=llm.up_to(options.max_answer_tokens)
+    )
+    return bare_answer(completion.text, options.answer == "long")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a system has found, for its last call: passages, best first, and facts or notes, one a line."""
+
+    passages: Sequence[Passage] = ()
+    facts: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.passages) + len(self.facts)
+
+    def within(self, tokens: int) -> Found:
+        """As much of it as a budget holds, at 4 bytes a token: facts up to half of it, then passages."""
+        left = 4 * tokens
+        facts = _fitting(self.facts, left // 2, lambda text: text)
+        left -= sum(len(text.encode()) for text in facts)
+        return Found(_fitting(self.passages, left, lambda passage: passage.content), facts)
+
+
+def _fitting(items: Sequence[T], room: int, text_of: Callable[[T], str]) -> Sequence[T]:
+    """The first items whose texts have at most `room` bytes together; one at least."""
+    ends = accumulate(len(text_of(item).encode()) for item in items)
+    return [item for item, end in zip(items, ends) if end <= room] or items[:1]
+
+
+async def finish(
+    trace: Trace, options: AnswerOptions, llm: QuestionClient, found: Found, own: Callable[[], Awaitable[str]]
+) -> Trace:
+    """End a question: by the system's `own` last call, or, with `reader=common`, by the one that all systems share.
+
+    The common reader has the same prompt, the same budget of evidence and the same length for all of them.
+    """
+    if options.reader == "common":
+        whole, found = found, found.within(options.reader_tokens)
+        trace.tally("evidence_left_out", len(whole) - len(found))
+        trace.answer = await answer_from(trace.question, found.passages, llm, options, found.facts, COMMON)
     else:
-        chat = llm.prompts.chat(READER, f"{show_passages(passages)}\n\n{asked}")
-    completion = await llm.chat(chat, role=f"{llm.system}.answer", sampling=llm.up_to(max_tokens))
-    return bare_answer(completion.text)
+        trace.answer = await own()
+    trace.shown = [passage.id for passage in found.passages]
+    return trace
 
 
 def show_passages(passages: Iterable[Passage]) -> str:
@@ -122,17 +183,21 @@ async def answer_once(
 ) -> Trace:
     """A system of one call: the Graph-LLM or the chat model answers, from `hits` or from its own knowledge."""
     trace = Trace(question, stop_reason="retrieval_off" if hits is None else "single_pass")
+    llm: Any = None
+    if tools.answerer is None or options.reader == "common":
+        llm = client_of(system, tools, trace, load_prompts(PROMPTS, options.prompts))
     steps: tuple[Step, ...] = ()
+    passages = None if hits is None else [hit.passage for hit in hits]
     if hits is not None:
         steps = (Step(query, (), "\n".join(hit.passage.content for hit in hits)),)
         trace.add_step(steps[0], hits)
-    if tools.answerer is not None:
+
+    async def own() -> str:
+        if tools.answerer is None:
+            return await answer_from(question, passages, llm, options)
         sample = ModelInput("answering", question, steps)
         completion = await tools.answerer.generate(sample, options.max_answer_tokens, "text" if steps else None)
         trace.count(completion)
-        trace.answer = completion.text.strip()
-    else:
-        llm = client_of(system, tools, trace, load_prompts(_PROMPTS, options.prompts))
-        passages = None if hits is None else [hit.passage for hit in hits]
-        trace.answer = await answer_from(question, passages, llm, options.max_answer_tokens)
-    return trace
+        return completion.text.strip()
+
+    return await finish(trace, options, llm, Found(passages or ()), own)

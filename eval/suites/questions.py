@@ -7,7 +7,7 @@ import logging
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
@@ -47,7 +47,7 @@ from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
 from tripletune.rag.results import RESULTS
 from tripletune.rag.search import extracts
-from tripletune.rag.systems import LoopOptions, Tools, find_system, make_options, system_names
+from tripletune.rag.systems import Tools, find_system, make_options, system_names
 from tripletune.rag.triple_store import read_gold
 
 logger = logging.getLogger(__name__)
@@ -79,12 +79,9 @@ class QuestionSuite(Suite):
         self.opened, self.home = opened or Opened(), home or Path(options.output)
         self.metrics = {name: metric for name, metric in find_metrics().items() if name in self.task.metrics}
         self.options, self.prices = options, read_prices(options.price)
-        protocol: dict[str, Any] = {}
-        if issubclass(self.system.options, LoopOptions):
-            # The task's limit is for an answer alone, without a thought before it.
-            protocol["max_answer_tokens"] = self.task.max_answer_tokens
-        if self.task.top_k is not None:
-            protocol["top_k"] = self.task.top_k
+        known = {item.name for item in fields(self.system.options)}
+        wanted = {name: getattr(self.task, name) for name in ("max_answer_tokens", "answer", "top_k")}
+        protocol = {name: value for name, value in wanted.items() if value is not None and name in known}
         self.loop = make_options(self.system, options.set, **protocol)
         if problems := run_problems(options, self.system, self.loop, teacher):
             raise ValueError("; ".join(problems))
@@ -372,6 +369,8 @@ def _options_of(
         own.model, own.planner_model, own.untrained = None, None, False
         if options.model or options.planner_model:
             own.control, own.control_run = None, None
+    elif options.model and make_options(find_system(system), own.set).reader == "common":
+        own.model, own.planner_model = None, options.model if find_system(system).plans else None
     elif options.model:
         teacher, own.oracle, own.llm = None, None, []
     if (options.integrator or options.model) and not (own.integrator or own.model):

@@ -100,7 +100,7 @@ class Backend(Endpoint):
 
         Raises:
             TransientError: worth another attempt (429, 5xx, time-out, cut-off response).
-            CallError: no attempt will do better (refused key, unknown model, prompt too long).
+            CallError: no attempt will do better (refused key, unknown model, `PromptTooLong`).
         """
         raise NotImplementedError
 
@@ -130,6 +130,10 @@ class CallError(RuntimeError):
     """A call that another attempt will not answer."""
 
     exit_code = 1
+
+
+class PromptTooLong(CallError):
+    """A prompt with more tokens than the model or its server takes."""
 
 
 class SetupError(CallError):

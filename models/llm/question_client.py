@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tripletune.models.files import read_prompt
-from tripletune.models.llm import Completion, LLMClient, Message, Sampling
+from tripletune.models.llm import Completion, LLMClient, Message, PromptTooLong, Sampling
 from tripletune.models.llm.replies import ask
 
 T = TypeVar("T")
@@ -24,6 +24,10 @@ _ROOT = Path(__file__).parents[2]
 # Letters of a call's key that a trace notes.
 CALL_NAME = 16
 _READING = {"entities", "extract", "joint", "triples"}
+# Of a prompt that is too long, the share that the next attempt keeps.
+_KEPT = 0.85
+# Characters of evidence that are not shortened any more: the prompt itself is too long.
+_LEAST = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,8 @@ class QuestionClient(LLMClient):
         system: The system that asks, for the roles of `ask`.
         prompts: Its prompts, `<system>_<call>` each.
         repairs: Most repair turns of `ask`.
+        shorten: A shorter chat in place of one that the model can't take, None where there is none; each prompt that
+            was sent shortened is in the tallies. None: the call fails.
     """
 
     def __init__(
@@ -109,11 +115,12 @@ class QuestionClient(LLMClient):
         system: str = "",
         prompts: PromptSet = NO_PROMPTS,
         repairs: int = 1,
+        shorten: Callable[[Sequence[Message]], list[Message] | None] | None = None,
     ) -> None:
         self.model = client.model
         self._client, self._trace, self._question_id = client, trace, question_id
         self.system, self.prompts, self._repairs = system, prompts, repairs
-        self._sampling = sampling or Sampling()
+        self._sampling, self._shorten = sampling or Sampling(), shorten
 
     def up_to(self, max_tokens: int) -> Sampling:
         """The sampling of a call whose reply has at most `max_tokens` tokens."""
@@ -138,9 +145,19 @@ class QuestionClient(LLMClient):
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
     ) -> Completion:
         """Reply to a chat; see `LLMClient.chat`. The question's own id counts where none is given."""
-        completion = await self._client.chat(
-            messages, role=role, sampling=sampling or self._sampling, question_id=question_id or self._question_id
-        )
+        how: Any = {"sampling": sampling or self._sampling, "question_id": question_id or self._question_id}
+        sent = messages
+        while True:
+            try:
+                completion = await self._client.chat(sent, role=role, **how)
+                break
+            except PromptTooLong:
+                shorter = self._shorten(sent) if self._shorten else None
+                if shorter is None:
+                    raise
+                sent = shorter
+        if sent is not messages:
+            self._trace.tally(f"shortened.{role}")
         self._trace.count(completion)
         self._trace.tally(f"calls.{role}")
         # Sorted: in which order calls made together are answered is no part of a result.
@@ -162,6 +179,21 @@ class QuestionClient(LLMClient):
     def count_tokens(self, messages: Sequence[Message]) -> int:
         """See `Endpoint.count_tokens`."""
         return self._client.count_tokens(messages)
+
+
+def less_evidence(messages: Sequence[Message]) -> list[Message] | None:
+    """The chat with 15 % less in its longest user turn: before its question's line, else at the end of the turn.
+
+    Evidence stands there, the best first, so that the worst goes; None where next to nothing is left.
+    """
+    asked = [place for place, turn in enumerate(messages) if turn["role"] == "user"]
+    place = max(asked, key=lambda place: len(messages[place]["content"]))
+    evidence, mark, question = messages[place]["content"].rpartition("\nQuestion:")
+    if not mark:
+        evidence, question = question, ""
+    kept = evidence[: int(_KEPT * len(evidence))].rstrip()
+    turn: Message = {"role": "user", "content": f"{kept}\n{mark}{question}" if mark else kept}
+    return [*messages[:place], turn, *messages[place + 1 :]] if len(kept) > _LEAST else None
 
 
 def _add(sums: list[int], counts: Sequence[int]) -> None:

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from tripletune.models.data.records import Passage
 from tripletune.models.data.rendering import Evidence
-from tripletune.models.llm import Generator, LLMClient, Sampling
-from tripletune.models.llm.question_client import NO_PROMPTS, PromptSet, QuestionClient
+from tripletune.models.llm import Generator, LLMClient, Message, Sampling
+from tripletune.models.llm.question_client import NO_PROMPTS, PromptSet, QuestionClient, less_evidence
 from tripletune.models.options import CheckedOptions, no_option, rare, set_values, setting
 from tripletune.models.program import load_from, names_in
 from tripletune.rag import Trace
@@ -65,7 +65,19 @@ class Tools:
 
 
 @dataclass(frozen=True, slots=True)
-class LoopOptions(CheckedOptions):
+class AnswerOptions(CheckedOptions):
+    """How a system's last call answers; a task says how long answers are, and whether they have paragraphs."""
+
+    reader: Literal["paper", "common"] = setting(
+        "paper", "the system's own last prompt, or one for all systems, which reads what each has found"
+    )
+    reader_tokens: int = rare(2000, "most evidence that the common reader is shown, at 4 bytes a token", at_least=1)
+    answer: Literal["short", "long"] = rare("short", "long answers keep all their paragraphs")
+    max_answer_tokens: int = setting(100, "longest answer", at_least=1)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions(AnswerOptions):
     """Options of a loop; the defaults are the RAS paper's (sections 4.1, F.2).
 
     `--set NAME=VALUE` gives each, and those that are not `rare` have a flag (`models.program.add_short_flags`).
@@ -94,7 +106,6 @@ class LoopOptions(CheckedOptions):
     share_seed: int = rare(0, "seed of that draw; the paper averages over five")
     graph: bool = rare(True, 'with no, prompts without the graph token (ablation "No GraphEncode" at inference)')
     max_plan_tokens: int = setting(64, "longest planning reply; table 4 has labels of up to 62 tokens", at_least=1)
-    max_answer_tokens: int = setting(100, "longest answer", at_least=1)
     prompts: str | None = rare(None, "folder of custom prompts for a chat model: ras_*.md, answer_*.md")
 
 
@@ -153,11 +164,12 @@ def make_options(system: System, settings: Sequence[str] = (), **values: Any) ->
 
 
 def client_of(
-    system: str, tools: Tools, trace: Trace, prompts: PromptSet = NO_PROMPTS, repairs: int = 1
-) -> QuestionClient:
-    """The chat model of a system for one question, whose calls `trace` notes."""
+    system: str, tools: Tools, trace: Trace, prompts: PromptSet = NO_PROMPTS, repairs: int = 1,
+    shorten: Callable[[Sequence[Message]], list[Message] | None] = less_evidence,
+) -> QuestionClient:  # fmt: skip
+    """The chat model of a system for one question, whose calls `trace` notes; prompts too long for it lose evidence."""
     given = need(tools, "llm", system), trace, tools.question_id, tools.sampling
-    return QuestionClient(*given, system=system, prompts=prompts, repairs=repairs)
+    return QuestionClient(*given, system=system, prompts=prompts, repairs=repairs, shorten=shorten)
 
 
 def need(tools: Tools, name: str, system: str) -> Any:

@@ -6,22 +6,22 @@ ends without an answer of its own has the reader answer from all passages that i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from tripletune.models.data.records import Passage, Step, normalize_answer
 from tripletune.models.llm import Message
 from tripletune.models.llm.question_client import load_prompts
 from tripletune.models.llm.replies import UnusableReply, asks_nothing, without_thoughts
-from tripletune.models.options import CheckedOptions, setting
+from tripletune.models.options import setting
 from tripletune.rag import Trace
-from tripletune.rag.chat_generator import READER, answer_from
+from tripletune.rag.chat_generator import READER, Found, answer_from, finish
 from tripletune.rag.retrievers import Retriever
-from tripletune.rag.systems import Tools, client_of, need
+from tripletune.rag.systems import AnswerOptions, Tools, client_of, need
 
 
 @dataclass(frozen=True, slots=True)
-class RoundOptions(CheckedOptions):
+class RoundOptions(AnswerOptions):
     """Settings of a run."""
 
     max_rounds: int = setting(4, "most searches", at_least=1)
@@ -30,7 +30,6 @@ class RoundOptions(CheckedOptions):
     repairs: int = setting(1, "most repair turns for a reply that can't be used", at_least=0)
     prompts: str | None = setting(None, "folder of custom prompts")
     max_thought_tokens: int = setting(256, "longest reply of a round", at_least=1)
-    max_answer_tokens: int = setting(100, "longest reply of the reader", at_least=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +50,10 @@ class Rounds:
     Args:
         system: The system; its calls have roles that begin with it.
         query: The question as it is searched.
-
-    Attributes:
-        passages: All passages found, the first found first.
     """
 
     def __init__(self, system: str, question: str, query: str, tools: Tools, options: RoundOptions) -> None:
-        self.trace, self.passages = Trace(question), list[Passage]()
-        self._options = options
+        self.trace, self._options = Trace(question), options
         self.retriever: Retriever = need(tools, "retriever", system)
         prompts = load_prompts((system, READER), options.prompts)
         self.llm = client_of(system, tools, self.trace, prompts, options.repairs)
@@ -73,15 +68,12 @@ class Rounds:
         self._asked.add(normalize_answer(query))
         hits = await self.retriever.retrieve(query, self._options.top_k)
         self.trace.add_step(Step(query), hits)
-        found = [hit.passage for hit in hits]
-        known = {passage.id for passage in self.passages}
-        self.passages += [passage for passage in found if passage.id not in known]
-        return found
+        return [hit.passage for hit in hits]
 
     @property
     def shown(self) -> list[Passage]:
         """The passages that a prompt has room for."""
-        return self.passages[: self._options.max_passages]
+        return list(self.trace.found.values())[: self._options.max_passages]
 
     async def move(self, call: str, messages: list[Message], read: Callable[[str], Move]) -> Move | None:
         """Ask what to do next; the trace notes the reply, and why to stop where it ends the loop.
@@ -112,21 +104,25 @@ class Rounds:
         return move if move.answer or not self.trace.stop_reason else None
 
     async def read(self, question: str, passages: list[Passage]) -> str:
-        """The reader's answer to a question."""
-        return await answer_from(question, passages, self.llm, self._options.max_answer_tokens)
+        """The reader's short answer to a question."""
+        return await answer_from(question, passages, self.llm, replace(self._options, answer="short"))
 
-    async def finish(self, answer: str = "") -> Trace:
-        """The trace, with the answer; without one the reader gives it from all passages.
+    async def finish(self, answer: str = "", notes: Sequence[str] = ()) -> Trace:
+        """The trace, with the answer; without one, or where it is to be long, the reader gives it from all passages.
 
         Where no search was made, since no reply could be read, the question is searched first.
         """
-        if not answer:
+        reads = not answer or self._options.answer == "long"
+        if (reads or self._options.reader == "common") and not self.trace.steps:
+            await self.search(self._query)
+
+        async def own() -> str:
+            if not reads:
+                return answer
             self.trace.tally("answered_by_reader")
-            if not self.trace.steps:
-                await self.search(self._query)
-            answer = await self.read(self.trace.question, self.shown)
-        self.trace.answer = answer
-        return self.trace
+            return await answer_from(self.trace.question, self.shown, self.llm, self._options)
+
+        return await finish(self.trace, self._options, self.llm, Found(self.shown, notes), own)
 
 
 def reason_to_stop(query: str, asked: set[str], rounds: int, max_rounds: int) -> str:

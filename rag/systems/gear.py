@@ -25,7 +25,7 @@ from tripletune.models.llm.question_client import load_prompts
 from tripletune.models.llm.replies import UnusableReply, asks_nothing, find_triples, without_thoughts
 from tripletune.models.options import setting
 from tripletune.rag import Trace
-from tripletune.rag.chat_generator import READER, answer_from, prompt_files, show_passages
+from tripletune.rag.chat_generator import READER, Found, answer_from, finish, prompt_files, show_passages
 from tripletune.rag.retrievers import Retrieved, verbalise, words_in
 from tripletune.rag.systems import System, Tools, client_of, need
 from tripletune.rag.systems._rounds import RoundOptions
@@ -66,9 +66,9 @@ async def gear(question: str, search: str, tools: Tools, options: GearOptions) -
     ranking = await agent.answer_questions(search) if options.variant == "agent" else await agent.expand(search)
     trace = agent.trace
     trace.details["ranking"] = [agent.passages[position].id for position, _ in ranking]
-    best, limit = agent.first(ranking, options.read_k), options.max_answer_tokens
-    trace.answer = await answer_from(question, best, agent.llm, limit)
-    return trace
+    best, facts = agent.first(ranking, options.read_k), [" | ".join(triple.as_list()) for triple in agent.gist]
+    own = partial(answer_from, question, best, agent.llm, options)
+    return await finish(trace, options, agent.llm, Found(best, facts), own)
 
 
 class _Gear:

@@ -3,7 +3,7 @@
 The question is searched first. Then the model adds one thought at a time, which is the next query, until a thought
 holds the answer. Where the paper leaves a choice: a thought that was searched before ends the loop; passages that
 several searches find are shown once, at most 15 (the paper's figure). As in the paper a reader then answers from
-all passages; `reader=no` takes the answer out of the last thought, which saves a call.
+all passages; `last_thought=yes` takes the answer out of the last thought, which saves a call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LABEL = re.compile(r"^(?:[-*•]|\d+[.)]|thought(?: \d+)?:)\s*", re.IGNORECASE)
 class IRCoTOptions(RoundOptions):
     """Settings of a run; see `RoundOptions`."""
 
-    reader: bool = setting(True, "a reader answers when the thoughts end; no takes the last thought's answer")
+    last_thought: bool = setting(False, "the last thought's answer counts; with no, a reader answers after it")
     graph: bool = setting(False, "search by PageRank over the triples, as HippoRAG with IRCoT (GEAR, tables 2 and 3)")
     synonyms: float | None = setting(0.8, "for graph: see ppr", above=0)
 
@@ -51,7 +51,7 @@ async def ircot(question: str, search: str, tools: Tools, options: IRCoTOptions)
         if move is not None:
             thoughts.append(move.text)
     rounds.trace.details["thoughts"] = thoughts
-    return await rounds.finish(move.answer if move is not None and not options.reader else "")
+    return await rounds.finish(move.answer if move is not None and options.last_thought else "", thoughts)
 
 
 def _read(text: str) -> Move:

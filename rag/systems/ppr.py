@@ -22,12 +22,12 @@ from scipy.sparse import coo_array, csr_array
 from tripletune.models.data.records import Step, one_line
 from tripletune.models.llm.question_client import QuestionClient, load_prompts
 from tripletune.models.llm.replies import UnusableReply, find_json
-from tripletune.models.options import CheckedOptions, setting
+from tripletune.models.options import setting
 from tripletune.rag import Trace
-from tripletune.rag.chat_generator import READER, answer_from, prompt_files
+from tripletune.rag.chat_generator import READER, Found, answer_from, finish, prompt_files
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.retrievers import Retrieved, verbalise
-from tripletune.rag.systems import System, Tools, client_of, need
+from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
 from tripletune.rag.text_index import Ranking, shares
 from tripletune.rag.triple_index import TripleIndex
 
@@ -37,7 +37,7 @@ _COMPARED = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class PprOptions(CheckedOptions):
+class PprOptions(AnswerOptions):
     """Settings of a run; the defaults are HippoRAG 2's."""
 
     top_k: int = setting(5, "passages that are read", at_least=1)
@@ -52,7 +52,6 @@ class PprOptions(CheckedOptions):
     repairs: int = setting(1, "most repair turns for a reply that can't be used", at_least=0)
     prompts: str | None = setting(None, "folder of custom prompts: ppr_filter.md, answer_passages.md")
     max_filter_tokens: int = setting(128, "longest reply of the filter", at_least=1)
-    max_answer_tokens: int = setting(100, "longest answer", at_least=1)
 
 
 async def ppr(question: str, search: str, tools: Tools, options: PprOptions) -> Trace:
@@ -65,8 +64,7 @@ async def ppr(question: str, search: str, tools: Tools, options: PprOptions) -> 
     trace.add_step(Step(search, tuple(index[row] for row, _ in found)), best)
     trace.details["ranking"] = [index.passages[position].id for position, _ in ranking[:100]]
     passages = [hit.passage for hit in best]
-    trace.answer = await answer_from(question, passages, llm, options.max_answer_tokens)
-    return trace
+    return await finish(trace, options, llm, Found(passages), partial(answer_from, question, passages, llm, options))
 
 
 class PageRank:

@@ -13,15 +13,17 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from tripletune.models.data.records import Action, ModelInput, Passage, Step, normalize_answer
 from tripletune.models.data.rendering import Plan, parse_plan
 from tripletune.models.llm import Generator
+from tripletune.models.llm.question_client import load_prompts
 from tripletune.models.llm.replies import asks_nothing
 from tripletune.rag import NOTING, Trace
-from tripletune.rag.chat_generator import ANSWER, PLAN, ChatGenerator, prompt_files
+from tripletune.rag.chat_generator import ANSWER, PLAN, PROMPTS, ChatGenerator, Found, finish, prompt_files
 from tripletune.rag.retrievers import Retrieved
-from tripletune.rag.systems import LoopOptions, System, Tools, need
+from tripletune.rag.systems import LoopOptions, System, Tools, client_of, need
 
 
 async def ras(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
@@ -30,7 +32,7 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
     notes = Trace(question)
     trace = Trace(question, tallies=notes.tallies, details=notes.details, cached=notes.cached)
     # A chat model takes the places that no Graph-LLM has: both, or one of them (figure 3).
-    planner, answerer = (one or ChatGenerator(tools, options.prompts, notes) for one in (tools.planner, tools.answerer))
+    planner, answerer = (one or ChatGenerator(tools, options, notes) for one in (tools.planner, tools.answerer))
     steps: tuple[Step, ...] = ()
     asked: set[str] = set()
 
@@ -60,13 +62,16 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
         if len(steps) == options.max_rounds:
             trace.stop_reason = "max_rounds"
 
-    # Eq. 7 without steps, eq. 8 with them.
-    answer = await answerer.generate(
-        ModelInput("answering", question, steps), options.max_answer_tokens, options.evidence
-    )
-    trace.count(answer)
-    trace.answer = answer.text.strip()
-    return trace
+    async def own() -> str:
+        """Eq. 7 without steps, eq. 8 with them."""
+        asked = ModelInput("answering", question, steps)
+        answer = await answerer.generate(asked, options.max_answer_tokens, options.evidence)
+        trace.count(answer)
+        return answer.text.strip()
+
+    llm: Any = client_of("ras", tools, trace, load_prompts(PROMPTS, options.prompts)) if tools.llm else None
+    facts = dict.fromkeys(" | ".join(triple.as_list()) for step in steps for triple in step.triples)
+    return await finish(trace, options, llm, Found(list(trace.found.values()), list(facts)), own)
 
 
 async def _plan(question: str, steps: tuple[Step, ...], planner: Generator, options: LoopOptions, trace: Trace) -> Plan:

@@ -27,8 +27,8 @@ async def self_ask(question: str, search: str, tools: Tools, options: RoundOptio
     while (move := await rounds.move("follow_up", rounds.chat(shown), _read)) is not None and not move.answer:
         found = await rounds.search(move.query)
         shown += f"\nFollow up: {move.query}\nIntermediate answer: {one_line(await rounds.read(move.query, found))}"
-    rounds.trace.details["follow_ups"] = shown.splitlines()[1:]
-    return await rounds.finish(move.answer if move is not None else "")
+    notes = rounds.trace.details["follow_ups"] = shown.splitlines()[1:]
+    return await rounds.finish(move.answer if move is not None else "", notes)
 
 
 def _read(text: str) -> Move:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, TypeVar
 
 import regex as re
@@ -23,15 +24,16 @@ from tripletune.models.data.records import Step, one_line
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.question_client import QuestionClient, load_prompts
 from tripletune.models.llm.replies import UnusableReply, triple_rows
-from tripletune.models.options import CheckedOptions, setting
+from tripletune.models.options import setting
 from tripletune.rag import Trace
-from tripletune.rag.chat_generator import bare_answer, prompt_files, show_passages
+from tripletune.rag.chat_generator import READER, Found, bare_answer, finish, prompt_files, show_passages
 from tripletune.rag.retrievers import Retrieved
-from tripletune.rag.systems import System, Tools, client_of, need
+from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
 from tripletune.rag.text_index import shares
 from tripletune.rag.triple_index import TripleIndex, entity_key
 
 _PROMPTS = ("t2rag_decompose", "t2rag_resolve", "t2rag_answer")
+_NAMES = (*_PROMPTS, READER)
 # The question mark of "Who's Afraid of Virginia Woolf?" stands behind a word.
 _UNKNOWN = re.compile(r"(?<![^\s(\"'])\?\w*")
 _NOTHING = re.compile(r"\W*(unknown|none|n/?a|not (known|found|given|specified|mentioned|available))\W*", re.IGNORECASE)
@@ -40,7 +42,7 @@ _KINDS = (("Searchable", 1), ("Fuzzy", 2), ("Resolved", 0))
 
 
 @dataclass(frozen=True, slots=True)
-class T2RAGOptions(CheckedOptions):
+class T2RAGOptions(AnswerOptions):
     """Settings of a run."""
 
     max_rounds: int = setting(3, 'N, most rounds; 1 is the ablation "single round" (figure 5)', at_least=1)
@@ -57,7 +59,6 @@ class T2RAGOptions(CheckedOptions):
     prompts: str | None = setting(None, "folder of custom prompts: any of t2rag_*.md")
     max_decompose_tokens: int = setting(512, "longest reply with the clues of a question", at_least=1)
     max_resolve_tokens: int = setting(1024, "longest reply with filled clues", at_least=1)
-    max_answer_tokens: int = setting(100, "longest answer", at_least=1)
 
 
 class Clue:
@@ -120,7 +121,7 @@ def _bind(clues: list[Clue], name: str, value: str) -> None:
 async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions) -> Trace:
     """Answer one question with T2RAG (algorithm 1); see `System.run`."""
     trace, asked = Trace(question), set[str]()
-    llm = client_of("t2rag", tools, trace, load_prompts(_PROMPTS, options.prompts), options.repairs)
+    llm = client_of("t2rag", tools, trace, load_prompts(_NAMES, options.prompts), options.repairs)
     main = f"Question: {one_line(question)}"
     try:
         clues = await _ask("decompose", main, llm, options, trace, first_clues)
@@ -147,12 +148,16 @@ async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions)
             parts = [main, *(f"{name} clues:\n{_lines(kinds[kind])}" for name, kind in _KINDS), *evidence]
             update(clues, await _ask("resolve", "\n\n".join(parts), llm, options, trace, triple_rows))
 
-    told = [clue for clue in clues if clue.kind < 2]
+    told = [str(clue) for clue in clues if clue.kind < 2]
     if not told and not evidence:
         evidence = await _search([search], tools, options, trace)
     known = "\n\n".join([main, f"Clues:\n{_lines(told)}", *([] if told else evidence)])
-    trace.answer = await _ask("answer", known, llm, options, trace, bare_answer)
     trace.details["clues"] = [clue.fields for clue in clues]
+    read = partial(bare_answer, long=options.answer == "long")
+    own = partial(_ask, "answer", known, llm, options, trace, read)
+    await finish(trace, options, llm, Found(list(trace.found.values()), told), own)
+    if told and options.reader == "paper":
+        trace.shown = []  # the last prompt holds clues alone
     return trace
 
 
@@ -202,5 +207,5 @@ SYSTEM = System(
     searches_triples=lambda options: options.unit == "triples",
     options=T2RAGOptions,
     model="llm",
-    files=prompt_files(*_PROMPTS, names=_PROMPTS),
+    files=prompt_files(*_PROMPTS, names=_NAMES),
 )

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from tripletune.models.data.records import Passage, Step, one_line
@@ -22,14 +22,14 @@ from tripletune.models.data.triples import Triple, triple_of
 from tripletune.models.llm import LLMClient
 from tripletune.models.llm.question_client import PromptSet, QuestionClient, load_prompts
 from tripletune.models.llm.replies import UnusableReply, all_of, find_json, json_values
-from tripletune.models.options import CheckedOptions, setting
+from tripletune.models.options import setting
 from tripletune.rag import Trace
-from tripletune.rag.chat_generator import bare_answer, prompt_files, show_passages
+from tripletune.rag.chat_generator import READER, Found, bare_answer, finish, prompt_files, show_passages
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.extractor import ask_of_passage
 from tripletune.rag.index import PassageStore
 from tripletune.rag.retrievers import Retrieved, top
-from tripletune.rag.systems import System, Tools, client_of, need
+from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
 from tripletune.rag.triple_index import entity_key
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 _EXTRACT = "thrag_extract"
 # Sentences whose passages are the ranking that is scored.
 _RANKED = 30
-_NAMES = (_EXTRACT, "thrag_topics", "thrag_subtopics", "thrag_answer", "thrag_answer_long")
+_NAMES = (_EXTRACT, "thrag_topics", "thrag_subtopics", "thrag_answer", "thrag_answer_long", READER)
 _FORM = (
     'write a JSON list of {"triple": [subject, relation, object], "sentence": "…", "subject": {"subtopic": "…", '
     '"main_topic": "…"}, "object": {"subtopic": "…", "main_topic": "…"}} and nothing else'
@@ -46,7 +46,7 @@ _BUILT: WeakKeyDictionary[LLMClient, dict[str, asyncio.Task[TopicGraph]]] = Weak
 
 
 @dataclass(frozen=True, slots=True)
-class ThragOptions(CheckedOptions):
+class ThragOptions(AnswerOptions):
     """Settings of a run; the defaults are the paper's (section 4.4)."""
 
     sentences: int = setting(30, 'K1, sentences that are read; 0 is "w/o triplets" (table 7)', at_least=0)
@@ -58,12 +58,10 @@ class ThragOptions(CheckedOptions):
     min_subtopics: int = setting(10, "fewest subtopics of a topic that the model is asked for", at_least=1)
     max_subtopics: int = setting(25, "most subtopics of a topic", at_least=1)
     most_labels: int = setting(1000, "most labels that a prompt lists", at_least=1)
-    answer: Literal["short", "long"] = setting("short", "long answers in paragraphs, as for UltraDomain")
     repairs: int = setting(1, "most repair turns for a reply that can't be used; the paper has none", at_least=0)
     prompts: str | None = setting(None, "folder of custom prompts: any of thrag_*.md")
     max_extraction_tokens: int = setting(4096, "longest reply with the triples of a passage", at_least=1)
     max_selection_tokens: int = setting(512, "longest reply with selected labels", at_least=1)
-    max_answer_tokens: int = setting(100, "longest answer; a long one needs more", at_least=1)
 
     def check(self) -> list[str]:
         """What `setting` can't say."""
@@ -105,8 +103,15 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     parts += [show_passages(hit.passage for hit in hits)] if options.chunks else []
     name = "thrag_answer" if options.answer == "short" else "thrag_answer_long"
     chat = prompts.chat(name, "\n\n".join([*parts, f"Question: {one_line(question)}"]))
-    reply = await llm.chat(chat, role="thrag.answer", sampling=llm.up_to(options.max_answer_tokens))
-    trace.answer = bare_answer(reply.text) if options.answer == "short" else reply.text.strip()
+
+    async def own() -> str:
+        reply = await llm.chat(chat, role="thrag.answer", sampling=llm.up_to(options.max_answer_tokens))
+        return bare_answer(reply.text, options.answer == "long")
+
+    await finish(trace, options, llm, Found([hit.passage for hit in hits], kept), own)
+    if options.reader == "paper":
+        read = [passages[statement[text].position].id for text in kept]
+        trace.shown = list(dict.fromkeys([*read, *(trace.shown if options.chunks else ())]))
     trace.seconds = time.perf_counter() - started
     return trace
 

@@ -104,6 +104,6 @@ def test_a_question_that_needs_no_passage_is_answered_with_none():
 
 def test_an_input_without_steps_is_a_direct_answer():
     chat = Client("Oslo")
-    generator = ChatGenerator(Tools(llm=chat), None, Trace(""))
+    generator = ChatGenerator(Tools(llm=chat), LoopOptions(), Trace(""))
     asyncio.run(generator.generate(ModelInput("answering", "Q?"), 5))
     assert chat.asked[0][1][1]["content"] == "[NO_RETRIEVAL]\nQuestion: Q?"

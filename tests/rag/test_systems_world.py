@@ -10,9 +10,12 @@ from tests.fakes import Words
 from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.data_builders.world.oracle import WorldOracle
 from tripletune.models.data.records import Passage, normalize_answer
+from tripletune.models.llm import CALL_ROLE, Completion, PromptTooLong
 from tripletune.models.llm.ledger_client import LedgerClient
+from tripletune.models.llm.question_client import load_prompts
+from tripletune.rag.chat_generator import COMMON, READER
 from tripletune.rag.retrievers import open_retriever
-from tripletune.rag.systems import Tools, find_system
+from tripletune.rag.systems import Tools, find_system, system_names
 from tripletune.rag.triple_index import TripleIndex
 from tripletune.rag.triple_store import open_triples
 
@@ -22,6 +25,8 @@ OPTIONS = WorldOptions(
 )  # fmt: skip
 # GEAR fuses lists of 10 passages; in a corpus of 121 they overlap so much that the first five hold 85 % of the answers.
 LOOPS = {"ras": {}, "ircot": {}, "react": {}, "self_ask": {}, "gear": {"top_k": 3}, "thrag": {}, "t2rag": {}}
+
+STORED = {"cirag": {"extraction": "store"}, "ppr": {"synonyms": None}}
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +61,22 @@ def partial(world, removed, tmp_path_factory):
     return build(world, tmp_path_factory.mktemp("partial"), removed)
 
 
-def answer_all(world, name, tools, ledger=None, **settings):
+def gold_of(world, *questions):
+    """The passages that support a question, or all of them."""
+    titles = dict.fromkeys(title for question in questions or world.questions for title in question.helpful)
+    return tuple(Passage(title, world.articles[title].text) for title in titles)
+
+
+def answer_all(world, name, tools, ledger=None, oracle=WorldOracle, **settings):
     """Answer every question, all at once; the traces in order."""
     system = find_system(name)
     options = system.options(**settings)
 
     async def run():
-        client = LedgerClient(WorldOracle(world), ledger)
+        client = LedgerClient(oracle(world), ledger)
         calls = []
         for number, question in enumerate(world.questions):
-            gold = tuple(Passage(title, world.articles[title].text) for title in question.helpful)
-            mine = replace(tools, llm=client, gold=gold, question_id=f"q{number}")
+            mine = replace(tools, llm=client, gold=gold_of(world, question), question_id=f"q{number}")
             calls.append(system.run(question.text, question.text, mine, options))
         return await asyncio.gather(*calls)
 
@@ -94,6 +104,60 @@ def test_without_a_hop_exactly_the_questions_that_need_it_fail(world, whole, par
         # A question that the whole corpus does not answer may be answered where fewer articles compete.
         needs = bool(removed & set(question.helpful))
         assert not (can if needs else could and not can), question
+
+
+@pytest.mark.parametrize("name", system_names())
+def test_one_reader_answers_for_every_system(world, whole, name):
+    asked = []
+
+    class Watched(WorldOracle):
+        async def complete(self, messages, sampling):
+            if CALL_ROLE.get() == COMMON:
+                asked.append((messages, sampling.max_tokens))
+            return await super().complete(messages, sampling)
+
+    few = {"reader_tokens": 400, "max_answer_tokens": 37, **LOOPS.get(name, {})}
+    traces = answer_all(world, name, whole, oracle=Watched, reader="common", **few, **STORED.get(name, {}))
+    assert len(asked) == len(traces) == len([1 for trace in traces if trace.tallies[f"calls.{COMMON}"] == 1])
+    texts = load_prompts((READER,)).texts.values()
+    for messages, length in asked:
+        system, user = (message["content"] for message in messages)
+        assert system in texts
+        assert length == 37
+        assert user.startswith("Passages:\n")
+        assert len(user.encode()) <= 4 * 400 + 300
+    users = "".join(messages[1]["content"] for messages, _ in asked)
+    texts = {passage.id: passage.text for passage in [*whole.retriever.passages, *gold_of(world)]}
+    assert all(texts[name] in users for trace in traces for name in trace.shown)
+    assert any(trace.shown for trace in traces) == (name != "no_retrieval")
+    own = {role for trace in traces for role in trace.details["calls"] if ".answer" in role} - {COMMON}
+    assert own <= {"self_ask.answer"}, "its follow-up questions are answered in the loop"
+
+
+@pytest.mark.parametrize("name", system_names())
+def test_a_long_answer_keeps_its_paragraphs(world, whole, name):
+    class Writer(WorldOracle):
+        async def complete(self, messages, sampling):
+            if ".answer" in (role := CALL_ROLE.get()):
+                start = "Thought: so.\nAnswer: " if role.startswith("cirag") else ""
+                return Completion(f"{start}One.\n\nAnswer: two.\n\n- Three.", 1, 1)
+            return await super().complete(messages, sampling)
+
+    settings = STORED.get(name, {})
+    for trace in answer_all(world, name, whole, oracle=Writer, answer="long", **settings)[:9]:
+        assert trace.answer == "One.\n\nAnswer: two.\n\n- Three."
+
+
+@pytest.mark.parametrize("name", sorted({*system_names()} - {"no_retrieval"}))
+def test_a_prompt_that_is_too_long_loses_evidence(world, whole, name):
+    class Small(WorldOracle):
+        async def complete(self, messages, sampling):
+            if max(len(turn["content"]) for turn in messages if turn["role"] == "user") > 400:
+                raise PromptTooLong("the context has 200 tokens")
+            return await super().complete(messages, sampling)
+
+    traces = answer_all(world, name, whole, oracle=Small, **STORED.get(name, {}))
+    assert sum(tally.startswith("shortened.") for trace in traces for tally in trace.tallies)
 
 
 def test_t2rag_needs_no_more_rounds_than_hops(world, whole):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tripletune.models.control_tokens import text_ids
-from tripletune.models.llm import Backend, CallError, Completion, Message, Sampling, SetupError, ledger_name
+from tripletune.models.llm import Backend, Completion, Message, PromptTooLong, Sampling, SetupError, ledger_name
 from tripletune.models.llm.backends import BackendKind
 from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights, parse_dtype, usual_dtype
 from tripletune.models.local import CELLS, Decoder, Draw, Request
@@ -77,7 +77,7 @@ class HFBackend(DecodingService, Backend):
         limit = sampling.max_tokens
         if self._context is not None:
             if len(ids) >= self._context:
-                raise CallError(
+                raise PromptTooLong(
                     f"{self.model}: the prompt has {len(ids)} tokens and the model's context {self._context}: "
                     "shorten the prompt or take a model with a longer context"
                 )

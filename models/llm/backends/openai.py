@@ -19,7 +19,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-from tripletune.models.llm import Backend, CallError, Completion, Message, Sampling, SetupError, TransientError, redact
+from tripletune.models.llm import (
+    Backend,
+    CallError,
+    Completion,
+    Message,
+    PromptTooLong,
+    Sampling,
+    SetupError,
+    TransientError,
+    redact,
+)
 from tripletune.models.llm.backends import URL_FORM, BackendKind, LLMOptions, is_plain_url
 
 # 425: the server asks for the same request later. 5xx (Anthropic's 529 too) are always worth another attempt.
@@ -149,7 +159,7 @@ class HostedBackend(Backend):
         setting = status in (400, 422) and not long and any(name in text for name in _SETTINGS)
         advice = _PAY if no_credit else _SHORTEN if long else _AS_ASKED if setting else _HINTS.get(status, _SEE)
         access = status in ACCESS and not (status == 403 and any(mark in text.lower() for mark in _MODERATED))
-        kind = SetupError if no_credit or setting or access else CallError
+        kind = SetupError if no_credit or setting or access else PromptTooLong if long else CallError
         return kind(f"{self.host}: {text}. What to do: {advice}")
 
 

@@ -17,18 +17,19 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from tripletune.models.data.records import Passage, Step, normalize_answer
 from tripletune.models.data.triples import FoundTriples, Triple
 from tripletune.models.llm.question_client import QuestionClient, load_prompts
 from tripletune.models.llm.replies import UnusableReply, all_of, find_json, find_triples, is_refusal
-from tripletune.models.options import CheckedOptions, setting
+from tripletune.models.options import setting
 from tripletune.rag import NOTING, Trace
-from tripletune.rag.chat_generator import REFUSAL, prompt_files, read_answer
+from tripletune.rag.chat_generator import READER, REFUSAL, Found, finish, prompt_files, read_answer
 from tripletune.rag.extractor import ask_of_passage
 from tripletune.rag.retrievers import Fact, Retrieved, provenance, top, verbalise
-from tripletune.rag.systems import System, Tools, client_of, need
+from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
 from tripletune.rag.systems._rounds import reason_to_stop
 from tripletune.rag.systems.cirag.integration import (
     FORM,
@@ -36,6 +37,7 @@ from tripletune.rag.systems.cirag.integration import (
     Decision,
     History,
     Round,
+    fewer_candidates,
     messages_of,
     read_decision,
     shorten,
@@ -44,16 +46,17 @@ from tripletune.rag.systems.cirag.integration import (
 Extraction = Literal["two_step", "joint", "store"]
 GRANULARITIES = ("triples", "sentences", "passages")
 DEFAULT = "default"
-PROMPT_NAMES = (
+_OWN = (
     "cirag_entities", "cirag_triples", "cirag_joint", INTEGRATION_PROMPT,
     *(f"cirag_answer_{granularity}" for granularity in GRANULARITIES),
 )  # fmt: skip
+PROMPT_NAMES = (*_OWN, READER)
 _ENTITIES = 'write one JSON object {"entities": ["...", ...]} and nothing else'
 _TRIPLES = 'write one JSON object {"triples": [["subject", "predicate", "object"], ...]} and nothing else'
 
 
 @dataclass(frozen=True, slots=True)
-class CiragOptions(CheckedOptions):
+class CiragOptions(AnswerOptions):
     """Settings of a run."""
 
     max_rounds: int = setting(4, "L, most rounds (figure 8 varies it)", at_least=1)
@@ -84,7 +87,7 @@ class CiragOptions(CheckedOptions):
     )
     max_extraction_tokens: int = setting(1536, "longest reply with entities or triples", at_least=1)
     max_integration_tokens: int = setting(1024, "longest reply of the integrator", at_least=1)
-    max_generation_tokens: int = setting(512, "longest reply of the generator, its thought included", at_least=1)
+    max_thought_tokens: int = setting(412, "longest thought of the generator; its answer follows", at_least=1)
 
     def check(self) -> list[str]:
         """What `setting` can't say: the levels of the cascade have an order."""
@@ -104,7 +107,8 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
     # M_R extracts triples and answers; K_D, the teacher or a distilled student, filters triples and asks on.
     drawn = replace(tools, llm=tools.integrator or teacher, sampling=tools.integrator_sampling or tools.sampling)
     prompts = load_prompts(PROMPT_NAMES, options.prompts)
-    llm, integrator = (client_of("cirag", one, trace, prompts, options.repairs) for one in (tools, drawn))
+    llm = client_of("cirag", tools, trace, prompts, options.repairs)
+    integrator = client_of("cirag", drawn, trace, prompts, options.repairs, fewer_candidates)
     query, asked = search, set[str]()
     history: list[Round] = []
     pools: Pools = {}
@@ -132,8 +136,11 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
         else:
             trace.stop_reason = "malformed" if decision.query is None else "no_question"
 
-    await generate(question, pools, llm, options, trace)
-    return trace
+    core = {fact.passage.id: fact.passage for fact in pools.values()}
+    trace.details["core_passages"] = list(core)
+    kept = dict.fromkeys(" | ".join(fact.triple.as_list()) for fact in pools.values())
+    own = partial(generate, question, pools, llm, options, trace)
+    return await finish(trace, options, llm, Found(list(core.values()), list(kept)), own)
 
 
 async def _construct(
@@ -269,12 +276,13 @@ def context_of(pools: Pools, granularity: str) -> list[str]:
     return list(dict.fromkeys(shown))
 
 
-async def generate(question: str, pools: Pools, llm: QuestionClient, options: CiragOptions, trace: Trace) -> None:
-    """ACMG (section 3.4): answer from the most concise context that is enough (eq. 6), and note its level g*.
+async def generate(question: str, pools: Pools, llm: QuestionClient, options: CiragOptions, trace: Trace) -> str:
+    """ACMG (section 3.4): the answer from the most concise context that is enough (eq. 6); its level g* is noted.
 
     When no level gives an answer instead of the refusal word, that of the last one stands ("default"). A level without
     any context could only refuse or guess: it is passed over and counted, but for the last one.
     """
+    answer = ""
     trace.details |= {"granularity": DEFAULT, "answers": []}
     for granularity in options.granularities:
         context = context_of(pools, granularity)
@@ -284,24 +292,25 @@ async def generate(question: str, pools: Pools, llm: QuestionClient, options: Ci
         completion = await llm.chat(
             llm.prompts.chat(f"cirag_answer_{granularity}", answer_text(question, granularity, context)),
             role=f"cirag.answer.{granularity}",
-            sampling=llm.up_to(options.max_generation_tokens),
+            sampling=llm.up_to(options.max_thought_tokens + options.max_answer_tokens),
         )
-        trace.answer, faults = read_answer(completion.text, cut_off=completion.finish_reason == "length")
+        cut_off, long = completion.finish_reason == "length", options.answer == "long"
+        answer, faults = read_answer(completion.text, cut_off, long)
         for fault in faults:
             trace.tally(f"answer.{fault}")
         # Suf(a): there is an answer, and it is not the refusal word, nor a refusal in other words.
-        refused = is_refusal(trace.answer)
-        sufficient = bool(trace.answer) and not refused
-        if refused and normalize_answer(trace.answer) != normalize_answer(REFUSAL):
+        refused = is_refusal(answer)
+        sufficient = bool(answer) and not refused
+        if refused and normalize_answer(answer) != normalize_answer(REFUSAL):
             trace.tally("answer.refused_in_other_words")
         trace.details["answers"].append(
-            {"granularity": granularity, "reply": completion.text, "answer": trace.answer, "sufficient": sufficient}
+            {"granularity": granularity, "reply": completion.text, "answer": answer, "sufficient": sufficient}
         )
         if sufficient:
             trace.details["granularity"] = granularity
             break
     trace.tally(f"answered.{trace.details['granularity']}")
-    trace.details["core_passages"] = list(dict.fromkeys(fact.passage.id for fact in pools.values()))
+    return answer
 
 
 def answer_text(question: str, granularity: str, context: list[str]) -> str:
@@ -318,5 +327,5 @@ SYSTEM = System(
     needs_reranker=lambda options: options.rerank,
     options=CiragOptions,
     model="llm",
-    files=prompt_files(*PROMPT_NAMES, names=PROMPT_NAMES),
+    files=prompt_files(*_OWN, names=PROMPT_NAMES),
 )

@@ -312,6 +312,18 @@ def shorten(
     return _without(messages, fewest), fewest
 
 
+def fewer_candidates(messages: Sequence[Message]) -> list[Message] | None:
+    """The chat with about 15 % less: candidates of earlier rounds, else the last of the newest; None: of one alone."""
+    size = sum(len(turn["content"]) for turn in messages)
+    kept, left_out = shorten(messages, lambda chat: sum(len(turn["content"]) for turn in chat), int(0.85 * size))
+    turn = messages[-1]["content"]
+    newest = shown_candidates(turn) or []
+    if left_out or len(newest) < 2:
+        return kept if left_out else None
+    fewer = write_triples(newest[: int(0.85 * len(newest))])
+    return [*messages[:-1], {"role": "user", "content": turn.replace(write_triples(newest), fewer, 1)}]
+
+
 def shown_candidates(turn: str) -> list[Triple] | None:
     """The candidates in a user turn of the integrator's chat, in their order; None where it shows none."""
     _, found, rest = turn.partition(_HEADING)

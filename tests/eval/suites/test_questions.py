@@ -10,12 +10,13 @@ from tests.fakes import Client
 from tripletune.eval import load_task, task_names
 from tripletune.eval.__main__ import main, parser
 from tripletune.eval.suites.questions import QuestionSuite, evaluate, suites_of
-from tripletune.eval.systems import read_options
+from tripletune.eval.systems import QuestionOptions, read_options
 from tripletune.models.llm import Completion, Generator
+from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.options import setting
 from tripletune.rag.extractor import TextExtractor
 from tripletune.rag.retrievers import open_retriever
-from tripletune.rag.systems import LoopOptions
+from tripletune.rag.systems import LoopOptions, system_names
 from tripletune.rag.systems.ras import SYSTEM
 
 FACTS = [f"Town{n} lies on the River{n}." for n in range(6)]
@@ -340,4 +341,21 @@ def test_several_systems_and_tasks(files, oracle, error_of, monkeypatch):
     assert main(["report", str(files / "out"), "--output", str(files / "report")]) == 0
     page = (files / "report" / "report.md").read_text()
     assert "|  | hotpotqa f1_hotpotqa | towns exact_match | mean |" in page
-    assert re.search(r"\| standard \| (\d+\.\d) \(.+\) \| \1 \(.+\) \| \1 \|", page)
+    assert re.search(r"\| standard \| (\d+\.\d) \(.+\) \| \1 \(.+\) \| - \|", page), "no mean of two metrics"
+
+
+def test_lengths_are_the_tasks_and_a_common_reader_is_a_chat_model(files):
+    task, data = files / "towns.yaml", str(files / "hotpot.jsonl")
+    task.write_text("reader: hotpotqa\nmetrics: [exact_match]\nmax_answer_tokens: 9\nanswer: long\n")
+    named = {"task": str(task), "data": data, "corpus": data, "output": str(files / "out"), "encoder": "none"}
+
+    def opened(**options):
+        return suites_of(QuestionOptions(**named | options), LLMOptions(model="m"))
+
+    every = opened(system=",".join(system_names()), retriever="dense", triples=data)
+    assert {(one.loop.max_answer_tokens, one.loop.answer, one.loop.reader) for one in every} == {(9, "long", "paper")}
+    ras, standard = opened(system="ras,standard", model="graph", triples=data, set=["reader=common"])
+    assert (ras.options.model, ras.options.planner_model, ras.teacher.model) == (None, "graph", "m")
+    assert (standard.options.model, standard.options.planner_model, standard.teacher.model) == (None, None, "m")
+    with pytest.raises(ValueError, match="common reader is a chat model: name it with --llm, and a Graph-LLM as pl"):
+        opened(system="ras", model="graph", triples=data, set=["reader=common"])

@@ -39,9 +39,9 @@ def test_ircot_searches_with_its_first_sentence_and_ends_at_the_answer_phrase():
 
 
 def test_ircot_without_its_reader():
-    trace, asked = run("ircot", "Ada wrote it. So the answer is: Oslo.", reader=False)
+    trace, asked = run("ircot", "Ada wrote it. So the answer is: Oslo.", last_thought=True)
     assert (trace.answer, len(asked)) == ("Oslo", 1)
-    trace, asked = run("ircot", "One.", "One.", "read", reader=False)
+    trace, asked = run("ircot", "One.", "One.", "read", last_thought=True)
     assert (trace.answer, trace.stop_reason) == ("read", "repeated_subquery")
 
 

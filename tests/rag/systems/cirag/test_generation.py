@@ -36,7 +36,7 @@ def cascade(facts=FACTS, granularities=("triples", "sentences", "passages"), **r
     client = Client(answer=lambda asked: replies[asked.role.rsplit(".", 1)[1]])
     trace, options = Trace("Q?"), CiragOptions(granularities=granularities)
     llm = QuestionClient(client, trace, prompts=load_prompts(PROMPT_NAMES))
-    asyncio.run(generate("Q?", pools(facts), llm, options, trace))
+    trace.answer = asyncio.run(generate("Q?", pools(facts), llm, options, trace))
     return (trace.answer, trace.details["granularity"]), client, trace
 
 
