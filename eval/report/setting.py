@@ -25,6 +25,7 @@ _HOW = {"retriever": ("vectors", "language"), "encoder": ("query_prompt", "text_
 _MODELS = ("model", "planner", "teacher", "teacher_weights")
 # Settings that a run has beside these and its options.
 _KNOWN = {"system", "options", "files", "llm", *EQUAL, *_MODELS, *(name for names in _HOW.values() for name in names)}
+_OWN = "not as in its paper"
 # Letters of a digest or a commit.
 _SHORT = 12
 
@@ -102,13 +103,14 @@ def setting_rows(runs: Sequence[Run], names: Sequence[str]) -> list[list[str]]:
     """What runs depend on: one value where all that take it share it, else each value with its runs."""
     values = [shared_settings(run) for run in runs]
     told = {name: ["" if one[name] is None else told_of(one[name]) for one in values] for name in EQUAL}
-    told["not as in its paper"] = [_own_settings(run) for run in runs]
+    told[_OWN] = [_own_settings(run) for run in runs]
     for name, of in (("code", _code), ("date", lambda session: session["began"][:10])):
         told[name] = [", ".join(dict.fromkeys(map(of, run.sessions))) for run in runs]
     rows = []
     for what, cells in told.items():
         parts = {cell: [name for name, one in zip(names, cells) if one == cell] for cell in cells if cell}
-        every = [cell if len(parts) == 1 else f"{cell} ({', '.join(named)})" for cell, named in parts.items()]
+        shared = len(parts) == 1 and (what != _OWN or all(cells))
+        every = [cell if shared else f"{cell} ({', '.join(named)})" for cell, named in parts.items()]
         rows.append([what, "; ".join(every) or "-"])
     return rows
 

@@ -144,13 +144,14 @@ def _overview(groups: Runs) -> list[Section]:
     shared = [name for name in every if sum(name in found for found in names) > 1]
     if not shared:
         return []
+    # A mean over different metrics, or of one task in two settings, would say nothing.
+    alike = len({one["metrics"][0] for one in groups}) == 1 and len({one["task"] for one in groups}) == len(groups)
     rows = []
     for name in shared:
         found = [next((run["figures"] for run in group["runs"] if run["name"] == name), None) for group in groups]
         scores = [one["scores"][group["metrics"][0]] if one else None for one, group in zip(found, groups)]
         failed = [f", {one['errors']:,} failed" if one and one["errors"] else "" for one in found]
-        # A mean over different metrics would say nothing.
-        means = [100 * score["mean"] for score in scores if score and len({one["metrics"][0] for one in groups}) == 1]
+        means = [100 * score["mean"] for score in scores if score and alike]
         mean = _number(sum(means) / len(means) if len(means) == len(groups) else None)
         rows.append([name, *map(add, map(interval, scores), failed), mean])
     head = ["", *(f"{one['task']} {one['metrics'][0]}, {one['told']}".rstrip(", ") for one in groups), "mean"]

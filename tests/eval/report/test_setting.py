@@ -8,9 +8,11 @@ import pytest
 from tests.cli import read_lines, write_lines
 from tests.eval.report.test_page import row
 from tripletune.eval.__main__ import main
+from tripletune.eval.report import build_report
 from tripletune.eval.report.groups import group_runs
 from tripletune.eval.report.runs import Run
 from tripletune.eval.report.setting import apart, setting_rows
+from tripletune.eval.report.tables import sections_of
 from tripletune.rag.systems import system_names
 
 TASK = {"name": "hotpotqa", "metrics": ["exact_match"], "template": "{question}", "max_answer_tokens": 100}
@@ -87,10 +89,15 @@ def test_a_run_stands_in_every_group_that_it_fits_and_a_setting_is_told_with_its
     bare = run_of("none", system="no_retrieval", retriever=None, encoder=None, corpus=None)
     five, two = run_of("five"), run_of("two", options={"top_k": 2})
     groups = group_runs([bare, five, two, run_of("ras", system="ras", teacher="oracle:w/test")])
+    report = build_report([], groups)
+    (overview,) = [one for one in sections_of(report) if one.title == "All tasks"]
+    assert [row[-1] for row in overview.blocks[0].rows] == ["-", "-"], "no mean of one task in two settings"
     assert [[run.folder for run in group.runs] for group in groups] == [["none", "five"], ["none", "two"], ["ras"]]
     assert [group.told for group in groups][:2] == [f"top_k {k}, model openai:m" for k in (5, 2)]
     assert [run.folder for run in group_runs([bare, five], baseline="standard")[0].runs] == ["five", "none"]
     rows = dict(setting_rows([five, two, bare], ["five", "two", "none"]))
+    changed = run_of("x", options={"evidence": "text"})
+    assert dict(setting_rows([five, changed], ["five", "x"]))["not as in its paper"] == "evidence=text (x)"
     assert rows["top_k"] == "5 (five); 2 (two)"
     assert rows["retriever"] == "dense"
     assert rows["corpus"] == "c" * 12
