@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import logging
 import tempfile
 import time
@@ -319,6 +320,8 @@ def open_tools(
         once((spec, how), partial(open_generator, spec, *how)) if spec else None
         for spec in (options.planner_model, options.model)
     )
+    # What is loaded stays: full collections would walk through it and hold up the event loop for tenths of a second.
+    gc.freeze()
     return Tools(
         planner=planner or (answerer if llm is None else None),
         answerer=answerer,

@@ -30,6 +30,8 @@ Encode = Callable[[list[str], Kind], np.ndarray]
 Prompts = Mapping[Kind, str | None]
 ENDPOINT = "openai:"
 _BATCH, _PATIENCE = 64, 0.002
+# Texts that are compared between two turns of the event loop.
+_COMPARED = 4096
 # Requests to a server at once.
 _REQUESTS = 8
 K = TypeVar("K", bound=Hashable)
@@ -41,7 +43,7 @@ class Together(Generic[K, V]):
 
     Args:
         work: Distinct keys to their values, in order.
-        kept: Values to keep by key; the oldest go first.
+        kept: Most values to keep by key, which may be changed in `most`; the oldest go first.
         patience: Seconds in which the thread waits for more before it starts: replies of models come in groups.
         threads: How often `work` may run at once: a server takes the next request while it answers one.
     """
@@ -49,7 +51,7 @@ class Together(Generic[K, V]):
     def __init__(
         self, work: Callable[[list[K]], Sequence[V]], kept: int = 0, patience: float = 0.0, threads: int = 1
     ) -> None:
-        self._work, self._size, self._patience = work, kept, patience
+        self._work, self.most, self._patience = work, kept, patience
         # How long the work took last, and when the newest of those who wait came.
         self._seconds = self._newest = 0.0
         self._kept: dict[K, V] = {}
@@ -92,7 +94,7 @@ class Together(Generic[K, V]):
         values |= fresh
         with self._lock:
             self._kept |= fresh
-            for key in list(self._kept)[: max(0, len(self._kept) - self._size)]:
+            for key in list(islice(self._kept, max(0, len(self._kept) - self.most))):
                 del self._kept[key]
 
         def answer(loop: asyncio.AbstractEventLoop) -> None:
@@ -144,8 +146,14 @@ class Embedder:
 
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         """The similarity of a query and each text, rounded to six decimals: equal texts tie on any machine."""
-        vector, *others = await self._together([("query", query), *(("text", text) for text in texts)])
-        return [round(float(vector @ other), 6) for other in others]
+        keys: list[tuple[Kind, str]] = [("query", query), *(("text", text) for text in texts)]
+        # What one query is compared with is there for the next, too.
+        self._together.most = max(self._together.most, 2 * len(keys))
+        vectors = list[np.ndarray]()
+        for start in range(0, len(keys), _COMPARED):
+            vectors += await self._together(keys[start : start + _COMPARED])
+        compare = lambda: [round(float(vectors[0] @ other), 6) for other in vectors[1:]]  # noqa: E731
+        return await asyncio.to_thread(compare) if len(keys) > _COMPARED else compare()
 
     def encode(self, texts: Sequence[str], kind: Kind = "text") -> np.ndarray:
         """The same at once, in this thread and without keeping anything: for index builds."""

@@ -167,7 +167,7 @@ def _graph(index: TripleIndex, embedder: Embedder | None, threshold: float | Non
     stated = [(row, int(position)) for row in range(len(index)) for position in index.passages_of(row)]
     rows, positions = np.array(stated, dtype=np.int64).T
     both, places = np.concatenate([subjects[rows], objects[rows]]), np.tile(entities + positions, 2)
-    named, place = np.unique(np.stack([both, places]), axis=1)
+    named, place = np.divmod(np.unique(both * size + places), size)
     parts = [(subjects, objects, np.ones(len(subjects))), (named, place, np.ones(len(named)))]
     if embedder is not None and threshold is not None:
         parts.append(_synonyms(index, embedder, threshold))

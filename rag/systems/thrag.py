@@ -9,19 +9,25 @@ all sentences are compared; a sentence stands after the title of its passage, wi
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any
 from weakref import WeakKeyDictionary
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from tripletune.models.data.records import Passage, Step, one_line
 from tripletune.models.data.triples import Triple, triple_of
 from tripletune.models.llm import LLMClient
 from tripletune.models.llm.question_client import PromptSet, QuestionClient, load_prompts
-from tripletune.models.llm.replies import UnusableReply, all_of, find_json, json_values
+from tripletune.models.llm.replies import UnusableReply, all_of, find_json, in_workers, json_values
 from tripletune.models.options import setting
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, bare_answer, finish, prompt_files, show_passages
@@ -37,6 +43,8 @@ logger = logging.getLogger(__name__)
 _EXTRACT = "thrag_extract"
 # Sentences whose passages are the ranking that is scored.
 _RANKED = 30
+# Passages that are read at once; the client has its own limit besides.
+_AT_ONCE = 32
 _NAMES = (_EXTRACT, "thrag_topics", "thrag_subtopics", "thrag_answer", "thrag_answer_long", READER)
 _FORM = (
     'write a JSON list of {"triple": [subject, relation, object], "sentence": "…", "subject": {"subtopic": "…", '
@@ -82,14 +90,8 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     # Building the graph is no cost of a question, in calls as in seconds.
     trace.details["index"], trace.cached = graph.spent, {**graph.cached}
     started = time.perf_counter()
-    rows = list(range(len(graph.statements)))
-    if options.traversal:
-        subtopics = await _Selection(question, llm, reranker, options, trace).subtopics(graph)
-        rows = graph.candidates(subtopics, options.hops) or rows
-    # Triples of one sentence are read once.
-    statement: dict[str, Statement] = {}
-    for one in (graph.statements[row] for row in rows):
-        statement.setdefault(f"[{passages[one.position].title}] {one.sentence}", one)
+    subtopics = await _Selection(question, llm, reranker, options, trace).subtopics(graph) if options.traversal else []
+    statement = await asyncio.to_thread(graph.sentences, subtopics, options.hops)
     texts = list(statement)
     ranked = top(texts, await reranker.scores(search, texts) if texts else [], len(texts))
     kept = ranked[: options.sentences]
@@ -181,11 +183,13 @@ class TopicGraph:
     Attributes:
         statements: All triples of the corpus, by row.
         topics: The topics as they were first written, in order of appearance.
+        texts: What a prompt shows of each triple: its sentence behind the title of its passage.
         spent: Calls, tokens read and written of extraction, by role; `cached`, those that were not sent.
     """
 
     def __init__(self, statements: Iterable[Statement]) -> None:
         self.statements = list(statements)
+        self.texts: list[str] = []
         self.spent: dict[str, list[int]] = {}
         self.cached: dict[str, list[int]] = {}
         self._labels: dict[str, str] = {}
@@ -215,16 +219,25 @@ class TopicGraph:
             rows = {row for entity in entities for row in self._edges[entity]}
         return sorted(rows)
 
+    def sentences(self, subtopics: Iterable[str], hops: int) -> dict[str, Statement]:
+        """The texts of `candidates`, of all triples where there is none, each with the first triple that it states."""
+        found: dict[str, Statement] = {}
+        for row in self.candidates(subtopics, hops) or range(len(self.statements)):
+            found.setdefault(self.texts[row], self.statements[row])
+        return found
+
     def statistics(self) -> dict[str, int | float]:
         """Nodes and edges by kind, connected parts, and the share of nodes in the largest (tables 4 and 14)."""
-        import networkx as nx
-
-        graph = nx.Graph()
-        graph.add_edges_from((("t", high), ("s", low)) for high, lows in self._under.items() for low in lows)
-        graph.add_edges_from((("s", low), ("e", name)) for low, names in self._members.items() for name in names)
-        ends = [[("e", entity_key(name)) for name in one.triple.as_list()[::2]] for one in self.statements]
-        graph.add_edges_from(ends)
-        parts = [len(part) for part in nx.connected_components(graph)]
+        numbers = count()
+        tops, lows, ends = ({name: next(numbers) for name in one} for one in (self._under, self._members, self._edges))
+        pairs = chain(
+            ((tops[high], lows[low]) for high, under in self._under.items() for low in under),
+            ((lows[low], ends[name]) for low, names in self._members.items() for name in names),
+            ([ends[entity_key(name)] for name in one.triple.as_list()[::2]] for one in self.statements),
+        )
+        edges = np.fromiter(chain.from_iterable(pairs), np.int64).reshape(-1, 2).T
+        size = next(numbers)
+        parts, part = connected_components(coo_array((np.ones(edges.shape[1]), edges), (size, size)), directed=False)
         return {
             "topics": len(self._under),
             "subtopics": len(self._members),
@@ -232,8 +245,8 @@ class TopicGraph:
             "topic_subtopic_edges": sum(map(len, self._under.values())),
             "subtopic_entity_edges": sum(map(len, self._members.values())),
             "triples": len(self.statements),
-            "components": len(parts),
-            "largest_share": max(parts, default=0) / max(1, len(graph)),
+            "components": parts,
+            "largest_share": np.bincount(part, minlength=1).max() / max(1, size),
         }
 
 
@@ -258,12 +271,30 @@ async def _build(llm: LLMClient, passages: PassageStore, prompts: PromptSet, sam
         read = lambda text: read_statements(text, passage, position, issues)  # noqa: E731
         return await ask_of_passage(client, "extract", user, read, sampling.max_tokens, issues) or []
 
-    found = await all_of(extract(position, passage) for position, passage in enumerate(passages))
-    graph = TopicGraph(one for group in found for one in group)
+    left, titles, found, failed = enumerate(passages), list[str](), dict[int, list[Statement]](), list[Exception]()
+
+    async def work() -> None:
+        for position, passage in left:
+            titles.append(passage.title)
+            if not position % 256:
+                gc.freeze()  # or full collections walk through all that was read, and hold up the event loop
+            try:
+                found[position] = await extract(position, passage)
+            except Exception as error:  # raised when all calls are made: a batch holds them together
+                failed.append(error)
+
+    def build() -> tuple[TopicGraph, dict[str, Any]]:
+        graph = TopicGraph(one for _, group in sorted(found.items()) for one in group)
+        graph.texts = [f"[{titles[one.position]}] {one.sentence}" for one in graph.statements]
+        return graph, {**graph.statistics(), **+issues}
+
+    await in_workers(work, _AT_ONCE)
+    if failed:
+        raise failed[0]
+    graph, figures = await asyncio.to_thread(build)
     tokens = costs.details.get("tokens", {})
     graph.spent = {role: [costs.tallies[f"calls.{role}"], *counts] for role, counts in tokens.items()}
     graph.cached = costs.cached
-    figures = {**graph.statistics(), **+issues}
     logger.info("TH-RAG graph: %s", ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
     return graph
 

@@ -41,6 +41,15 @@ def test_the_oldest_vectors_are_forgotten():
     assert [texts for _, texts in encode.seen] == [["a", "b"], ["a"]]
 
 
+def test_what_one_query_is_compared_with_is_kept_for_the_next_however_much_it_is():
+    encode = Letters()
+    embedder, texts = Embedder("letters", encode, kept=1), [f"a{'b' * (number % 7)} {number}" for number in range(5000)]
+    first, again = (asyncio.run(embedder.scores("a", texts)) for _ in range(2))
+    assert first == again
+    assert (len(first), first[:2]) == (5000, [1.0, 0.707107])
+    assert sum(len(given) for kind, given in encode.seen if kind == "text") == 5000
+
+
 def test_while_it_encodes_the_loop_runs_and_what_waits_goes_together():
     """Defect D1: 64 questions with an encoder of 100 ms took 64 times 100 ms, and no reply was read meanwhile."""
     encode = Letters(seconds=0.1)

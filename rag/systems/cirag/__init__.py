@@ -11,6 +11,7 @@ One function over one question that reads like the paper. Where the paper leaves
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import time
@@ -18,6 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Literal
 
 from tripletune.models.data.records import Passage, Step, normalize_answer
@@ -160,10 +162,11 @@ async def _construct(
         for issue, count in sorted((+issues).items()):
             trace.tally(issue, count)
     trace.structuring_seconds += time.perf_counter() - started
+    # Off the event loop, as sentences and their words take a while.
+    found = await asyncio.to_thread(lambda: [provenance(hit.passage, read[hit.passage.id] or ()) for hit in hits])
     facts: dict[Triple, Fact] = {}
-    for hit in hits:
-        for fact in provenance(hit.passage, read[hit.passage.id] or ()):
-            facts.setdefault(fact.triple, fact)
+    for fact in chain.from_iterable(found):
+        facts.setdefault(fact.triple, fact)
     return facts
 
 

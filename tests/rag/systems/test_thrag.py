@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections import Counter
 
 import pytest
@@ -153,6 +154,19 @@ def test_the_graph_is_built_once():
     assert chat.extractions == 3
     trace, _ = run("x", chat=Chat(CallError("refused")), traversal=False)
     assert {row[0] for row in trace.steps[0].triples} == {"kelm", "Bo"}, "a passage whose call is refused has no triple"
+
+
+@pytest.mark.parametrize("name", ["__init__", "sentences", "statistics"])
+def test_the_graph_is_worked_on_beside_the_event_loop(monkeypatch, name):
+    threads, work = set(), getattr(TopicGraph, name)
+
+    def watched(*given):
+        threads.add(threading.current_thread())
+        return work(*given)
+
+    monkeypatch.setattr(TopicGraph, name, watched)
+    run("x", traversal=False)
+    assert len(threads - {threading.main_thread()}) == len(threads) > 0
 
 
 def test_extraction_replies():
