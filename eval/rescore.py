@@ -158,7 +158,7 @@ def mauve(args: argparse.Namespace, console: Console) -> None:
     model, tokenizer = load_causal_lm(args.model)
     rows = []
     for folder in run_folders(args.folders):
-        found = [row for _, row in read_runs(folder / RESULTS, "question", "answers", "prediction", "error")]
+        found = [row for _, row in read_runs(folder / RESULTS, "question", "answers", "prediction")]
         if len(found) < 2:
             raise ValueError(f"{folder}: {len(found)} answers are too few to compare distributions")
         gold, said = (
@@ -167,7 +167,7 @@ def mauve(args: argparse.Namespace, console: Console) -> None:
         )
         score = float(compute_mauve(p_features=gold, q_features=said, seed=args.seed).mauve)
         write_json(folder / MAUVE, {"mauve": score, "model": args.model, "texts": len(found), "seed": args.seed})
-        failed = sum(bool(row["error"]) for row in found)
+        failed = sum(bool(row.get("error")) for row in found)
         rows.append((str(folder), f"{100 * score:.1f}", str(failed), str(len(found))))
     show_table(console, f"MAUVE (times 100), features of {args.model}", ("run", "mauve", "failed", "answers"), rows)
 

@@ -220,7 +220,7 @@ def compare_folders(
     check_comparable([[bare_run(one) for one in seeds] for seeds in groups], across)
     unit = "text" if texts else "question"
     parts_of = row_parts if texts else lambda row: {name: (score, 1.0) for name, score in row["scores"].items()}
-    rows = [read_results(Path(one) / SCORES) if texts else read_scored(one, "scores", "error") for one in heads]
+    rows = [read_results(Path(one) / SCORES) if texts else read_scored(one, "scores") for one in heads]
     runs = [{row["id"]: parts_of(row) for row in one} for one in rows]
     failures = {one: head.get("failed", head.get("counts", {}).get("errors", 0)) for one, head in heads.items()}
     common = [name for name in runs[0] if all(name in other for other in runs[1:])]

@@ -120,7 +120,7 @@ def _own_settings(run: Run) -> str:
     defaults = defaults_of(run)
     options = {name: one for name, one in (run.settings.get("options") or {}).items() if defaults.get(name) != one}
     others = {name: one for name, one in run.settings.items() if name not in _KNOWN and one is not None}
-    return ", ".join(f"{name}={told_of(one)}" for name, one in (options | others).items() if name != "top_k")
+    return ", ".join(f"{name}={told_of(one)}" for name, one in (options | others).items() if name not in EQUAL)
 
 
 def defaults_of(run: Run) -> dict[str, Any]:

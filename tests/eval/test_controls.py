@@ -203,7 +203,7 @@ def test_a_failed_record_scores_0_in_every_row(serve, call, tmp_path):
         return reply(sample)
 
     model.reply = fail
-    assert call() == 0
+    assert call() == 4
     found = json.loads((tmp_path / "out" / "metrics.json").read_text())["controls"]
     assert found["model"]["exact_match"]["score"]["mean"] == pytest.approx(6 / 7)
     assert found["other_graph"]["exact_match"]["difference"]["mean"] == 0.0
