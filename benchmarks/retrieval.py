@@ -1,11 +1,12 @@
-"""Retrieval with no language model: how much of what a question needs is found."""
+"""Retrieval with no language model, GEAR's with an oracle: how much of what a question needs is found."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tripletune.models.data.questions import Question
 from tripletune.models.llm import Completion, LLMClient
 from tripletune.models.options import setting
 from tripletune.rag.answering import SystemOptions, open_tools
+from tripletune.rag.retrievers import verbalise, words_in
 from tripletune.rag.systems import find_system
 from tripletune.rag.systems.gear import GearOptions, Scoring
 from tripletune.rag.systems.ppr import PprOptions
@@ -33,19 +35,40 @@ class RetrievalOptions(Options):
     scoring: Scoring = setting("concat", "what NaiveGE compares with the query")
 
 
-class _NoModel(LLMClient):
-    """Replies nothing: the answer is not looked at."""
+class _Reader(LLMClient):
+    """GEAR's reader as an oracle: it remembers triples of the supporting passages that it is shown.
 
-    model = "none"
+    Of each it keeps the two with most words of the question, and searches on with what they name until it has seen all.
+    Nothing else is replied to.
+    """
 
-    async def chat(self, messages: Any, **options: Any) -> Completion:
-        return Completion("")
+    model = "oracle"
+
+    def __init__(self, questions: Sequence[Question]) -> None:
+        self.questions = {one.id: one for one in questions}
+        self.triples: Any = None
+
+    async def chat(self, messages: Any, *, role: str, question_id: str = "", **options: Any) -> Completion:
+        text, question = messages[-1]["content"], self.questions[question_id]
+        wanted = set(words_in(question.question))
+        known = []
+        for passage in (question.passages[index] for index in question.supporting):
+            stated = sorted(self.triples.get(passage) or (), key=lambda one: -len(wanted & {*words_in(verbalise(one))}))
+            rows = [json.dumps(triple.as_list(), ensure_ascii=False) for triple in stated[:2]]
+            known.append((passage.content in text, any(row in text for row in rows), rows))
+        if role == "gear.read":
+            return Completion("\n".join(row for shown, _, rows in known if shown for row in rows) or "none")
+        if role == "gear.reason":
+            return Completion(f"Answerable: {'Yes' if all(kept or not rows for _, kept, rows in known) else 'No'}")
+        names = (name for _, kept, rows in known if kept for row in rows for name in json.loads(row)[::2])
+        return Completion(f"{question.question} {' '.join(dict.fromkeys(names))}" if role == "gear.rewrite" else "")
 
 
 def retrieval(options: RetrievalOptions) -> Result:
     """Recall of the supporting passages at 2, 5, 10 and 15, of BM25, dense and hybrid retrieval, each with NaiveGE.
 
-    The last rows are PageRank, from each retriever's passages and all of the five closest triples.
+    The last rows are PageRank, from each retriever's passages and all of the five closest triples, and GEAR with
+    a reader that knows which passages support the question.
     """
     quiet()
     questions = list(task_questions(load_task(options.task), options.data))
@@ -57,6 +80,7 @@ def retrieval(options: RetrievalOptions) -> Result:
             "": ("standard", None),
             " + NaiveGE": ("gear", GearOptions(variant="naive", top_k=max(CUTS), scoring=options.scoring)),
             " + PageRank": ("ppr", PprOptions(top_k=max(CUTS), filter=False)),
+            " + GEAR": ("gear", GearOptions(scoring=options.scoring)),
         }
         for suffix, (name, loop) in systems.items():
             for retriever in ("bm25", "dense", "hybrid"):
@@ -75,8 +99,10 @@ async def _rankings(
     system = find_system(name)
     loop = loop or system.options(top_k=max(CUTS))
     search = SystemOptions(triples=options.triples, retriever=retriever, encoder=ENCODER)
-    tools = open_tools(search, system, loop, folder / "corpus.jsonl", folder / "index", llm=_NoModel())
-    runs = (system.run(question.question, question.question, tools, loop) for question in questions)
+    reader = _Reader(questions)
+    tools = open_tools(search, system, loop, folder / "corpus.jsonl", folder / "index", llm=reader)
+    reader.triples = tools.store
+    runs = (system.run(one.question, one.question, replace(tools, question_id=one.id), loop) for one in questions)
     traces = await asyncio.gather(*runs)
     return [final_ranking(trace.to_json()) for trace in traces]
 

@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.data.pairs import entity_triple, is_only_a_name, read_reply
+from tripletune.models.data.pairs import entity_triple, is_only_a_name, read_reply, render_source
 from tripletune.models.data.records import Passage, read_corpus
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import check_new, json_line, new_file
@@ -30,7 +30,7 @@ from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.replies import all_of, in_workers
 from tripletune.models.options import setting
 from tripletune.models.program import add_arguments, progress
-from tripletune.rag.extractor import PIECE_LIMIT, LocalOptions, TextExtractor, open_extractor, source_pieces
+from tripletune.rag.extractor import PIECE_LIMIT, PROMPTS_OF, LocalOptions, TextExtractor, open_extractor, source_pieces
 from tripletune.rag.triple_store import Extraction, TripleStore
 
 logger = logging.getLogger(__name__)
@@ -202,7 +202,8 @@ class CorpusExtraction:
         if not passage.text.strip():
             counts.empty += 1
             return
-        texts = source_pieces(passage.title, passage.text, self.piece_limit)
+        render = getattr(self.extractor, "render", render_source)
+        texts = source_pieces(passage.title, passage.text, self.piece_limit, render)
         counts.split += len(texts) > 1
         counts.pieces += len(texts)
         try:
@@ -270,6 +271,8 @@ def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
     who.add_argument("--teacher", choices=backend_names(), help="a chat model behind this backend, see --teacher-model")
     add("--prompt", metavar="FILE", help="system prompt instead of ours (rag/prompts/extract_triples.md for a teacher; "
         "for a trained model that in its folder, or models/prompts/extract_triples.md)")  # fmt: skip
+    add("--prompts-of", choices=PROMPTS_OF, help="with --teacher: prompts of a system's loop; cirag and ppr ask for "
+        "entities, then for triples, gear for both at once")  # fmt: skip
     add_arguments(parser, PartOptions)
     add_arguments(parser.add_argument_group("--model", "how a model on this machine extracts"), LocalOptions)
     rest = [item.name for item in fields(LLMOptions) if item.name != "backend"]  # `--teacher` names it

@@ -15,6 +15,7 @@ import logging
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,8 +25,8 @@ from tripletune.models.llm import CallError, Completion, Endpoint, LLMClient, Me
 from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
-from tripletune.models.llm.question_client import QuestionClient
-from tripletune.models.llm.replies import UnusableReply, all_of
+from tripletune.models.llm.question_client import QuestionClient, load_prompts
+from tripletune.models.llm.replies import UnusableReply, all_of, find_json
 from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, model_fingerprint, resolve, usual_dtype
 from tripletune.models.options import CheckedOptions, rare, setting
 from tripletune.models.program import from_arguments, to_arguments
@@ -42,6 +43,10 @@ _CELLS = 24_576
 # Longest text that an extractor reads, in characters. RAS reads 512 tokens (section D.1); English has some four
 # characters per token, tables and names fewer.
 PIECE_LIMIT = 1600
+# Prompts of systems' papers for a corpus: HippoRAG's two steps are CIRAG's (figures 9 and 10), GEAR takes one.
+PROMPTS_OF = {"cirag": ("cirag_triples", "cirag_entities"), "gear": ("cirag_joint",)}
+PROMPTS_OF["ppr"] = PROMPTS_OF["cirag"]
+_ENTITIES = 'write one JSON object {"entities": ["...", ...]} and nothing else'
 # Examples that a small model can follow: some facts, and not so long that they fill its context.
 _SHOT_TRIPLES, _SHOT_CHARACTERS = (2, 8), 400
 T = TypeVar("T")
@@ -80,6 +85,7 @@ class TextExtractor(Endpoint):
         by_length: Whether those of a corpus come sorted by length, which a model on this machine reads faster.
         name: The model's name in stores, which changes with a local model's weights; None: the client's.
         settings: What else its replies depend on.
+        prompts_of: Whose prompts it is asked with instead, of `PROMPTS_OF`, as in that system's loop.
     """
 
     def __init__(
@@ -92,23 +98,44 @@ class TextExtractor(Endpoint):
         by_length: bool = False,
         name: str | None = None,
         settings: Mapping[str, Any] | None = None,
+        prompts_of: str | None = None,
     ) -> None:
         self.model, self.concurrency, self.by_length = name or client.model, concurrency, by_length
+        self.render, self._entities = titled_source if prompts_of else render_source, list[str]()
+        if prompts_of:
+            instruction, *self._entities = load_prompts(PROMPTS_OF[prompts_of]).texts.values()
         self._client, self._instruction, self._examples = client, instruction, list[Message]()
         for text, reply in shots:
             self._examples += [{"role": "user", "content": text}, {"role": "assistant", "content": reply or NO_FACTS}]
         self._sampling = sampling or Sampling(max_tokens=TEACHER_TOKENS)
-        about = {"instruction": instruction} | ({"shots": [list(shot) for shot in shots]} if shots else {})
+        about = {"instruction": "\n\n".join([*self._entities, instruction])} | (
+            {"shots": [list(shot) for shot in shots]} if shots else {}
+        )
         depends = {**about, **self._sampling.to_json(), **(settings or {})}
         self.settings = json.dumps(depends, ensure_ascii=False)
 
     async def extract(self, texts: Sequence[str]) -> list[Completion]:
-        """Reply to each text, made by `models.data.pairs.render_source`; `read_reply` reads the replies."""
-        chats, notes = (extraction_chat(text, self._instruction) for text in texts), NOTING.get()
+        """Reply to each text, made by `render`; `read_reply` reads the replies."""
+        notes = NOTING.get()
         client = QuestionClient(self._client, notes) if notes else self._client
-        return await all_of(
-            client.chat([system, *self._examples, user], role=ROLE, sampling=self._sampling) for system, user in chats
-        )
+
+        async def read(text: str) -> Completion:
+            spent = list[Completion]()
+            for prompt in self._entities:
+                spent.append(await client.chat(extraction_chat(text, prompt), role=ROLE, sampling=self._sampling))
+                names: tuple[str, ...] = ()
+                with suppress(UnusableReply):  # without a list the triples are asked for all the same
+                    names = read_entities(spent[-1].text)
+                text = with_entities(text, names)
+            system, user = extraction_chat(text, self._instruction)
+            reply = await client.chat([system, *self._examples, user], role=ROLE, sampling=self._sampling)
+            sent = [one for one in (*spent, reply) if not one.cached]
+            tokens = sum(one.prompt_tokens for one in sent), sum(one.completion_tokens for one in sent)
+            return (
+                replace(reply, prompt_tokens=tokens[0], completion_tokens=tokens[1], cached=False) if spent else reply
+            )
+
+        return await all_of(map(read, texts))
 
     def reject(self, replies: Iterable[Completion]) -> bool:
         """Have the next run ask again for replies that are of no use; a model on this machine writes them again."""
@@ -186,7 +213,7 @@ def open_extractor(
             f"--teacher-{one.name}".replace("_", "-")
             for one in fields(LLMOptions)
             if one.name not in ("backend", "ledger") and getattr(args, f"teacher_{one.name}") != one.default
-        ]
+        ] + (["--prompts-of"] if getattr(args, "prompts_of", None) else [])
         if set_here:
             raise ValueError(f"{', '.join(set_here)}: no effect with --model, which runs on this machine")
         prompt = args.prompt or (TEACHER_PROMPT if untrained else None)
@@ -197,7 +224,10 @@ def open_extractor(
     if args.teacher_ledger is None and not load_backend(args.teacher).local:
         args.teacher_ledger = ledger
     options = from_arguments(LLMOptions, args, "teacher")
-    return teacher_extractor(open_client(options), options, args.prompt, shots, local.max_tokens)
+    chosen = getattr(args, "prompts_of", None)
+    if chosen and args.prompt:
+        raise ValueError(f"--prompt {args.prompt} and --prompts-of {chosen}: take one of them")
+    return teacher_extractor(open_client(options), options, args.prompt, shots, local.max_tokens, chosen)
 
 
 def teacher_extractor(
@@ -206,15 +236,16 @@ def teacher_extractor(
     prompt: str | Path | None = None,
     shots: Sequence[tuple[str, str]] = (),
     max_tokens: int | None = None,
+    prompts_of: str | None = None,
 ) -> TextExtractor:
     """An extractor on the client of a chat model that was not trained for it, opened with these options."""
-    instruction, sampling = load_instruction(prompt or TEACHER_PROMPT), options.sampling(max_tokens or TEACHER_TOKENS)
-    if not options.is_local:
-        return TextExtractor(client, instruction, shots, sampling, options.concurrency, name=options.ledger_name)
-    # The same folder may hold other weights tomorrow: their fingerprint is part of the name.
-    name = f"{options.ledger_name} {model_fingerprint(options.model)}".strip()
-    # Calls that wait are grouped by the backend; some more than a batch keep the next one full.
-    return TextExtractor(client, instruction, shots, sampling, 4 * options.batch_size, name=name)
+    sampling, name, most = options.sampling(max_tokens or TEACHER_TOKENS), options.ledger_name, options.concurrency
+    if options.is_local:
+        # The same folder may hold other weights tomorrow: their fingerprint is part of the name. Calls that wait are
+        # grouped by the backend; some more than a batch keep the next one full.
+        name, most = f"{name} {model_fingerprint(options.model)}".strip(), 4 * options.batch_size
+    instruction = load_instruction(prompt or TEACHER_PROMPT)
+    return TextExtractor(client, instruction, shots, sampling, most, name=name, prompts_of=prompts_of)
 
 
 async def ask_of_passage(
@@ -240,6 +271,27 @@ async def ask_of_passage(
     return None
 
 
+def read_entities(text: str) -> tuple[str, ...]:
+    """Read `{"entities": ["...", ...]}`, the paper's "named entities" as the key, or the list alone."""
+    value = find_json(text, advice=_ENTITIES)
+    if isinstance(value, dict):
+        value = next((value[name] for name in ("entities", "named entities", "named_entities") if name in value), None)
+    if not isinstance(value, list) or not all(isinstance(name, (str, int, float)) for name in value):
+        raise UnusableReply("no_entities", f"The reply holds no list of entities; {_ENTITIES}.")
+    names = (" ".join(str(name).split()) for name in value)
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def titled_source(title: str, text: str) -> str:
+    """What the prompts cirag_* are asked about."""
+    return f"Title: {' '.join(title.split())}\nText: {' '.join(text.split())}"
+
+
+def with_entities(source: str, names: Sequence[str]) -> str:
+    """What the second step is asked about."""
+    return f"{source}\nEntities: {json.dumps(names, ensure_ascii=False)}"
+
+
 def choose_shots(data: str | Path, count: int) -> tuple[tuple[str, str], ...]:
     """Source texts and replies of short training pairs with two to eight triples: those of the smallest hashes.
 
@@ -261,7 +313,9 @@ def choose_shots(data: str | Path, count: int) -> tuple[tuple[str, str], ...]:
     return tuple((text, targets[text]) for text in chosen)
 
 
-def source_pieces(title: str, text: str, limit: int = PIECE_LIMIT) -> list[str]:
+def source_pieces(
+    title: str, text: str, limit: int = PIECE_LIMIT, render: Callable[[str, str], str] = render_source
+) -> list[str]:
     """What an extractor reads of a passage: one text, or several where it is too long, each behind the title.
 
     A title that takes more than half of the `limit`, in characters, is cut.
@@ -269,7 +323,7 @@ def source_pieces(title: str, text: str, limit: int = PIECE_LIMIT) -> list[str]:
     # A title must leave room for the text, however long it is; a colon and a space stand between them.
     title = next(iter(split_passage(title, max(limit // 2 - 2, 1))), "")
     room = max(limit - len(title) - 2, 1)
-    return [render_source(title, piece) for piece in split_passage(text, room)]
+    return [render(title, piece) for piece in split_passage(text, room)]
 
 
 def split_passage(text: str, limit: int = PIECE_LIMIT, overlap: int = 0) -> list[str]:

@@ -312,6 +312,9 @@ def find_triples(text: str, advice: str = "") -> FoundTriples:
         return FoundTriples(parsed.triples, parsed.malformed or int(not parsed.triples))
     if _NO_FACTS.fullmatch(plain):
         return FoundTriples(())
+    if vain and (key := text.rfind('"triples"')) > 0:
+        # Entities that stand before them would be read as triples, since the object around both is not complete.
+        return find_triples(text[key:], advice)
     malformed = sum(bool(_ROW_START.match(plain, start)) for start in vain)
     if rows is None and not malformed:
         raise UnusableReply("no_triples", _explain(text, "there is no list of triples in it", advice))

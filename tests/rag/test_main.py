@@ -71,6 +71,15 @@ def test_a_corpus_becomes_the_file_the_loops_read(tmp_path, clients):
     assert clients[1].asked == []
 
 
+def test_a_corpus_is_read_with_the_prompts_of_a_system(tmp_path, clients, capsys):
+    path = corpus(tmp_path)
+    extract(tmp_path, path, "--prompts-of", "gear")
+    assert clients[0].asked[0].text == "Title: Ada\nText: Ada was born in London."
+    for other in (("--prompt", path), ("--model", "x")):
+        assert extract(tmp_path, path, "--prompts-of", "cirag", *other) == 2
+        assert "--prompts-of" in capsys.readouterr().err
+
+
 def test_passages_of_several_stores(tmp_path, clients, capsys):
     rows = [{"text": f"passage {n}"} for n in range(4)]
     stores = [str(tmp_path / f"{number}.sqlite") for number in range(2)]

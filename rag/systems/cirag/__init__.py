@@ -25,11 +25,11 @@ from typing import Literal
 from tripletune.models.data.records import Passage, Step, normalize_answer
 from tripletune.models.data.triples import FoundTriples, Triple
 from tripletune.models.llm.question_client import QuestionClient, load_prompts
-from tripletune.models.llm.replies import UnusableReply, all_of, find_json, find_triples, is_refusal
+from tripletune.models.llm.replies import UnusableReply, all_of, find_triples, is_refusal
 from tripletune.models.options import setting
 from tripletune.rag import NOTING, Trace
 from tripletune.rag.chat_generator import READER, REFUSAL, Found, finish, prompt_files, read_answer
-from tripletune.rag.extractor import ask_of_passage
+from tripletune.rag.extractor import ask_of_passage, read_entities, titled_source, with_entities
 from tripletune.rag.retrievers import Fact, Retrieved, provenance, top, verbalise
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
 from tripletune.rag.systems._rounds import reason_to_stop
@@ -53,7 +53,6 @@ _OWN = (
     *(f"cirag_answer_{granularity}" for granularity in GRANULARITIES),
 )  # fmt: skip
 PROMPT_NAMES = (*_OWN, READER)
-_ENTITIES = 'write one JSON object {"entities": ["...", ...]} and nothing else'
 _TRIPLES = 'write one JSON object {"triples": [["subject", "predicate", "object"], ...]} and nothing else'
 
 
@@ -179,27 +178,16 @@ async def passage_triples(
     what the paper calls extraction cached offline. `issues` counts what was odd about the replies, by kind.
     """
     joint, limit = options.extraction == "joint", options.max_extraction_tokens
-    user = f"Title: {' '.join(passage.title.split())}\nText: {' '.join(passage.text.split())}"
+    user = titled_source(passage.title, passage.text)
     if not joint:
         # Without a list the triples are asked for all the same.
         entities = await ask_of_passage(llm, "entities", user, read_entities, limit, issues) or ()
-        user += f"\nEntities: {json.dumps(entities, ensure_ascii=False)}"
+        user = with_entities(user, entities)
     call = "joint" if joint else "triples"
     if (found := await ask_of_passage(llm, call, user, read_passage_triples, limit, issues)) is None:
         return None
     issues += Counter({"malformed_triples": found.malformed, "incomplete_json": found.cut_off})
     return found.triples
-
-
-def read_entities(text: str) -> tuple[str, ...]:
-    """Read `{"entities": ["...", ...]}`, the paper's "named entities" as the key, or the list alone."""
-    value = find_json(text, advice=_ENTITIES)
-    if isinstance(value, dict):
-        value = next((value[name] for name in ("entities", "named entities", "named_entities") if name in value), None)
-    if not isinstance(value, list) or not all(isinstance(name, (str, int, float)) for name in value):
-        raise UnusableReply("no_entities", f"The reply holds no list of entities; {_ENTITIES}.")
-    names = (" ".join(str(name).split()) for name in value)
-    return tuple(dict.fromkeys(name for name in names if name))
 
 
 def read_passage_triples(text: str) -> FoundTriples:
@@ -210,9 +198,6 @@ def read_passage_triples(text: str) -> FoundTriples:
         stay; one without any is fine: some passages state nothing.
     """
     found = find_triples(text, _TRIPLES)
-    if found.cut_off and '"triples"' in text:
-        # Entities that stand before them would be read as triples, since the object around both is not complete.
-        found = find_triples(text[text.rindex('"triples"') :], _TRIPLES)
     if found.cut_off and not found.triples:
         raise UnusableReply("bad_json", f"In the reply: the JSON in it is cut off or malformed; {_TRIPLES}.")
     if found.malformed and not found.triples:

@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 from collections import Counter
+from contextlib import closing
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,8 @@ from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.question_client import QuestionClient, load_prompts
 from tripletune.models.llm.replies import UnusableReply
 from tripletune.rag import Trace
+from tripletune.rag.extract import CorpusExtraction
+from tripletune.rag.extractor import TextExtractor
 from tripletune.rag.retrievers import provenance, source_sentence, split_sentences
 from tripletune.rag.systems.cirag import (
     PROMPT_NAMES,
@@ -22,17 +25,18 @@ from tripletune.rag.systems.cirag import (
     read_entities,
     read_passage_triples,
 )
+from tripletune.rag.triple_store import StoredTriples, TripleStore
 
 PASSAGE = Passage("Kelm\n town", "Kelm is a town.\nIt lies on the Sarn.")  # a line break opens no new line
 ENTITIES = '{"entities": ["Kelm", "Sarn"]}'
 TRIPLES = '{"triples": [["Kelm", "is", "town"], ["Kelm", "lies on", "Sarn"], ["Kelm", "is", "town"]]}'
 
 
-def read(*replies):
+def read(*replies, **more):
     client, trace, issues = Client(*replies), Trace("Q?"), Counter()
     prompts = load_prompts(PROMPT_NAMES)
     llm = QuestionClient(client, trace, "q1", Sampling(temperature=0.5, seed=3), system="cirag", prompts=prompts)
-    options = CiragOptions(max_extraction_tokens=99)
+    options = CiragOptions(max_extraction_tokens=99, **more)
     found = asyncio.run(passage_triples(PASSAGE, llm, issues, options))
     return found, dict(+issues), client, trace
 
@@ -68,6 +72,22 @@ def test_an_unreadable_reply_is_sent_back_once_and_then_given_up():
     assert client.asked[2].text.endswith("\nEntities: []")
     assert (len(found), issues["unreadable.cirag.entities"]) == (2, 1)
     assert read(ENTITIES, "?", "[[]]")[:2] == (None, {"unreadable.cirag.triples": 1, "repairs.cirag.triples": 1})
+
+
+@pytest.mark.parametrize(("of", "extraction"), [("cirag", "two_step"), ("ppr", "two_step"), ("gear", "joint")])
+def test_a_corpus_is_read_with_the_chats_of_the_loop(tmp_path, of, extraction):
+    replies = (ENTITIES, TRIPLES) if extraction == "two_step" else ('{"entities": ["a", "b", "c"], ' + TRIPLES[1:],)
+    found, _, loop, _ = read(*replies, extraction=extraction)
+    client, sampling = Client(*replies), Sampling(temperature=0.5, seed=3, max_tokens=99)
+    with closing(TripleStore(tmp_path / "s.sqlite")) as store:
+        run = CorpusExtraction(TextExtractor(client, "", sampling=sampling, prompts_of=of), store)
+        counts = asyncio.run(run.run([PASSAGE]))
+        assert StoredTriples(store, run.id).get(PASSAGE) == found
+        assert store.extractors()[0].settings.count("Reply with one JSON object") == len(replies)
+    assert [(one.messages, one.sampling) for one in client.asked] == [
+        (one.messages, one.sampling) for one in loop.asked
+    ]
+    assert (counts.extracted, counts.tokens_read) == (1, 10 * len(replies))
 
 
 def test_malformed_triples_are_counted_and_cost_no_neighbour():
