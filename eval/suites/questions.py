@@ -52,7 +52,7 @@ from tripletune.rag.triple_store import read_gold
 
 logger = logging.getLogger(__name__)
 # In these, {task} is the name of a task.
-_OF_TASK = ("data", "corpus", "triples", "gold", "index")
+_OF_TASK = ("data", "corpus", "triples", "gold", "index", "answers")
 
 
 class QuestionSuite(Suite):
@@ -81,6 +81,7 @@ class QuestionSuite(Suite):
         self.options, self.prices = options, read_prices(options.price)
         known = {item.name for item in fields(self.system.options)}
         wanted = {name: getattr(self.task, name) for name in ("max_answer_tokens", "answer", "top_k")}
+        wanted["answers"] = options.answers
         protocol = {name: value for name, value in wanted.items() if value is not None and name in known}
         self.loop = make_options(self.system, options.set, **protocol)
         if problems := run_problems(options, self.system, self.loop, teacher):
@@ -93,7 +94,9 @@ class QuestionSuite(Suite):
                 logger.warning("%s: %d %s", options.data, count, note)
         self.gold: Mapping[str, frozenset[str]] | None = self._read_gold() if options.gold else None
         self._passages: dict[str, Passage] = {}
-        self.own_contexts = self.system.needs_corpus(self.loop) and not options.corpus
+        outside = self.system.model == "none"
+        self.teacher = None if outside else teacher
+        self.own_contexts = (outside or self.system.needs_corpus(self.loop)) and not options.corpus
         self.retry_errors = options.retry_errors
         # Calls of a batch are not answered now, and one question after another makes the same file every time.
         waits = teacher is not None and teacher.backend == "batch" and not options.oracle
@@ -122,7 +125,7 @@ class QuestionSuite(Suite):
         corpus, triples = system.needs_corpus(self.loop), system.needs_triples(self.loop)
         embeds = corpus and (options.retriever != "bm25" or system.needs_reranker(self.loop))
         models = model_settings(options, self.teacher)
-        if self.teacher and (files := dict(system.files(self.loop))):
+        if (self.teacher or system.model == "none") and (files := dict(system.files(self.loop))):
             models["files"] = files
         if embeds:
             how = ("query_prompt", "text_prompt", "similarity")
@@ -166,9 +169,9 @@ class QuestionSuite(Suite):
             self._passages = {one.id: one for one in read_corpus(place) if one.id in wanted}
             if not self._passages:
                 raise ValueError(f"--gold {options.gold} names no passage of {place}: give the links of this corpus")
-        elif corpus and options.corpus:
-            links = partial(context_links, self.items(), corpus)
-            self.gold = self.opened.once(("links", corpus, options.task, options.data, options.limit), links)
+        elif options.corpus and (corpus or system.model == "none"):
+            links = partial(context_links, self.items(), Path(options.corpus))
+            self.gold = self.opened.once(("links", options.corpus, options.task, options.data, options.limit), links)
         llm = teacher = None
         if self.teacher is not None:
             chosen = (self.teacher, options.oracle, tuple(options.llm))
@@ -365,6 +368,10 @@ def _options_of(
     )
     if system != "cirag":
         own.integrator = None
+    if system != "answers":
+        own.answers = None
+    if find_system(system).model == "none":
+        return replace(own, model=None, planner_model=None, oracle=None, llm=[]), None
     if find_system(system).model == "llm":  # a Graph-LLM is for the systems that take one
         own.model, own.planner_model, own.untrained = None, None, False
         if options.model or options.planner_model:

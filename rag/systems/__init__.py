@@ -122,7 +122,8 @@ class System:
         searches_triples: Whether it searches the triples of the corpus, not its passages.
         searches_both: Whether one that searches triples searches passages, too.
         options: The class of its options; the fields' defaults are its paper's.
-        model: What it works with: "any" (a Graph-LLM, or a chat model in its place), or an "llm" that it prompts.
+        model: What it works with: "any" (a Graph-LLM, or a chat model in its place), an "llm" that it
+            prompts, or "none".
         files: Digests of the files that its results depend on with a chat model, by name.
         plans: Whether one model may plan and another answer.
         needs_gold: Whether it reads the passages that support a question.
@@ -135,7 +136,7 @@ class System:
     needs_reranker: Callable[[Any], bool] = lambda options: False
     searches_triples: Callable[[Any], bool] = lambda options: False
     options: type[Any] = LoopOptions
-    model: Literal["any", "llm"] = "any"
+    model: Literal["any", "llm", "none"] = "any"
     files: Callable[[Any], Mapping[str, str]] = lambda options: {}
     searches_both: bool = False
     plans: bool = False

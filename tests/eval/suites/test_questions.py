@@ -352,10 +352,32 @@ def test_lengths_are_the_tasks_and_a_common_reader_is_a_chat_model(files):
     def opened(**options):
         return suites_of(QuestionOptions(**named | options), LLMOptions(model="m"))
 
-    every = opened(system=",".join(system_names()), retriever="dense", triples=data)
+    asking = [name for name in system_names() if name != "answers"]
+    every = opened(system=",".join(asking), retriever="dense", triples=data)
     assert {(one.loop.max_answer_tokens, one.loop.answer, one.loop.reader) for one in every} == {(9, "long", "paper")}
     ras, standard = opened(system="ras,standard", model="graph", triples=data, set=["reader=common"])
     assert (ras.options.model, ras.options.planner_model, ras.teacher.model) == (None, "graph", "m")
     assert (standard.options.model, standard.options.planner_model, standard.teacher.model) == (None, None, "m")
     with pytest.raises(ValueError, match="common reader is a chat model: name it with --llm, and a Graph-LLM as pl"):
         opened(system="ras", model="graph", triples=data, set=["reader=common"])
+
+
+def test_answers_of_another_program(files, error_of):
+    rows = [
+        {"id": f"h{n}", "answer": f"River{n}\n", "passages": ["x", {"title": f"Town{n}", "text": FACTS[n]}],
+         "prompt_tokens": 9, "seconds": 2.5}
+        for n in range(5)
+    ]  # fmt: skip
+    write_lines(files / "theirs.jsonl", rows)
+    words = ["run", "--system", "answers", "--task", "hotpotqa", "--data", str(files / "hotpot.jsonl")]
+    words += ["--output", str(files / "theirs")]
+    assert main(words) == 2
+    assert "give --answers FILE" in error_of()
+    assert main([*words, "--answers", str(files / "theirs.jsonl")]) == 4, "one of six questions has no answer"
+    found = metrics(files, "theirs")
+    assert found["metrics"]["exact_match"]["mean"] == pytest.approx(5 / 6)
+    assert (found["failed"], found["cost"]["prompt_tokens"]) == (1, 45)
+    assert found["recall"]["shown@2"]["mean"] == pytest.approx(5 / 6)
+    write_lines(files / "theirs.jsonl", [*rows, rows[0]])
+    assert main([*words, "--overwrite", "--answers", str(files / "theirs.jsonl")]) == 2
+    assert "theirs.jsonl:6: a second answer to question h0" in error_of()

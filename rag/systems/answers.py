@@ -1,0 +1,78 @@
+"""Answers of an outside program, from a file: scored, compared and shown beside the systems here.
+
+A JSON line a question: `{"id", "answer"}`, and where known `passages` that were read, best first (ids of the corpus, or
+`{"title", "text"}`), `calls`, `prompt_tokens`, `completion_tokens` and `seconds`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from tripletune.models.data.fields import checked, name_field
+from tripletune.models.data.records import Passage, Step, read_jsonl
+from tripletune.models.files import file_digest
+from tripletune.models.options import CheckedOptions, setting
+from tripletune.rag import Trace
+from tripletune.rag.retrievers import Retrieved
+from tripletune.rag.systems import System, Tools
+
+_COUNTS = ("calls", "prompt_tokens", "completion_tokens")
+_LAYOUT = {"answer": str, "passages?": list, "seconds?": float, **{f"{name}?": int for name in _COUNTS}}
+
+
+@dataclass(frozen=True, slots=True)
+class AnswersOptions(CheckedOptions):
+    """The file, which `--answers` names."""
+
+    answers: str = setting("", "JSON lines of an outside program's answers")
+
+    def check(self) -> list[str]:
+        """What `setting` can't say."""
+        return [] if self.answers else ["it needs the file of an outside program's answers: give --answers FILE"]
+
+
+async def answers(question: str, search: str, tools: Tools, options: AnswersOptions) -> Trace:
+    """The answer that the file has for a question; a question that it lacks fails."""
+    row = _rows(options).get(tools.question_id)
+    if row is None:
+        raise ValueError(f"{options.answers} has no answer to question {tools.question_id}")
+    counts: dict[str, Any] = {name: row.get(name) or 0 for name in (*_COUNTS, "seconds")}
+    trace = Trace(question, answer=row["answer"].strip(), stop_reason="single_pass", **counts)
+    if passages := row["passages"]:
+        trace.add_step(Step(search), [Retrieved(passage, 0.0) for passage in passages])
+        trace.shown = list(trace.found)
+    return trace
+
+
+def _rows(options: AnswersOptions) -> dict[str, dict[str, Any]]:
+    return _read(options.answers, os.stat(options.answers).st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _read(path: str, changed: int) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for where, row in read_jsonl(path):
+        checked(row, where, _LAYOUT)
+        name = name_field(row, where, "id", "_id", "question_id")
+        if not name or name in found:
+            raise ValueError(f"{where}: " + (f"a second answer to question {name}" if name else "the row has no id"))
+        passages = [
+            Passage.from_json(one, where) if isinstance(one, dict) else Passage("", "", str(one))
+            for one in row.get("passages") or ()
+        ]
+        found[name] = {**row, "passages": passages}
+    return found
+
+
+SYSTEM = System(
+    name="answers",
+    run=answers,
+    needs_corpus=lambda options: False,
+    options=AnswersOptions,
+    model="none",
+    # The rows are read before any question is asked.
+    files=lambda options: {"answers": file_digest(options.answers)} if _rows(options) else {},
+)
