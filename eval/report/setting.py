@@ -33,7 +33,8 @@ _SHORT = 12
 def shared_settings(run: Run) -> dict[str, Any]:
     """The values of `EQUAL`; None where the system does not take it, or an older run did not note it."""
     settings, systems = run.settings, system_names()
-    found = dict.fromkeys(EQUAL) | {"data": settings.get("data"), "limit": run.about.get("questions")}
+    found = dict.fromkeys(EQUAL)
+    found |= {"data": settings.get("data"), "limit": run.about.get("questions", settings.get("limit"))}
     if "system" not in settings:
         return found
     options, task = settings.get("options") or {}, settings["task"]
@@ -118,8 +119,10 @@ def setting_rows(runs: Sequence[Run], names: Sequence[str]) -> list[list[str]]:
 def _own_settings(run: Run) -> str:
     """What else a run depends on: options that are not its system's defaults, and settings that only some runs have."""
     defaults = defaults_of(run)
-    options = {name: one for name, one in (run.settings.get("options") or {}).items() if defaults.get(name) != one}
+    options = {name: one for name, one in (run.settings.get("options") or {}).items() if defaults.get(name, one) != one}
     others = {name: one for name, one in run.settings.items() if name not in _KNOWN and one is not None}
+    if (drawn := run.settings.get("sampling") or ())[2:] and drawn[2] is not None:
+        others["seed"] = drawn[2]
     return ", ".join(f"{name}={told_of(one)}" for name, one in (options | others).items() if name not in EQUAL)
 
 

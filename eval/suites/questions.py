@@ -258,9 +258,7 @@ class QuestionSuite(Suite):
         show_table(console, title, heads, rows, "questions", metrics["failed"])
         counts, cost, session = metrics["counts"], metrics["cost_per_question"], metrics["session"]
         console.print(
-            f"errors {counts['errors']} (they score 0), refusals {counts['refusals']}, malformed plans "
-            f"{counts['malformed_plans']}, unexpected plans {counts['unexpected_plans']}, passages without triples "
-            f"{counts['passages_without_triples']} of {counts['passages']}, ended by "
+            f"{_listed({name.replace('_', ' '): n for name, n in counts.items() if isinstance(n, int)})}, ended by "
             f"{_listed(counts['stop_reasons'])}, actions {_listed(counts['actions'])}"
         )
         if counts["tallies"]:

@@ -25,7 +25,7 @@ SETTINGS = {
 def run_of(folder="f", questions=20, **changes):
     options = {**SETTINGS["options"], **changes.pop("options", {})}
     settings = {name: one for name, one in {**SETTINGS, **changes, "options": options}.items() if one != "absent"}
-    return Run(folder, "", settings, {"questions": questions}, {}, 0, pd.DataFrame())
+    return Run(folder, "", settings, {"questions": questions} if questions else {}, {}, 0, pd.DataFrame())
 
 
 READERS = ({"reader": "paper", "reader_tokens": 900}, {"reader": "common", "reader_tokens": 2000}, {})
@@ -65,6 +65,7 @@ STUDENT = {"spec": "runs/a", "weights": "w"}
         ({"model": STUDENT}, {"model": {**STUDENT, "spec": "copies/a"}}, ""),
         ({"options": {"reader": True}}, {"options": {"reader": "paper", "reader_tokens": 7}}, ""),
         ({}, {"questions": None, "limit": "absent"}, ""),
+        ({"questions": None, "limit": 5}, {"questions": None, "limit": 7}, "limit"),
     ],
 )  # fmt: skip
 def test_runs_are_compared_where_all_is_equal_that_should_be(one, other, differ):
@@ -96,8 +97,8 @@ def test_a_run_stands_in_every_group_that_it_fits_and_a_setting_is_told_with_its
     assert [group.told for group in groups][:2] == [f"top_k {k}, model openai:m" for k in (5, 2)]
     assert [run.folder for run in group_runs([bare, five], baseline="standard")[0].runs] == ["five", "none"]
     rows = dict(setting_rows([five, two, bare], ["five", "two", "none"]))
-    changed = run_of("x", options={"evidence": "text"})
-    assert dict(setting_rows([five, changed], ["five", "x"]))["not as in its paper"] == "evidence=text (x)"
+    changed = run_of("x", options={"evidence": "text"}, sampling=[0.0, 1.0, 7])
+    assert dict(setting_rows([five, changed], ["five", "x"]))["not as in its paper"] == "evidence=text, seed=7 (x)"
     assert rows["top_k"] == "5 (five); 2 (two)"
     assert rows["retriever"] == "dense"
     assert rows["corpus"] == "c" * 12
