@@ -126,8 +126,8 @@ def read_options(values: Mapping[str, Any]) -> tuple[QuestionOptions, LLMOptions
 def run_problems(options: QuestionOptions, system: System, loop: Any, teacher: LLMOptions | None) -> list[str]:
     """What of the options does not fit the system, one sentence each."""
     found, uses = [], f"--system {system.name}"
-    if options.answers and system.name != "answers":
-        found.append(f"--answers is for --system answers, not for {system.name}")
+    if bool(options.answers) != (system.name == "answers"):
+        found.append(f"--answers FILE is for --system answers, which needs it; this is {uses}")
     if options.integrator and system.name != "cirag":
         found.append(f"--integrator is for --system cirag, not for {system.name}")
     if options.student_seed is not None and not (options.integrator or options.model or options.planner_model):

@@ -29,10 +29,6 @@ class AnswersOptions(CheckedOptions):
 
     answers: str = setting("", "JSON lines of an outside program's answers")
 
-    def check(self) -> list[str]:
-        """What `setting` can't say."""
-        return [] if self.answers else ["it needs the file of an outside program's answers: give --answers FILE"]
-
 
 async def answers(question: str, search: str, tools: Tools, options: AnswersOptions) -> Trace:
     """The answer that the file has for a question; a question that it lacks fails."""

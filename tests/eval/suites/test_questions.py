@@ -372,7 +372,7 @@ def test_answers_of_another_program(files, error_of):
     words = ["run", "--system", "answers", "--task", "hotpotqa", "--data", str(files / "hotpot.jsonl")]
     words += ["--output", str(files / "theirs")]
     assert main(words) == 2
-    assert "give --answers FILE" in error_of()
+    assert "--answers FILE is for --system answers, which needs it" in error_of()
     assert main([*words, "--answers", str(files / "theirs.jsonl")]) == 4, "one of six questions has no answer"
     found = metrics(files, "theirs")
     assert found["metrics"]["exact_match"]["mean"] == pytest.approx(5 / 6)
