@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from itertools import combinations
 from typing import Any
 
@@ -129,7 +129,8 @@ def _own_settings(run: Run) -> str:
 def defaults_of(run: Run) -> dict[str, Any]:
     """The defaults of a system's options, which are its paper's."""
     system = run.settings.get("system")
-    return json.loads(json.dumps(asdict(find_system(system).options()))) if system in system_names() else {}
+    options = fields(find_system(system).options) if system in system_names() else ()
+    return json.loads(json.dumps({one.name: one.default for one in options}, default=str))
 
 
 def _content(value: Any) -> Any:
