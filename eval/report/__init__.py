@@ -22,7 +22,7 @@ from tripletune.eval.costs import read_prices, unused_roles
 from tripletune.eval.report.curve import MALFORMED_OUTPUT, draw_curve, panels_of, read_curve
 from tripletune.eval.report.groups import Group, compare_pairs, group_runs, sweeps_of
 from tripletune.eval.report.page import write_page
-from tripletune.eval.report.runs import Run, bare_run, figures_of, named_folder, read_about, read_folder
+from tripletune.eval.report.runs import Run, figures_of, named_folder, read_about, read_folder
 from tripletune.eval.report.setting import check_across, check_comparable, setting_rows
 from tripletune.eval.report.tables import Section, latex_of, markdown_of, sections_of, tables_of
 from tripletune.eval.results import METRICS, SCORES, SETTINGS, read_results, read_scored, run_folders
@@ -30,7 +30,7 @@ from tripletune.eval.statistics import P_NOTE, bootstrap_ratio, correct_table, p
 from tripletune.eval.suites import interval_cells, show_table
 from tripletune.eval.suites.extraction import KIND
 from tripletune.eval.triples import row_parts
-from tripletune.models.files import check_folder, check_new, new_file, new_folder, read_json, write_json, write_text
+from tripletune.models.files import check_folder, check_new, new_file, new_folder, write_json, write_text
 from tripletune.models.options import nearest
 
 logger = logging.getLogger(__name__)
@@ -206,7 +206,8 @@ def compare_folders(
         first", None for the first; its `p_holm` is corrected over all of them.
     """
     groups = [_seeds(one) for one in folders]
-    heads = {one: _head(Path(one)) for seeds in groups for one in seeds}
+    found = {one: _finished(one) for seeds in groups for one in seeds}
+    heads = {one: run.metrics for one, run in found.items()}
     kinds = [KIND if head.get("evaluation") == KIND else "run" for head in heads.values()]
     for (folder, head), kind in zip(heads.items(), kinds):
         if kind != kinds[0] or (kind == "run" and "system" not in head):
@@ -217,7 +218,7 @@ def compare_folders(
     what = sorted({KIND if texts else head["task"] for head in heads.values()})
     if len(what) > 1:
         raise ValueError(f"the runs are of different tasks ({', '.join(what)}): compare runs of one task")
-    check_comparable([[bare_run(one) for one in seeds] for seeds in groups], across)
+    check_comparable([[found[one] for one in seeds] for seeds in groups], across)
     unit = "text" if texts else "question"
     parts_of = row_parts if texts else lambda row: {name: (score, 1.0) for name, score in row["scores"].items()}
     rows = [read_results(Path(one) / SCORES) if texts else read_scored(one, "scores") for one in heads]
@@ -272,10 +273,10 @@ def _seeds(spec: str | Path) -> list[str]:
     return [str(spec)] if Path(spec).exists() else list(dict.fromkeys(str(spec).split(",")))
 
 
-def _head(folder: Path) -> dict[str, Any]:
-    if not (folder / METRICS).is_file():
+def _finished(folder: str) -> Run:
+    if not (Path(folder) / METRICS).is_file():
         raise FileNotFoundError(f"{folder} has no {METRICS}: it is not the output of a finished `tripletune eval`")
-    return read_json(folder / METRICS)
+    return Run(folder, "", *read_about(Path(folder)), 0, None)
 
 
 def _show(comparison: Mapping[str, Any], console: Console) -> None:

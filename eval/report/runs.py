@@ -88,11 +88,6 @@ def read_about(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, An
     return found[0], found[1], found[2]
 
 
-def bare_run(folder: str) -> Run:
-    """A run's settings alone."""
-    return Run(folder, "", *read_about(Path(folder)), 0, None)
-
-
 def named_folder(spec: str) -> tuple[str, Path]:
     """The name and folder of NAME=FOLDER; no name where a folder alone is given."""
     name, equals, rest = spec.partition("=")

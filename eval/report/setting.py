@@ -121,7 +121,8 @@ def _own_settings(run: Run) -> str:
     defaults = defaults_of(run)
     options = {name: one for name, one in (run.settings.get("options") or {}).items() if defaults.get(name, one) != one}
     others = {name: one for name, one in run.settings.items() if name not in _KNOWN and one is not None}
-    if (drawn := run.settings.get("sampling") or ())[2:] and drawn[2] is not None:
+    drawn = run.settings.get("sampling") or []
+    if len(drawn) > 2 and drawn[2] is not None:
         others["seed"] = drawn[2]
     return ", ".join(f"{name}={told_of(one)}" for name, one in (options | others).items() if name not in EQUAL)
 
