@@ -73,7 +73,8 @@ class ResultLog:
         self.path = self.folder / RESULTS
         self._settings, self._about = json.loads(json.dumps(settings)), {**(about or {}), "sessions": []}
         self._first = part is None
-        self.session: dict[str, Any] = {"began": datetime.now(UTC).isoformat(timespec="milliseconds"), **code_version()}
+        began = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._session: dict[str, Any] = {"began": began, **code_version()}
         # Of other settings no row is taken in, whatever happened between.
         self._parts = f"results.{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]}"
         if part is not None:
@@ -128,8 +129,7 @@ class ResultLog:
             self.done = set() if self._replaces else {row["id"] for row in read_results(self.path)}
             self._file = self.path.open("a", encoding="utf-8")
             self.join(errors=not retry_errors)
-            if not self._replaces:
-                self.note()
+            self.note()
             locked.pop_all()
 
     def join(self, errors: bool = True) -> None:
@@ -147,8 +147,8 @@ class ResultLog:
             self._file.truncate(0)
             (self.folder / METRICS).unlink(missing_ok=True)
             write_json(self.folder / SETTINGS, self._settings)
-        if self._first and self.session not in self._about["sessions"]:
-            self._about["sessions"].append(self.session)
+        if self._session not in self._about["sessions"]:
+            self._about["sessions"].append(self._session)
             self.note()
         self._file.write(json_line(row))
         self._file.flush()
@@ -156,9 +156,11 @@ class ResultLog:
         # Scores that were added later are of all rows or of none.
         (self.folder / SCORES).unlink(missing_ok=True)
 
-    def note(self) -> None:
-        """Write `run.json`, with what `session` says by now."""
-        write_json(self.folder / ABOUT, self._about)
+    def note(self, **found: Any) -> None:
+        """Write `run.json`, with what was found out about this session."""
+        self._session |= found
+        if self._first and not self._replaces:
+            write_json(self.folder / ABOUT, self._about)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Stream the rows in the order of the file."""

@@ -17,7 +17,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -166,7 +166,9 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
             if launched.processes > 1 and not launched.process:
                 launched.gather(log.done)
         with this_machine() as is_ours:
-            codes, pending = asyncio.run(_run_all(suites, logs, launched, console, is_ours))
+            codes, pending = asyncio.run(_run_all(suites, logs, launched, console))
+            for log in logs:
+                log.note(alone=is_ours())
     finally:
         for log in logs:
             log.close()
@@ -216,11 +218,7 @@ class Launched:
 
 
 async def _run_all(
-    suites: Sequence[Suite],
-    logs: Sequence[ResultLog],
-    launched: Launched,
-    console: Console | None,
-    is_ours: Callable[[], bool | None],
+    suites: Sequence[Suite], logs: Sequence[ResultLog], launched: Launched, console: Console | None
 ) -> tuple[list[int], str]:
     """Answer what has no row; gives the exit codes of complete suites, and what to do about items that wait."""
     codes, waiting, advice, failed = [], 0, [], []
@@ -231,7 +229,7 @@ async def _run_all(
                 mine = [name for name in suite.ids if name not in log.done][launched.process :: launched.processes]
                 if mine:
                     suite.open()
-                    log.session |= suite.notes
+                    log.note(**suite.notes)
                     # Now, so that the questions per second of the first suite are not those of loading.
                     for one in suite.clients:
                         one.load()
@@ -243,9 +241,6 @@ async def _run_all(
                     waits = sum(launched.gather(waits))
                 if not launched.process:
                     log.join()
-                if mine and not launched.process:
-                    log.session["alone"] = is_ours()
-                    log.note()
                 if not waits and not launched.process:
                     codes.append(_finish(suite, log, len(log.done) - before, time.perf_counter() - started, console))
             except Exception as error:

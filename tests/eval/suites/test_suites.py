@@ -149,7 +149,12 @@ def test_failing_questions_score_0_and_are_asked_again_alone(tmp_path):
     model = Model()
     assert run(tmp_path, model)["session"] == metrics["session"], "no speed of a run that asked nothing"
     assert model.answered == []
+    (made,) = json.loads((tmp_path / "run.json").read_text())["sessions"]
+    assert made.keys() >= {"began", "version", "alone"}, "a call that asks nothing makes no result"
     assert run(tmp_path, model, retry_errors=True)["counts"]["errors"] == 0
+    assert [one["version"] for one in json.loads((tmp_path / "run.json").read_text())["sessions"]] == [
+        made["version"]
+    ] * 2
     assert sorted(model.answered) == ["What is 2?", "What is 3?"]
     assert [row["id"] for row in read_lines(tmp_path / "results.jsonl")] == IDS
 
