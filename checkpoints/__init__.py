@@ -72,12 +72,7 @@ def export_adapter(
 ) -> Path:
     """Write the folder that a run's model is handed on as: its adapter, or the whole model.
 
-    Args:
-        run: Run folder (its `final/` is taken), or a checkpoint or `final/` folder.
-        output: Folder to write; it appears when it is complete.
-        base_model: Other name of the base model, for a run that was trained on a local copy of it.
-        encoder: Other name of the text encoder.
-        scores: Files of metrics for the card.
+    `base_model` is another name of the base model, for a run that was trained on a local copy of it.
     """
     source, output = _checked_source(run, output, overwrite), Path(output)
     provenance = collect_provenance(source, scores, licence)

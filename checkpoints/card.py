@@ -39,12 +39,8 @@ class Provenance:
     """Where a trained model comes from.
 
     Attributes:
-        use_graph: Whether the model reads a graph token.
-        licence: Licence identifier of this folder, if its owner named one.
         environment: Git revision, Python and package versions.
         training: Records, optimiser steps, seconds, data digests.
-        evaluation: What the run measured at its end.
-        scores: Content of metrics files, by name.
     """
 
     base_model: str = ""
@@ -60,12 +56,7 @@ class Provenance:
 
 
 def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence: str | None = None) -> Provenance:
-    """Gather what is known about a trained folder.
-
-    Args:
-        source: `final/` or a checkpoint of a run (the run's own files are looked for one folder up), or an export.
-        scores: Files of metrics (`metrics.json` of `tripletune eval`).
-    """
+    """Gather what is known about a trained folder: `final/` or a checkpoint of a run, or an export."""
     kept = source / PROVENANCE
     provenance = Provenance(**read_json(kept)) if kept.is_file() else _collect_from_run(source)
     provenance = replace(provenance, **_names(source), licence=licence or provenance.licence)

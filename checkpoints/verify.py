@@ -99,12 +99,7 @@ def model_input(case: Case) -> ModelInput:
 
 
 def load(folder: str | Path, plain: bool = False) -> Loaded:
-    """Load a model in float32, on the GPU where there is one.
-
-    Args:
-        folder: Run, checkpoint, export or merged folder.
-        plain: The folder is one that transformers and PEFT load, whatever is in it.
-    """
+    """Load a model in float32, on the GPU where there is one; a `plain` one as transformers and PEFT do."""
     import torch
 
     from tripletune.models.graph_llm import load_graph_llm
@@ -234,7 +229,6 @@ def verify(folder: str | Path, run: str | Path | None = None, tolerance: float =
     """Load an export or merged folder in a new process and compare it with its `verify.json`, and with its run.
 
     Args:
-        folder: Export or merged folder.
         run: The run (or checkpoint) it was made from.
         tolerance: Largest difference of a float32 log normaliser. Sums in another order (other hardware, merged
             weights) differ by about 1e-5; another base model or encoder by more than 0.1.

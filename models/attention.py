@@ -28,11 +28,7 @@ _SIZE = 96
 
 
 def set_attention(model: Any, name: str) -> None:
-    """Choose the attention kernel of a language model.
-
-    Args:
-        name: One of transformers' names, or "blocks".
-    """
+    """Choose the attention kernel of a language model: "blocks", or by one of transformers' names."""
     if name == BLOCKS and not (model._supports_sdpa and model._supports_attention_backend):
         raise ValueError(f"model.attention blocks: {type(model).__name__} brings its own attention; set eager or auto")
     if name == BLOCKS and getattr(model.config.get_text_config(), "attention_dropout", None):

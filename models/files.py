@@ -191,7 +191,6 @@ def new_folder(
     Args:
         made: Patterns of the names (`fnmatch`) that such a folder holds, the first of which is in each; one with other
             names in it is never replaced.
-        overwrite: Whether a folder that is there may be replaced.
         sources: Files and folders that are read, which must survive.
         resume: Whether the scratch folder stays when the block fails, and the next call continues with what it holds.
     """

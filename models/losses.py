@@ -77,7 +77,6 @@ def target_loss(
     Args:
         outputs: With `logits` (B, T, V).
         labels: (B, T), -100 where nothing is learned.
-        num_items_in_batch: Label tokens of the whole optimiser step.
     """
     keep = labels != IGNORED
     return label_loss(outputs.logits[keep], labels[keep], None, num_items_in_batch)

@@ -61,20 +61,21 @@ def setting(
 
     Args:
         default: The default; a list is copied. `dataclasses.MISSING` for a field that must be given.
-        help: The `--help` text.
         choices: Allowed values, or a function that lists them; of a list, allowed items. A `Literal` type needs none.
-        at_least: Smallest value. None is never out of range.
-        above: The value must be greater than this.
-        at_most: Largest value.
-        below: The value must be less than this.
         is_prefix: With a prefix of flags, such as "teacher", the field's flag is the prefix alone: `--teacher`.
         also: A second flag of the same field.
         needs: Name of the field without which this one has no effect.
         flag: False (`rare`) where few need it: it has no flag of its own, YAML and `--set NAME=VALUE` reach it.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    metadata: dict[str, Any] = {"help": help, "choices": choices, "is_prefix": is_prefix, "also": also, "flag": flag}
-    metadata |= {"needs": needs} if needs else {}
+    metadata: dict[str, Any] = {
+        "help": help,
+        "choices": choices,
+        "is_prefix": is_prefix,
+        "also": also,
+        "flag": flag,
+        "needs": needs,
+    }
     metadata |= {k: v for k, v in bounds.items() if v is not None}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -94,12 +95,7 @@ def other_default(section: type, name: str, default: Any) -> Any:
 
 
 def problems(config: Any, prefix: str = "") -> list[str]:
-    """What can't work in a configuration: choices, ranges, then what the `check` method of each section says.
-
-    Args:
-        config: A dataclass instance, sections in it included.
-        prefix: Put before the names of its fields.
-    """
+    """What can't work in a configuration: choices, ranges, then what the `check` method of each section says."""
     found: list[str] = []
     hints = typing.get_type_hints(type(config))
     for item in dataclasses.fields(config):
@@ -219,13 +215,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> T:
-    """Read a YAML file into a dataclass, apply overrides, and check everything.
-
-    Args:
-        kind: The configuration dataclass.
-        path: YAML file; None for defaults alone.
-        overrides: Dotted names and values, such as {"train.learning_rate": "3e-4"}.
-    """
+    """Read a YAML file (None: the defaults) into a dataclass, apply overrides by dotted names, and check everything."""
     tree = read_yaml(path) if path is not None else {}
     for name, value in (overrides or {}).items():
         node = tree

@@ -79,7 +79,8 @@ def run_program(
     root.setLevel(logging.DEBUG if verbose else level)
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("transformers.modeling_utils").addFilter(_errors_alone)
+    # transformers warns of missing weights with a table; `models.loading.complete` refuses them.
+    logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
     try:
         code = program() or 0
         # What a pipe refuses must show here, not when the interpreter closes it.
@@ -121,11 +122,6 @@ def _full_disk(error: BaseException | None) -> str:
             return line
         error = error.__cause__ or error.__context__
     return ""
-
-
-def _errors_alone(record: logging.LogRecord) -> bool:
-    # transformers warns of missing weights with a table; `models.loading.complete` refuses them.
-    return record.levelno >= logging.ERROR
 
 
 def _say(line: str, code: int) -> int:
@@ -182,11 +178,7 @@ def names_in(package: str) -> list[str]:
 
 
 def load_from(package: str, name: str, kind: str) -> ModuleType:
-    """The module of that name in a package.
-
-    Raises:
-        ValueError: there is none; the message names the nearest and all others.
-    """
+    """The module of that name in a package."""
     known = names_in(package)
     if name not in known:
         raise ValueError(f"{kind} {name!r} is not one of {', '.join(known)}{nearest(name, known)}")
@@ -194,14 +186,6 @@ def load_from(package: str, name: str, kind: str) -> ModuleType:
 
 
 # Command lines ------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Settable:
-    """A setting without a flag of its own: where it lands in the namespace, and its help text."""
-
-    dest: str
-    help: str
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -229,7 +213,8 @@ class CommandParser(argparse.ArgumentParser):
         options.setdefault("allow_abbrev", False)
         super().__init__(epilog=f"example:\n  {example}" if example else None, **options)
         self.how, self.others, self.hands_on = how, others, hands_on
-        self.settable: dict[str, _Settable] = {}
+        # Settings without a flag of their own by name: where they land in the namespace, and their help texts.
+        self.settable: dict[str, tuple[str, str]] = {}
         self.set_defaults(settable=self.settable)
 
     def add_set(self) -> None:
@@ -243,8 +228,8 @@ class CommandParser(argparse.ArgumentParser):
         """The help, with the settings that have no flag at its end."""
         self.add_set()
         rows = [
-            textwrap.fill(one.help.replace("%%", "%"), 118, initial_indent=f"  {name:28} ", subsequent_indent=" " * 31)
-            for name, one in self.settable.items()
+            textwrap.fill(about.replace("%%", "%"), 118, initial_indent=f"  {name:28} ", subsequent_indent=" " * 31)
+            for name, (_, about) in self.settable.items()
         ]
         return super().format_help() + "\n".join(["", f"more settings, by {self.how}:", *rows, ""] if rows else [])
 
@@ -265,8 +250,8 @@ class CommandParser(argparse.ArgumentParser):
         word = unknown[0].split("=")[0].lstrip("-")
         flags = [flag.lstrip("-") for flag in self._option_string_actions]
         told = nearest(word, flags).replace("mean ", "mean --")
-        for name, one in self.settable.items():
-            if self.how.startswith("--set") and one.dest == word.replace("-", "_"):
+        for name, (dest, _) in self.settable.items():
+            if self.how.startswith("--set") and dest == word.replace("-", "_"):
                 told = f" (it is set by --set {name}=VALUE)"
         return f"unrecognized arguments: {' '.join(unknown)}{told}"
 
@@ -284,9 +269,9 @@ class _Set(argparse.Action):
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, text: Any, option_string: Any = None) -> None:
         name, equals, value = text.partition("=")
-        one = parser.settable.get(name.strip().replace("-", "_"))
-        if one is not None and equals:
-            setattr(namespace, one.dest, value.strip())
+        dest, _ = parser.settable.get(name.strip().replace("-", "_"), ("", ""))
+        if dest and equals:
+            setattr(namespace, dest, value.strip())
         elif parser.others:
             namespace.set = [*namespace.set, text]
         else:
@@ -296,11 +281,7 @@ class _Set(argparse.Action):
 def parse_command_line(
     kind: type[T], description: str, argv: Sequence[str] | None = None, **options: Any
 ) -> tuple[T, bool]:
-    """`--config FILE`, `--dry-run`, and one `--section.field VALUE` per field; `options` are the parser's.
-
-    Returns:
-        The configuration and whether only a dry run was asked for.
-    """
+    """Configuration and whether only a dry run is asked for, of `--config`, `--dry-run` and `--section.field VALUE`."""
     usage = "%(prog)s [--config FILE] [--dry-run] [--SECTION.FIELD VALUE ...]"
     how = "--SECTION.FIELD VALUE, or in the YAML file"
     parser = CommandParser(description=description, usage=usage, how=how, **options)
@@ -315,7 +296,7 @@ def parse_command_line(
         more: dict[str, Any] = {"action": _Repeatable} if isinstance(value, (list, tuple)) else {}
         about = _help(item, value)
         if not item.metadata.get("flag", True):
-            parser.settable[name] = _Settable(name, about if shown == "VALUE" else f"{shown} {about}")
+            parser.settable[name] = (name, about if shown == "VALUE" else f"{shown} {about}")
             about = argparse.SUPPRESS
         group.add_argument(f"--{name}", dest=name, default=argparse.SUPPRESS, metavar=shown, help=about, **more)
     arguments = parser.parse_args(argv)
@@ -328,8 +309,6 @@ def add_arguments(parser: Any, kind: type, prefix: str = "", only: Sequence[str]
     """Give a parser (or a group of it) one `--name` per field of a flat dataclass.
 
     Args:
-        parser: The parser or argument group.
-        kind: The dataclass.
         prefix: With "teacher", the field `model` is `--teacher-model`.
         only: The fields, in this order; None takes all of them. One call per group puts options into groups.
     """
@@ -345,7 +324,7 @@ def add_arguments(parser: Any, kind: type, prefix: str = "", only: Sequence[str]
             parser.set_defaults(**{dest: default})
             name = f"{prefix}.{item.name}" if prefix else item.name
             allowed = f"{{{','.join(choices_of(item, hint))}}} " if choices_of(item, hint) else ""
-            parser.get_default("settable")[name] = _Settable(dest, allowed + _help(item, default))
+            parser.get_default("settable")[name] = (dest, allowed + _help(item, default))
             continue
         is_list = typing.get_origin(hint) in (list, tuple)
         more: dict[str, Any] = {}
@@ -423,12 +402,7 @@ def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "
 
 
 def to_arguments(config: Any, prefix: str = "") -> list[str]:
-    """The words of a command line that give these options; what is at its default is left out.
-
-    Args:
-        config: An instance of a flat dataclass.
-        prefix: As in `add_arguments`.
-    """
+    """The words of a command line that give these options; what is at its default is left out."""
     words = []
     for item in dataclasses.fields(config):
         value, flag = getattr(config, item.name), f"--{_flag(item, prefix)}"

@@ -29,9 +29,7 @@ class Kind:
     """What tells files of one kind from others.
 
     Attributes:
-        name: For messages, for example "ledger".
         application: Four bytes in the head of the file; the command `file` shows them, too.
-        version: Version of the tables.
         tables: SQL that makes them, its statements separated by semicolons.
     """
 

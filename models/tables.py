@@ -56,9 +56,7 @@ class Table:
     """A table of data.
 
     Attributes:
-        head: Names of the columns.
         rows: As many cells in each.
-        title: Its heading.
         note: What a reader must know of it.
         cell: How Markdown writes a cell of a row: `plain`, `code_span`, or `str` for cells that are Markdown.
     """
@@ -117,8 +115,7 @@ class Table:
 def plain_console(width: int = 140) -> Console:
     """A console of Rich that shows text of data as it is: no markup, and no control characters.
 
-    Args:
-        width: Columns where there is no terminal: Rich would cut a table in a log file at 80.
+    `width` counts where there is no terminal: Rich would cut a table in a log file at 80.
     """
     from rich.console import Console
 

@@ -123,10 +123,8 @@ def rows_digest(dataset: Any) -> str:
 def pack_rows(dataset: Any, tokens: int) -> Any:
     """Lay several rows into one by TRL's best-fit packing, once; each row stays whole and apart from its neighbours.
 
-    Rows that stand within a thousand of each other are packed together, so memory does not grow with the data.
-
-    Returns:
-        A `datasets.Dataset` with `input_ids`, `labels` and `seq_lengths`, the lengths of the rows in a pack.
+    Rows that stand within a thousand of each other are packed together, so memory does not grow with the data. The
+    packs have `input_ids`, `labels` and `seq_lengths`, the lengths of their rows.
     """
     from datasets import Dataset
     from trl import pack_dataset
@@ -163,20 +161,15 @@ class TextCollator:
     There is no attention mask: attention is causal and padding stands on the right, so no real token sees it. In packs
     the positions start again with each sample, which is how transformers' attention keeps samples apart.
 
-    Attributes:
-        flatten: Put all packs of a batch into one row. Flash attention tells samples apart in a single row alone; other
-            kernels make a (T, T) mask, which several rows keep small.
+    `flatten` puts all packs of a batch into one row. Flash attention tells samples apart in a single row alone; other
+    kernels make a (T, T) mask, which several rows keep small.
     """
 
     pad_token_id: int
     flatten: bool = False
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Make a batch.
-
-        Returns:
-            `input_ids` (B, T), `labels` (B, T) and, for packs, `position_ids` (B, T).
-        """
+        """A batch: `input_ids` (B, T), `labels` (B, T) and, for packs, `position_ids` (B, T)."""
         packs = "seq_lengths" in rows[0]
         if packs and self.flatten:
             rows = [{name: [value for row in rows for value in row[name]] for name in rows[0]}]
@@ -338,7 +331,6 @@ class EpochSampler(Sampler[int]):
     transformers' `LengthGroupedSampler` depends on the global random state.
 
     Args:
-        lengths: Tokens of each record.
         batch_size: Records of a group. Groups make steps at random, as length may tell what is learned: a plan is
             the last one where the history is long.
         group_by_length: Sort by length within blocks of fifty groups, then shuffle the groups.
@@ -379,10 +371,8 @@ class RepeatedSteps(Sampler[int]):
     """An order of rows in which the rows of each rollout come once for each of its micro-batches.
 
     TRL replies to all prompts of a rollout, which is for one optimiser step or several, at its first micro-batch, and
-    splits the replies among the others. Rows that do not fill a rollout are left out of the epoch.
-
-    Args:
-        copies: How often a row stands there each time, one behind the other: the rollouts that GRPO compares.
+    splits the replies among the others. Rows that do not fill a rollout are left out of the epoch. The `copies` of a
+    row, which GRPO compares, stand one behind the other.
     """
 
     def __init__(self, order: EpochSampler, rows: int, times: int, copies: int = 1) -> None:

@@ -63,12 +63,7 @@ _WRAPPERS = {"ZeRO": "DeepSpeedEngine", "FSDP2": "FSDP"}
 
 
 def shared_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
-    """Keyword arguments of `TrainingArguments` and its kin that every run sets.
-
-    Args:
-        config: A `train.tasks.EngineConfig`.
-        evaluates: Whether there is anything to evaluate on; transformers refuses evaluations without.
-    """
+    """Keyword arguments of `TrainingArguments` and its kin that every run sets, also one that evaluates nothing."""
     train = config.train
     use_cpu = not torch.cuda.is_available()
     return {
@@ -192,11 +187,7 @@ class EngineMixin(Mixed):
     def run(self, checkpoint: Path | Literal["newest"] | None = "newest") -> dict[str, float]:
         """Train, alone in the run folder, which then says what is trained in it, and evaluate.
 
-        Args:
-            checkpoint: Where to continue; None begins, and sets the result of an earlier run aside.
-
-        Returns:
-            Metrics of the trained model.
+        Without a checkpoint the run begins, and sets the result of an earlier one aside.
         """
         task, digest = self.task, self.task.digest
         if checkpoint == "newest":
@@ -390,8 +381,6 @@ class Engine(EngineMixin, Trainer):
         model: Any module whose forward takes a batch and gives a `loss`.
         rows: A `datasets.Dataset`; with a column `length`, rows of similar length come into a batch.
         collator: Makes a batch of rows, `labels` (-100 where nothing is learned) in it.
-        config: Run folder, seed and optimisation.
-        validation: Rows to evaluate on.
         task: Says more: scores, order of the rows, further files of a checkpoint.
     """
 

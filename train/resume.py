@@ -95,12 +95,7 @@ def save_run_settings(config: Any, train_digest: str, grouped: int | None = None
 
 
 def check_same_run(config: Any, train_digest: str) -> None:
-    """Make sure that the checkpoints in the run folder are of the run that is to continue.
-
-    Args:
-        config: The run.
-        train_digest: Fingerprint of the training data; its path may change, its content may not.
-    """
+    """Make sure that the checkpoints in the run folder are of the run that is to continue, on data of that digest."""
     folder = Path(config.output_dir)
     if not (folder / SETTINGS).is_file() or not (folder / ENVIRONMENT).is_file():
         return

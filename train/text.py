@@ -130,14 +130,7 @@ def generate_replies(
     train: TextTrainSection,
     criterion: Callable[[Any], bool] | None = None,
 ) -> list[str]:
-    """Greedy replies to prompts, spread over the processes.
-
-    Args:
-        criterion: Stopping criterion, such as `models.local.chat.Repetition.found`.
-
-    Returns:
-        The replies in the order of the prompts, without special tokens, on every process.
-    """
+    """Greedy replies to prompts, without special tokens, on every process; each writes a part of them."""
     from tripletune.models.local import Request, decode
     from tripletune.models.local.chat import eos_token_ids
     from tripletune.models.local.continuous_batch import make_decoder

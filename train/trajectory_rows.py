@@ -75,11 +75,7 @@ class TrajectoryEncoder:
                 raise ValueError(f"trajectory {trajectory.id!r}: {error}") from None
 
     def prompts(self, trajectories: Iterable[Trajectory], counts: Counter[str]) -> Iterator[dict[str, Any]]:
-        """The prompts of all learned rounds, for on-policy distillation.
-
-        Yields:
-            `input_ids`, `labels`, of which none is learned, and `length`.
-        """
+        """The prompts of all learned rounds as rows of which nothing is learned, for on-policy distillation."""
         for trajectory in trajectories:
             counts.update(("trajectories", f"of {trajectory.model}"))
             for place in _decisions(trajectory):
@@ -101,11 +97,7 @@ class TrajectoryEncoder:
         return self._chat.encode(self._shorter(turns)[0])
 
     def encode(self, turns: Sequence[Message], learned: set[int]) -> tuple[list[int], list[int]]:
-        """Tokens of a chat, and their labels.
-
-        Returns:
-            Two lists of T numbers: token ids, and the same with -100 outside the learned turns.
-        """
+        """Tokens of a chat, and their labels: the same with -100 outside the learned turns."""
         text = self._chat.render(turns, reply=False)
         ids = self._chat.tokens(text)
         labels = [IGNORED] * len(ids)

@@ -240,7 +240,7 @@ def _refuse_idle(parsed: argparse.Namespace) -> None:
     names = [name for name in vars(parsed) if name in _LLM_ALONE or name.startswith("teacher_")]
     if parsed.direct_answer_model:
         names.remove("teacher_ledger")
-    by_set = {one.dest: f"--set {name}" for name, one in parsed.settable.items()}
+    by_set = {dest: f"--set {name}" for name, (dest, _) in parsed.settable.items()}
     idle = [by_set.get(name, f"--{name.replace('_', '-')}") for name in names if getattr(parsed, name) != default(name)]
     if idle:
         raise ValueError(

@@ -44,13 +44,7 @@ _HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])(?=[a-z])")
 
 @dataclass(frozen=True, slots=True)
 class ExtractionPair:
-    """A text and its facts.
-
-    Attributes:
-        text: The passage, on one line.
-        title: Its title, or nothing.
-        triples: Its facts; none when it states none.
-    """
+    """A text, on one line, and its facts."""
 
     id: str
     text: str

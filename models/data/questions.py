@@ -62,13 +62,11 @@ class Question:
     """One benchmark question.
 
     Attributes:
-        question: The main question Q.
         answers: Gold answer first, then its aliases.
         passages: All passages of the row, distractors included.
         supporting: Indices of the supporting passages, distinct, in order of their first supporting fact or of the
             gold reasoning. Empty when the row names none.
         type: The benchmark's question type ("bridge", "comparison", "3hop1", ...).
-        hops: Gold decomposition, in order.
         evidences: Gold evidence triples, in reasoning order.
         search: The question as it is searched, where `question` has choices behind it.
         short_answers: Of a question with several readings the aliases of each one's short answer (ASQA).

@@ -98,7 +98,6 @@ class Record:
 
     Attributes:
         question_id: Shared by all records of one question; splits are made by it.
-        question: The main question Q.
         steps: The history (q_0, g_0), ..., (q_i, g_i).
         action: Planning: the label's action. Answering: `NO_RETRIEVAL` for a question answered without
             retrieval, else `SUFFICIENT`.
@@ -378,11 +377,7 @@ def passage_id(title: str, text: str) -> str:
 
 
 def read_corpus(path: str | Path, blank_texts: bool = False) -> Iterator[Passage]:
-    """Stream a JSON-lines corpus; a line without a text is an error.
-
-    Args:
-        blank_texts: Whether a passage may have no more than a title, or a text that is null.
-    """
+    """Stream a JSON-lines corpus; a line without a text is an error, an empty or null one unless `blank_texts`."""
     empty = True
     for where, row in read_jsonl(path):
         passage = Passage.from_json(row, where)

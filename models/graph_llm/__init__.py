@@ -157,11 +157,7 @@ def is_graph_llm_folder(folder: str | Path) -> bool:
 def load_graph_llm(
     folder: str | Path, dtype: torch.dtype | None = None
 ) -> tuple[PreTrainedModel | PeftModel, GraphLLMProcessor]:
-    """Load a trained Graph-LLM and its processor, or any causal language model as an untrained one without graph.
-
-    Args:
-        folder: Adapter folder (a run's `final`, checkpoint, export), merged folder, or a plain base-model spec.
-    """
+    """Load a trained Graph-LLM and its processor, or any causal language model as an untrained one without graph."""
     path = Path(resolve(folder))
     if not is_graph_llm_folder(path):
         if path.is_dir() and not (path / CONFIG).exists():
@@ -194,8 +190,6 @@ class LocalGenerator(DecodingService, Generator, Backend):
         model: The model, with or without PEFT adapter; for `generate` in eval mode.
         batch_size: Most inputs in one batch; it changes no reply in float32.
         embeddings: Source of node and edge vectors; by default each string is embedded when first seen.
-        name: What the ledger calls the model.
-        ledger: SQLite file of the call ledger; None keeps no calls.
     """
 
     def __init__(

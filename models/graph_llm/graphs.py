@@ -62,11 +62,7 @@ def build_graph(steps: Sequence[Step], pooling: str = "subgraphs") -> SampleGrap
 
 
 def batch_graphs(samples: Sequence[SampleGraph], vectors: Callable[[list[Any]], torch.Tensor]) -> Batch:
-    """All graphs of a batch as one PyG `Batch`.
-
-    Args:
-        samples: One entry a sample, in batch order.
-        vectors: From a list of n names and texts, or of their keys, to (n, D) floats.
+    """All graphs of a batch as one PyG `Batch`; `vectors` makes (n, D) floats of n names and texts, or of their keys.
 
     Returns:
         For N nodes and E edges of all samples `x` (N, D), `edge_index` (2, E), `edge_attr` (E, D), `batch` (N,), the
@@ -135,10 +131,6 @@ class GraphEncoder(nn.Module):
 
     GAT (GATv2) and GCN are with edge features; `gat_authors` and `gcn_authors` as in the authors' code: without them,
     with batch normalisation, and of GAT's heads the mean. Elsewhere heads are concatenated.
-
-    Args:
-        settings: Those of the graph modules.
-        in_width: D.
     """
 
     def __init__(self, settings: GraphSettings, in_width: int) -> None:

@@ -83,9 +83,7 @@ class NormalisedProjector(Projector):
 class GraphLLM(PreTrainedModel, GenerationMixin):
     """Graph encoder, projector and a causal language model of any decoder family with attention (pure Mamba has none).
 
-    Args:
-        config: The configuration.
-        language_model: A loaded language model; None builds one with random weights from `config.text_config`.
+    Without a `language_model` one with random weights is made of `config.text_config`.
     """
 
     config_class = GraphLLMConfig

@@ -108,7 +108,6 @@ class GraphLLMProcessor:
         The marker stands first in the label of a planning record; an answering record has none.
 
         Args:
-            record: The record.
             long_labels: What to do with a label of more than `max_label_tokens`, the end-of-sequence token included:
                 "error", or "truncate", which drops that token with the rest: after a beginning it would teach to stop
                 in the middle of a sentence. The authors' code puts it there (framework/models/graphllm.py).

@@ -246,9 +246,5 @@ class Generator(Endpoint):
     """Anything that plans and answers: a Graph-LLM, a chat model with prompts, a script in tests."""
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
-        """Reply to one input.
-
-        Args:
-            evidence: "triples" or "text"; `None` keeps the model's own setting.
-        """
+        """Reply to one input; without `evidence` ("triples" or "text") by the model's own setting."""
         raise NotImplementedError

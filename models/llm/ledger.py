@@ -5,7 +5,7 @@ the account of tokens at once. Several processes may use one file: the first rep
 them see that one. A call that one process makes is waited for by the others.
 
 `Ledger.store` returns after the commit, so a reply that a caller has seen outlives `kill -9` (`models.sqlite`). A
-commit takes 0.2 ms, so the event loop does it itself, one for all replies that arrive together.
+commit takes 0.2 ms, so the event loop does it itself.
 """
 
 from __future__ import annotations
@@ -108,9 +108,6 @@ def make_call(model: str, sampling: Sampling | str, messages: Sequence[Message] 
     """The ledger's view of a call; equal calls give equal keys in every process and Python version.
 
     Sampling and messages may be canonical JSON already, as a ledger has them.
-
-    Raises:
-        ValueError: the messages hold something that is not JSON or not Unicode.
     """
     sampling = sampling if isinstance(sampling, str) else _sampling_text(sampling)
     messages = messages if isinstance(messages, str) else canonical(list(messages))
@@ -125,11 +122,7 @@ def make_call(model: str, sampling: Sampling | str, messages: Sequence[Message] 
 
 
 def sampling_of(text: str) -> Sampling:
-    """Read a call's sampling back.
-
-    Raises:
-        ValueError: the text is no sampling.
-    """
+    """Read a call's sampling back."""
     return Sampling(**checked(json.loads(text), "sampling", _SAMPLING))
 
 
@@ -158,44 +151,31 @@ class NoLedger:
 
     to_continue = "Run it again"
 
-    def get(self, key: str) -> None:
-        """No reply is stored."""
-
-    async def store(self, call: Call, completion: Completion, role: str, question_id: str = "") -> Completion:
+    async def store(self, call: Call, completion: Completion, *about: object) -> Completion:
         """Give the reply back."""
         return completion
-
-    def fail(self, call: Call, *about: object) -> None:
-        """Store nothing."""
-
-    def reject(self, key: str, reason: str) -> None:
-        """Nothing is stored."""
-
-    def use(self, key: str, role: str, question_id: str) -> None:
-        """Note nothing."""
 
     def claim(self, key: str) -> AbstractAsyncContextManager[None]:
         """Wait for nobody."""
         return nullcontext()
 
-    def close(self) -> None:
-        """Nothing is open."""
+    def close(self, *about: object) -> None:
+        """Nothing is open or stored."""
+
+    get = fail = reject = use = close
 
 
 class Ledger(AbstractContextManager["Ledger"]):
     """The calls of one SQLite file; a context manager. Use it from one thread.
 
-    A file that is not there is made for the first call, so that a run that can't start leaves none.
-
-    Args:
-        create: False only reads a file that must be there.
+    A file that is not there is made for the first call, so that a run that can't start leaves none; without `create` it
+    must be there, and is only read.
     """
 
     def __init__(self, path: str | Path, create: bool = True) -> None:
         self.path = Path(path)
         self.to_continue = f"What was answered is kept in {path}: run the same command again to continue"
         self._uses: list[tuple[str, str, str]] = []
-        self._arrived: list[tuple[asyncio.Future[Completion], tuple[Call, Completion, str, str]]] = []
         self._closed = False
         self._claims: IO[bytes] | None = None
         self._opened = open_ledger(self.path, create) if self.path.exists() or not create else None
@@ -218,40 +198,12 @@ class Ledger(AbstractContextManager["Ledger"]):
             return connection.execute("SELECT status, detail FROM calls WHERE key = ?", (key,)).fetchone()
 
     async def store(self, call: Call, completion: Completion, role: str, question_id: str = "") -> Completion:
-        """Store a reply; it is safe on return. Those that arrive in one turn of the event loop share a commit.
-
-        Returns:
-            The reply that the ledger keeps: this one, or the one that another process stored before.
-        """
-        loop = asyncio.get_running_loop()
-        if not self._arrived:
-            loop.call_soon(self._store_arrived)
-        future: asyncio.Future[Completion] = loop.create_future()
-        self._arrived.append((future, (call, completion, role, question_id)))
-        return await future
-
-    def _store_arrived(self) -> None:
-        arrived, self._arrived = self._arrived, []
-        if not arrived:
-            return
-        kept: list[Completion] = []
-        failure: Exception | None = None
-        try:
-            with self.transaction() as connection:
-                for _, (call, completion, role, question_id) in arrived:
-                    written = connection.execute(PUT, row_of(call, completion)).rowcount
-                    self._uses.append((call.key, role, question_id))
-                    row = None if written else connection.execute(_REPLY, (call.key,)).fetchone()
-                    kept.append(completion if row is None else _completion(call.key, row, cached=False))
-        except Exception as error:
-            failure = error
-        for number, (future, _) in enumerate(arrived):
-            if future.done():  # whoever waited was cancelled
-                continue
-            if failure is not None:
-                future.set_exception(failure)
-            else:
-                future.set_result(kept[number])
+        """Store a reply, safe on return; gives the one that is kept: another process may have been the first."""
+        with self.transaction() as connection:
+            written = connection.execute(PUT, row_of(call, completion)).rowcount
+            self._uses.append((call.key, role, question_id))
+            row = None if written else connection.execute(_REPLY, (call.key,)).fetchone()
+        return completion if row is None else _completion(call.key, row, cached=False)
 
     def fail(
         self, call: Call, reason: str, retries: int, role: str, question_id: str = "", reply: Completion | None = None
@@ -307,12 +259,7 @@ class Ledger(AbstractContextManager["Ledger"]):
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """A write transaction; it is committed when the block ends well. What was used is noted with it.
-
-        Raises:
-            UnusableFile: the file can't be written.
-            OSError: the disk is full.
-        """
+        """A write transaction; it is committed when the block ends well. What was used is noted with it."""
         with self.connected() as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
             yield connection
@@ -324,7 +271,6 @@ class Ledger(AbstractContextManager["Ledger"]):
         if self._closed:
             return
         try:
-            self._store_arrived()
             if self._uses:
                 with self.transaction():
                     pass

@@ -86,11 +86,7 @@ def exported(path: Path, role: str | None = None, model: str | None = None) -> I
 
 
 def import_calls(path: Path, source: Path) -> tuple[int, int]:
-    """Put exported calls, or another ledger's, into a ledger. What it holds already stays.
-
-    Returns:
-        How many calls were new, and how many the ledger had.
-    """
+    """Put exported calls, or another ledger's, into a ledger; gives how many were new, and how many it had."""
     # Read twice, so that a bad line leaves no ledger behind and memory does not grow with the file.
     total = sum(bool(_row(values, where)) for where, values in _calls(source))
     if not total:

@@ -90,13 +90,11 @@ class QuestionClient(LLMClient):
     """An `LLMClient` for one question; closing it does nothing, for the client belongs to the run.
 
     Args:
-        client: Answers the calls.
         trace: Calls and tokens are added to it; to its tallies the calls of each role (`calls.<role>`) and the
             replies that were cut off at their limit (`cut_off.<role>`); to its details, under "tokens", the tokens
             that each role read and wrote (and, where there are any, those that the provider read from its cache and put
             there), under "read" key and tokens of each call that reads a passage, and under "calls" how the keys of its
             calls in the ledger begin; to `cached` what of them was not sent.
-        question_id: The question, for the ledger.
         sampling: How replies are drawn; their length is each call's own.
         system: The system that asks, for the roles of `ask`.
         prompts: Its prompts, `<system>_<call>` each.

@@ -133,7 +133,6 @@ async def ask(
 
     Args:
         parse: Turns the reply's text into a value, or raises `UnusableReply`.
-        repairs: Most repair turns.
         repaired: Counts the reasons of replies for which a repair turn was needed, whether it helped or not.
 
     Raises:

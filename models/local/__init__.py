@@ -150,9 +150,6 @@ class Decoder:
     """A model that replies to requests: a `GenerateBatch` or a `ContinuousBatch`.
 
     Args:
-        model: A language model of transformers in eval mode.
-        ends: Tokens that end a reply.
-        rows: Most requests in one batch.
         cells: Most tokens, rows times the longest, that are kept for them; a single row may have more.
         constraint: Which tokens may come next; None allows all.
         inputs: What the model reads besides tokens; it must not be of shared prefixes.

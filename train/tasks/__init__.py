@@ -186,7 +186,6 @@ class Examples:
     Attributes:
         read: Makes an example of a stored row and its place (file and line), such as `Record.from_json`.
         places: Files or folders, each with the share of it that is taken.
-        limit: Most examples of a place.
         keep: Whether an example is taken, given the `share` of its place.
         selection: What `keep` depends on, for the digest.
     """
@@ -235,7 +234,6 @@ class TrainingTask:
     is, it goes with a model and rows from elsewhere; see `train.engine.Engine`.
 
     Attributes:
-        Config: Settings of a run.
         usage: Options of a run, for the help of its program.
         unit: What a row is called in logs and results.
         published: Rows of an optimiser step in the paper, shown beside the run's own.

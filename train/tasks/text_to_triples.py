@@ -172,8 +172,6 @@ class PairEncoder:
         instruction: The system's turn, from `models.data.pairs.load_instruction`; None for encoder-decoders,
             which get the text alone.
         generation_config: The model's, which knows all tokens that end a reply.
-        max_source_tokens: Tokens of the text; 512 in the paper.
-        max_target_tokens: Tokens of the triples and the end token; 256 in the paper.
     """
 
     def __init__(

@@ -217,11 +217,7 @@ class Servers(Backend):
         self._busy, self._rests = [0] * len(backends), [0.0] * len(backends)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a chat; see `models.llm.Backend`.
-
-        Raises:
-            TransientError: no server answers; what the last one said.
-        """
+        """Reply to a chat; see `models.llm.Backend`."""
         left = list(range(len(self._backends)))
         while True:
             now = time.monotonic()

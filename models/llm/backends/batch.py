@@ -208,11 +208,7 @@ def import_replies(ledger: Ledger, path: str | Path) -> Counter[str] | None:
 
 
 def batch_reply(line: Mapping[str, Any]) -> BatchReply:
-    """Read one line of either layout.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Read one line of either layout; another one is a `ValueError`."""
     key, result, response = line.get("custom_id"), _object(line, "result"), _object(line, "response")
     if not isinstance(key, str):
         raise ValueError("it is not a reply of a batch: there is no custom_id")

@@ -29,14 +29,11 @@ class HFBackend(DecodingService, Backend):
         model: Hub id, folder or `pypi:package`; see `models.loading.for_inference` for adapters.
         batch_size: Most calls in one batch; long ones are fewer. On a GPU that runs out of memory batches are halved
             until they fit.
-        dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 where the hardware multiplies it natively; None:
-            bfloat16 on a GPU, else float32.
         template_options: More arguments of the chat template, for example {"enable_thinking": True}.
         plain: For base models, which have no chat template: the turns' texts, with blank lines between them.
         beams: Beams of beam search; 1 is greedy, or sampled.
         grammar: Whether replies are held to the format of triples.
         repetition: Whether a reply that only repeats its triples is ended.
-        cells: Token budget of a batch.
     """
 
     def __init__(
