@@ -3,13 +3,14 @@ from pathlib import Path
 import pytest
 
 from tripletune.models.llm.question_client import load_prompts
+from tripletune.rag.chat_generator import READER
 from tripletune.rag.systems.cirag import PROMPT_NAMES
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_every_prompt_file_is_used_and_there():
-    assert {path.stem for path in (ROOT / "rag" / "prompts").glob("cirag_*.md")} == set(PROMPT_NAMES)
+    assert {path.stem for path in (ROOT / "rag" / "prompts").glob("cirag_*.md")} | {READER} == set(PROMPT_NAMES)
     prompts = load_prompts(PROMPT_NAMES)
     assert prompts.files["cirag_joint"] == "rag/prompts/cirag_joint.md"
     assert len(set(prompts.digests().values())) == len(PROMPT_NAMES)
