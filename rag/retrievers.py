@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import nsmallest
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -76,8 +77,7 @@ def verbalise(triple: Triple) -> str:
 
 def top(items: Sequence[T], scores: Sequence[float], count: int) -> list[T]:
     """The `count` items with the highest scores, best first; equal scores keep their order."""
-    order = sorted(range(len(items)), key=lambda i: -scores[i])
-    return [items[i] for i in order[:count]]
+    return [items[i] for i in nsmallest(count, range(len(items)), key=lambda i: -scores[i])]
 
 
 @dataclass(frozen=True, slots=True)

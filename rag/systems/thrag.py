@@ -93,7 +93,8 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     subtopics = await _Selection(question, llm, reranker, options, trace).subtopics(graph) if options.traversal else []
     statement = await asyncio.to_thread(graph.sentences, subtopics, options.hops)
     texts = list(statement)
-    ranked = top(texts, await reranker.scores(search, texts) if texts else [], len(texts))
+    most = max(options.sentences, options.chunks, _RANKED)
+    ranked = top(texts, await reranker.scores(search, texts) if texts else [], most)
     kept = ranked[: options.sentences]
     best = dict.fromkeys(statement[text].position for text in ranked[: options.chunks])
     hits = [Retrieved(passages[position], 1 / rank, position) for rank, position in enumerate(best, 1)]
