@@ -1,13 +1,15 @@
 """Indexes of a corpus on disk: built once, kept with a manifest of what they were built from, built again when that
-changes. Several programs may share one folder of indexes: the second waits until the first has built what is missing.
+changes, with all that is known of the rows that stay. Several programs may share one folder of indexes: the second
+waits until the first has built what is missing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -21,7 +23,7 @@ from tripletune.models.files import LOCK, check_folder, file_digest, lock_folder
 
 logger = logging.getLogger(__name__)
 
-MANIFEST = "manifest.json"
+MANIFEST, ROWS = "manifest.json", "rows.npy"
 _BUILDING = "building.json"
 _OFFSETS = "offsets.npy"
 # Passages by which the language of a corpus is told, and characters of each.
@@ -29,7 +31,7 @@ _SAMPLE, _READ = 100, 300
 _KEPT = 4096
 # Names that indexes have, those of bm25s included.
 _BM25 = ("*.index.json", "*.index.npy", "*.index.jsonl")
-_MADE = (MANIFEST, _OFFSETS, "vectors.f*", "*.faiss", "triples.jsonl", *_BM25)
+_MADE = (MANIFEST, _OFFSETS, ROWS, "vectors.f*", "*.faiss", "triples.jsonl", *_BM25)
 
 
 def check_index(folder: Path) -> None:
@@ -37,9 +39,14 @@ def check_index(folder: Path) -> None:
     check_folder(folder, (LOCK, ".*", "triples*"), True, continues="passages")
 
 
+def manifest(folder: Path) -> dict[str, Any]:
+    """What the index in a folder was built from; empty where there is none."""
+    return read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
+
+
 def check_same(folder: Path, key: str, value: str, name: str = "") -> None:
     """Refuse to replace an index that was built with another `key`; the manifest may name it."""
-    found = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
+    found = manifest(folder)
     if found.get(key, value) != value:
         was, name = (text and f" of {text}" for text in (found.get("about", {}).get(key, ""), name))
         raise FileExistsError(
@@ -66,15 +73,30 @@ def prepare(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[s
         with lock or nullcontext():
             if not _is_there(folder, wanted):
                 _build(folder, wanted, build)
-    return read_json(folder / MANIFEST).get("about", {})
+    return manifest(folder).get("about", {})
 
 
-def _is_there(folder: Path, wanted: dict[str, Any]) -> bool:
-    if not (folder / MANIFEST).is_file():
-        return False
-    found = read_json(folder / MANIFEST)
+def digest_rows(rows: Iterable[str]) -> np.ndarray:
+    """16 bytes that name each text."""
+    codes = (row.encode("utf-8", "surrogatepass") for row in rows)
+    return np.fromiter((hashlib.blake2b(code, digest_size=16).digest() for code in codes), "S16")
+
+
+def compare(folder: Path, digests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each of the rows its place in the index that a folder holds, or -1; for each row of that, whether it goes."""
+    old = np.load(folder / ROWS, mmap_mode="r") if (folder / ROWS).is_file() else digests[:0]
+    if not old.size:
+        return np.full(len(digests), -1), np.zeros(0, bool)
+    order = np.argsort(old, kind="stable")
+    places = order[np.searchsorted(old, digests, sorter=order).clip(max=len(old) - 1)]
+    return np.where(old[places] == digests, places, -1), np.isin(old, digests, invert=True)
+
+
+def _is_there(folder: Path, wanted: dict[str, Any] | None) -> bool:
+    """Whether a folder holds an index built from `wanted`, or any; one with damaged files is refused."""
+    found = manifest(folder)
     sizes, _ = found.pop("files", {}), found.pop("about", None)
-    if found != wanted:
+    if wanted is not None and found != wanted:
         return False
     for name, size in sizes.items():
         path = folder / name
@@ -91,11 +113,12 @@ def _build(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[st
                 if path.name != LOCK:
                     path.unlink()
             write_json(building, wanted)
-        if (folder / MANIFEST).is_file():
-            found = read_json(folder / MANIFEST)
-            changed = sorted(key for key in wanted if wanted[key] != found.get(key))
-            logger.warning("index %s was built with another %s: building it again", folder, ", ".join(changed))
+        _is_there(folder, None)
         about = build(scratch) or {}
+        changes = about.pop("changes", "built again")
+        if found := manifest(folder):
+            changed = ", ".join(sorted(key for key in wanted if wanted[key] != found.get(key)))
+            logger.info("index %s was built with another %s: %s", folder, changed, changes)
         building.unlink()
         sizes = {path.name: path.stat().st_size for path in sorted(scratch.iterdir()) if path.name != LOCK}
         write_json(scratch / MANIFEST, {**wanted, "about": about, "files": sizes})
@@ -114,10 +137,17 @@ class PassageStore:
         if is_packed(corpus):
             raise ValueError(f"corpus {corpus} is a gzip file: unpack it first, since its lines are read in any order")
         self.sha256, folder = file_digest(corpus), Path(index_dir) / "passages"
-        if not overwrite:
-            check_same(folder, "corpus_sha256", self.sha256, str(corpus))
-        wanted = {"kind": "passages", "corpus_sha256": self.sha256}
-        if copies := prepare(folder, wanted, lambda out: _write_offsets(corpus, out)).get("copies"):
+
+        def build(out: Path) -> dict[str, Any]:
+            copies = _write_rows(corpus, out)
+            places, gone = compare(folder, np.load(out / ROWS))
+            # A corpus that has grown or changed keeps most of its passages.
+            if not overwrite and (not gone.size or gone.mean() > 0.5):
+                check_same(folder, "corpus_sha256", self.sha256, str(corpus))
+            changes = f"{(places < 0).sum():,} passages added, {gone.sum():,} dropped"
+            return {"corpus_sha256": str(corpus.resolve()), "copies": copies, "changes": changes}
+
+        if copies := prepare(folder, {"kind": "passages", "corpus_sha256": self.sha256}, build).get("copies"):
             problem = "passages repeat earlier ones and take the places of others: leave them out"
             logger.warning("%s: %s %s", corpus, f"{copies:,}", problem)
         self._offsets = np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False)
@@ -147,14 +177,21 @@ class PassageStore:
         return read_corpus(self.corpus)
 
 
-def _write_offsets(corpus: Path, folder: Path) -> dict[str, Any]:
-    """Check a corpus and note where its lines begin; one id for several passages would be one passage for a loop."""
-    ids, contents, offsets = array("q"), array("q"), array("q")
-    for passage in read_corpus(corpus):
-        ids.append(hash(passage.id))
-        contents.append(hash(passage.content))
+def _write_rows(corpus: Path, folder: Path) -> int:
+    """Check a corpus, and note its passages and where their lines begin; how many passages repeat earlier ones.
+
+    One id for several passages would be one passage for a loop.
+    """
+    ids, offsets = array("q"), array("q")
+
+    def contents() -> Iterator[str]:
+        for passage in read_corpus(corpus):
+            ids.append(hash(passage.id))
+            yield passage.content
+
+    digests = digest_rows(contents())
     order = np.argsort(ids, kind="stable")
-    keys, texts = np.asarray(ids)[order], np.asarray(contents)[order]
+    keys, texts = np.asarray(ids)[order], digests[order]
     twice = np.flatnonzero((keys[1:] == keys[:-1]) & (texts[1:] != texts[:-1]))
     if twice.size:
         first, second = sorted(int(order[place]) for place in (twice[0], twice[0] + 1))
@@ -168,5 +205,6 @@ def _write_offsets(corpus: Path, folder: Path) -> dict[str, Any]:
             if line.strip():
                 offsets.append(position)
             position += len(line)
-    np.save(folder / _OFFSETS, np.asarray(offsets), allow_pickle=False)
-    return {"corpus_sha256": str(corpus.resolve()), "copies": len(contents) - np.unique(contents).size}
+    for name, values in ((_OFFSETS, np.asarray(offsets)), (ROWS, digests)):
+        np.save(folder / name, values, allow_pickle=False)
+    return len(digests) - np.unique(digests).size

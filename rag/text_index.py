@@ -19,7 +19,7 @@ import numpy as np
 from tripletune.models.data.words import analyzer
 from tripletune.models.program import progress
 from tripletune.rag.embedding import Embedder, Together
-from tripletune.rag.index import check_same, prepare
+from tripletune.rag.index import ROWS, check_same, compare, digest_rows, manifest, prepare
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Bm25Index:
 class VectorIndex:
     """Similarity of sentence embeddings; the vectors stay in their file, as float16.
 
-    A build that was killed continues.
+    A build that was killed continues. Rows that were in the folder's index before are not embedded again.
     """
 
     def __init__(
@@ -126,11 +126,20 @@ class VectorIndex:
         made_by = {"encoder": embedder.name, "weights": embedder.weights, "width": width, "dtype": "float16"}
         if not overwrite:
             check_same(folder, "encoder", embedder.name)
-        prepare(
-            folder,
-            {"kind": "dense", **wanted, **made_by},
-            lambda out: embed_rows(rows(), count, out / _VECTORS, embedder),
-        )
+
+        def build(out: Path) -> dict[str, str]:
+            digests, kept = digest_rows(rows()), np.zeros((1, width), np.float16)
+            places, gone = compare(folder, digests)
+            changes = f"{(places < 0).sum():,} rows added, {gone.sum():,} dropped"
+            if gone.size and made_by.items() <= manifest(folder).items():
+                kept = np.memmap(folder / _VECTORS, np.float16, "r").reshape(-1, width)
+            else:
+                places[:] = -1
+            embed_rows(rows(), count, out / _VECTORS, embedder, known=(places, kept))
+            np.save(out / ROWS, digests, allow_pickle=False)
+            return {"changes": f"{changes}, {(places < 0).sum():,} embedded"}
+
+        prepare(folder, {"kind": "dense", **wanted, **made_by}, build)
         # "c" instead of "r": torch warns of memory that can't be written.
         self._vectors = np.memmap(folder / _VECTORS, dtype=np.float16, mode="c").reshape(-1, width)
         self._graph: Any = _open_graph(folder, wanted | made_by, self._vectors) if search == "hnsw" else None
@@ -194,16 +203,34 @@ def reciprocal_rank_fusion(rankings: Sequence[Sequence[tuple[int, float]]], cons
     return sorted(fused.items(), key=lambda item: (-item[1], item[0]))
 
 
-def embed_rows(rows: Iterable[str], count: int, path: Path, embedder: Embedder, chunk: int = _CHUNK) -> None:
-    """Append the vectors of the rows to `path`, after the complete vectors that it holds already."""
+def embed_rows(
+    rows: Iterable[str],
+    count: int,
+    path: Path,
+    embedder: Embedder,
+    chunk: int = _CHUNK,
+    known: tuple[np.ndarray, np.ndarray] | None = None,
+) -> None:
+    """Append the vectors of the rows to `path`, after the complete vectors that it holds already.
+
+    `known` has a place for each row, -1 for a row to be embedded, and the vectors by place.
+    """
     size = 2 * embedder.width
     done = path.stat().st_size // size if path.exists() else 0
+    places, kept = known or (np.full(count, -1), np.zeros((1, embedder.width), np.float16))
+    left = (row for row, place in zip(islice(rows, done, None), places[done:]) if place < 0)
+    fresh, ready = embedder.stream(left, chunk), np.zeros((0, embedder.width), np.float32)
     bar = progress(name="embedding", unit="row", total=count, initial=done)
     with bar, path.open("r+b" if done else "wb") as file:
         file.truncate(done * size)
         file.seek(0, 2)
-        for vectors in embedder.stream(islice(rows, done, None), chunk):
-            file.write(vectors.astype(np.float16).tobytes())
+        for start in range(done, count, chunk):
+            mine = places[start : start + chunk]
+            vectors, new = kept[mine], mine < 0
+            while len(ready) < new.sum():
+                ready = np.concatenate([ready, next(fresh)])
+            vectors[new], ready = np.split(ready, [new.sum()])
+            file.write(vectors.tobytes())
             file.flush()
             bar.update(len(vectors))
 

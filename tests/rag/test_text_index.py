@@ -1,4 +1,5 @@
 import asyncio
+from functools import partial
 from zlib import crc32
 
 import numpy as np
@@ -92,6 +93,89 @@ def test_hybrid_fuses_both(tmp_path, embedder):
     hybrid = opened("hybrid", tmp_path, embedder)
     assert ranked(hybrid, "bad cage", 4) == reciprocal_rank_fusion(parts)[:4]
     assert rows(hybrid, "?!", 2) == rows(opened("dense", tmp_path, embedder), "?!", 2)
+
+
+class Counting:
+    """Vectors of texts, which it notes; it fails at one of them."""
+
+    def __init__(self, bad=""):
+        self.texts, self.bad = [], bad
+
+    def __call__(self, texts, kind):
+        if self.bad in texts:
+            raise RuntimeError("killed")
+        self.texts += texts if kind == "text" else []
+        return hashed(texts, kind)
+
+
+OLD = [f"row {number} of {number % 7}" for number in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "new"),
+    [
+        ([*OLD, "row x", "row 3 of 3", "row y"], ["row x", "row y"]),
+        ([*OLD[:9], *OLD[10:]], []),
+        ([*OLD[:9], "row z", *OLD[10:]], ["row z"]),
+        (OLD[::-1], []),
+        (["row new", *OLD[40:]], ["row new"]),
+    ],
+    ids=["added", "deleted", "changed", "turned", "most"],
+)
+@pytest.mark.parametrize(
+    ("kind", "search"), [("bm25", "flat"), ("dense", "flat"), ("dense", "hnsw"), ("hybrid", "flat")]
+)
+def test_rows_that_stay_are_not_embedded_again(tmp_path, monkeypatch, kind, search, rows, new):
+    monkeypatch.setattr("tripletune.rag.text_index.embed_rows", partial(embed_rows, chunk=16))
+    encode = Counting()
+
+    def opened(folder, texts):
+        how = (Embedder("counting", encode), search)
+        return open_text_index(kind, tmp_path / folder, {"rows": texts}, lambda: iter(texts), len(texts), *how)
+
+    opened("index", OLD)
+    encode.texts.clear()
+    grown = opened("index", rows)
+    assert [text for text in encode.texts if text != "width"] == (new if kind != "bm25" else [])
+    fresh = opened("fresh", rows)
+    for query in ("row 3", "row x of 5", "row y"):
+        assert ranked(grown, query, 70) == ranked(fresh, query, 70) != []
+
+
+def test_another_encoder_embeds_all_rows(tmp_path):
+    for name, weights in (("one", "a"), ("one", "b"), ("other", "b")):
+        encode = Counting()
+        how = ("dense", tmp_path, {"rows": OLD}, lambda: iter(OLD), len(OLD), Embedder(name, encode, weights))
+        assert rows(open_text_index(*how, overwrite=True), OLD[7], 1) == [7]
+        assert encode.texts == ["width", *OLD]
+
+
+def test_a_killed_update_leaves_the_old_index_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("tripletune.rag.text_index.embed_rows", partial(embed_rows, chunk=16))
+    files = lambda: {path: path.read_bytes() for path in (tmp_path / "dense").iterdir()}  # noqa: E731
+    more = [*OLD, *(f"more {number}" for number in range(40))]
+
+    def opened(encode, texts):
+        return open_text_index(
+            "dense", tmp_path, {"rows": texts}, lambda: iter(texts), len(texts), Embedder("e", encode)
+        )
+
+    opened(Counting(), OLD)
+    before = files()
+    with pytest.raises(RuntimeError, match="killed"):
+        opened(Counting(bad="more 30"), more)
+    assert files() == before
+    encode = Counting()
+    index = opened(encode, more)
+    assert encode.texts == ["width", *more[64:]]
+    assert rows(index, "more 5", 1) == [65]
+
+
+def test_a_damaged_index_is_not_taken_over(tmp_path):
+    opened("dense", tmp_path, Embedder("e", hashed), OLD)
+    (tmp_path / "dense" / "vectors.f16").write_bytes(b"short")
+    with pytest.raises(ValueError, match=r"vectors\.f16 is damaged: remove the folder"):
+        opened("dense", tmp_path, Embedder("e", hashed), OLD[1:])
 
 
 def test_vectors_of_a_killed_build_are_kept(tmp_path):

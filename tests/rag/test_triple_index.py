@@ -62,6 +62,22 @@ def test_it_is_opened_again_and_built_again_for_other_triples(opened, tmp_path):
         opened(stated=[("Ada", [])])
 
 
+def test_only_new_triples_are_embedded(opened):
+    seen = []
+
+    def encode(texts, kind):
+        seen.extend(texts)
+        return np.array([[text.count(letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts])
+
+    opened("dense", Embedder("counting", encode))
+    seen.clear()
+    stated = [*STATED[1:], ("Bo", [["Bo", "keeps", "bees"], ["Ada", "wrote", "Notes"]])]
+    index = opened("dense", Embedder("counting", encode), stated)
+    assert seen == ["width", "Bo keeps bees"]
+    for row, triple in enumerate(index):
+        assert [found for found, _ in asyncio.run(index.search([" ".join(triple.as_list())], 1))[0]] == [row]
+
+
 class Scores:
     """An embedder under which the cosine of a query and a row is the hundredth that the query names for the row."""
 
