@@ -25,6 +25,7 @@ _TRUTH = re.compile(
 )
 _YES = re.compile(r"\b(?:(?P<yes>yes)|(?P<no>no))\b", re.IGNORECASE)
 _CONCLUDES = re.compile(r"\banswer(?: is|[\s*_]*:)[\s*_]*\w", re.IGNORECASE)
+_DECIDES = re.compile(r"\W*(?:yes|no)\b\s*(?:[.,;:!]|\Z)", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
@@ -50,8 +51,10 @@ def has_label(reply: str, gold: str) -> bool:
             return _labels(rest, pattern) == {gold.lower()}
     if re.fullmatch("[A-J]", gold):
         return _labels(rest, _LETTER) == {gold}
-    words = re.escape(normalize_answer(gold))
-    return bool(re.search(rf"(?<!not )(?<!or )(?<!\w){words}(?!\w)(?! or )", normalize_answer(rest)))
+    # "No. Google says yes to none of it." is no name, and neither is one of "Google, Apple or Meta".
+    name = re.compile(rf"(?<!not )(?<!\w){re.escape(normalize_answer(gold))}(?!\w)")
+    said = [] if _DECIDES.match(rest) else [normalize_answer(one) for one in _SENTENCE.split(rest)]
+    return any(name.search(one) and not re.search(r"\b(?<!whether )or\b", name.sub("", one)) for one in said)
 
 
 def _labels(text: str, pattern: re.Pattern[str]) -> set[str]:

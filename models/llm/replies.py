@@ -47,16 +47,19 @@ _FIELDS = re.compile(r"()\bSubject:(.+?)\bPredicate:(.+?)\bObject:(.+?)$", re.MU
 REPAIRED = "JSON that was repaired"
 _MARKER = re.compile(r"\(\s*S>|\|\s*[PO]>")
 _NO_FACTS = re.compile(r"\W*(none|no (facts?|triples?)( found| stated)?)\W*", re.IGNORECASE)
+_KNOWN = r"(?:information|info|facts?|evidence|triples|context|details?|data)\b"
 _REFUSAL = re.compile(
-    r"\b(unanswerable|not answerable"
-    r"|(can ?not|can't|could not|couldn't) (be )?(determined?|answer(ed)?|infer(red)?|found?|tell|say|know|confirm(ed)?"
-    r"|verif(y|ied)|establish(ed)?|identif(y|ied)|decided?|conclude)"
-    r"|(unable|impossible|not possible|not able) to (determine|answer|infer|find|tell|say|know|confirm|verify|identify)"
-    r"|(not|isn't|aren't) (enough|sufficient)( \w+)? (information|evidence|context|facts|data|details?)"
-    r"|(insufficient|lacks?( the)?|no (relevant|further|such|sufficient)) (information|evidence|context|facts|data)"
-    r"|(information|evidence|context|facts|data) (is|are) (not (enough|sufficient)|insufficient|lacking)"
-    r"|no information (is )?(about|on|given|provided|available)|(do not|don't) know( |\W*\Z)"
-    r"|(is|remains) (unclear|uncertain|unknown)( |\W*\Z)|no mention of|not sure|not clear( |\W*\Z)"
+    r"\b(unanswerable|not answerable|not sure|inconclusive|insufficient info\b"
+    r"|(can ?not|can't|could not|couldn't) (be )?(determined?|answer(ed)?|infer(red)?|found|find|tell|say|know|conclude"
+    r"|confirm(ed)?|verif(y|ied)|establish(ed)?|identif(y|ied)|decided?)"
+    r"|(unable|impossible|not possible|not able|no way) to (determine|answer|infer|find|tell|say|know|confirm|verify)"
+    rf"|(not|((do|does|is|are)n't))( have| contain| provide)? (enough|sufficient)( \w+)? {_KNOWN}"
+    rf"|(insufficient|lacks?( the)?|no (relevant|further|such|sufficient)) {_KNOWN}"
+    rf"|{_KNOWN}( \w+)? (is|are) (not (enough|sufficient|available|given)|insufficient|lacking)"
+    r"|no information (is )?(about|on|given|provided|available)|no answer (can|could|is|was)|no mention of"
+    rf"|(there is|there are|gives?|provides?|contains?|have|has) no (answer|{_KNOWN})|answer is not (in|given|there)"
+    r"|(none|nothing|neither) (of|in) .{1,30} (mention|answer|provide|state|say|specif|contain)"
+    r"|(do not|don't) know( |\W*\Z)|not clear( |\W*\Z)|(is|s|remains) (unclear|uncertain|unknown)( |\W*\Z)"
     r"|not (mentioned|specified|stated|provided|given|available)( (in|by) |\W*\Z)"
     r"|(do|does|did)(n't| not) (mention|specify|state|provide|contain|say|give|include))"
     r"|\A\W*(unknown|n/?a|none|no answer|unsure|unclear)\W*\Z",
@@ -67,20 +70,23 @@ QUERY_START = (
     r"(?:find|search|look|identify|determine|list|retrieve|check|get|ask|name|tell|give|who|whom|whose|what|when|where"
     r"|which|why|how|is|are|was|were|do|does|did|has|have|had|can|could)\b"
 )
-_KNOWN = r"(?:information|facts?|evidence|triples|context|details|data)"
+_ENOUGH = (
+    r"(?:sufficient|enough|complete|adequate|answered|answerable|known|found)(?=\W*\Z| (?:to|for|now|by|with|and|as)\b)"
+)
 _NOTHING_LEFT = re.compile(
     r"(?:(?:so|thus|therefore|hence|now|since|because|as|given that|and|i think|there(?:'s| is| are)) )*(?:"
     r"no (?:(?:more|further|additional|other|new|next|follow[- ]?up) )*(?:question|quer|sub-?quer|search|retrieval)\w*"
-    r"(?: (?:is|are|needed|required|necessary|left|remain|to )|\Z)"
-    rf"|no (?:more|further|additional|other) {_KNOWN}\b|nothing(?: (?:more|else|further|left|is missing)\b|\Z)"
-    r"|(?:none|null|n/?a|no|done|stop|finish(?:ed)?|completed?|enough|sufficient)(?: needed| required)?\Z"
-    rf"|(?:(?:the|these|those|all|our|my|what|this|that|it|everything)\b.{{0,60}}?|{_KNOWN}) (?:is|are|be|been) "
-    r"(?:\w+ )?(?:sufficient|enough|complete|adequate|answered|answerable)\b"
-    rf"|all .{{0,60}}?{_KNOWN} .{{0,30}}?(?:found|known|available|there|gathered|collected)\b"
-    rf"|(?:(?:we|i|you) (?:now |already )?have |that is )?(?:enough|sufficient) {_KNOWN}\b"
-    r"|(?:we|i|you) (?:now |already )?(?:have (?:everything|all)|can (?:now |already )?answer)\b"
-    r"|(?:we|i|you) (?:do not|don't) need (?:any |to (?:ask|search)\b|more |further |another )"
-    r"|the (?:final )?answer (?:is|has been|can be)\b"
+    r"(?: (?:is|are|needed|required|necessary|left|remain|to )|\Z)|no need (?:for|to)\b|that is all\Z"
+    rf"|no (?:more|further|additional|other) {_KNOWN}|nothing(?: (?:more|else|further|left|is missing)\b|\Z)"
+    r"|(?:query )?(?:none|null|n/?a|no|no more|done|stop|end|finish(?:ed)?|completed?|enough|sufficient)"
+    r"(?: needed| required)?\Z"
+    rf"|(?:(?:the|these|those|all|our|my|what|this|that|it|every)\w*\b.{{0,60}}?|{_KNOWN}) (?:is|are|be|been) "
+    rf"(?:\w+ )?{_ENOUGH}|(?:\w+ ){{0,3}}{_KNOWN}.{{0,20}}? (?:suffice|answers? the (?:\w+ )?(?:question|query))\b"
+    rf"|all .{{0,60}}?{_KNOWN} .{{0,30}}?(?:available|there|gathered|collected)\b"
+    rf"|(?:(?:we|i|you) (?:now |already )?have |that is )?(?:enough|sufficient) {_KNOWN}"
+    r"|(?:we|i|you) (?:now |already )?(?:have|know) (?:everything|all|enough|the answer)\b"
+    r"|(?:we|i|you) (?:can (?:now )?answer|(?:do not|don't) need (?:any|to (?:ask|search)|more|further|another))\b"
+    r"|(?:it is )?(?:not|no longer) (?:necessary|needed|required)\b|(?-i:[Tt]he (?:final )?answer (?:is|has|can))\b"
     r"|(?:(?:further|more|additional|another) )?(?:question|quer|search|retrieval)\w* (?:is|are) (?:not|un))",
     re.IGNORECASE,
 )

@@ -98,7 +98,10 @@ LONG = "The first article praises the plan of the council. " * 6
         ("No, the articles do not mention it.", "no"), ("Yes, although no article says when.", "Yes"),
         ("There is no discrepancy.", "no"), ("No one cannot", "no"),
         ("It could be yes or no, but there is insufficient information to be sure.", ""), ("Yes and no.", ""),
-        (f"Yes, no, or {NULL}", ""), ("Google or Meta", ""), ("It is not Google", ""), ("Googles", ""), ("nobody", ""),
+        (f"Yes, no, or {NULL}", ""), ("Google or Meta", ""),
+        ("Google, Apple, or Meta", ""), ("It is Google, not Meta.", "Google"),
+        ("No. The article on Google says so of none.", "no"), ("The articles provide no evidence for this.", NULL),
+        ("It is not Google", ""), ("Googles", ""), ("nobody", ""),
         ("", ""), ("\n\n", ""),
     ],
 )  # fmt: skip

@@ -295,6 +295,8 @@ def test_any_text_gives_a_value_or_a_reason(text):
 def test_refusals_in_other_words_are_refusals():
     for text in (
         "The question is unanswerable.", "It cannot be determined from the given triples.", "Not enough information",
+        "I don't have enough information.", "None of the passages mention this.", "There is no way to tell.",
+        "The information provided is insufficient.", "I could not find the answer.", "It's unclear from the context.",
         "I don’t know.", "Insufficient information.", "Unknown", "The passages do not mention it.", "not specified",
     ):  # fmt: skip
         assert is_refusal(text)
@@ -312,7 +314,9 @@ def test_refusals_in_other_words_are_refusals():
         "The answer is Kelm.", "I don't need to search any further.", "We can now answer the question: Kelm.",
         "Ada was born in Kelm. The triples are sufficient.", "Sufficient information has been gathered",
         "All necessary information has been found.", "No follow-up question is required.",
-        "There is nothing left to ask.",
+        "There is nothing left to ask.", "There is no need for further questions.", "The facts suffice.",
+        "The retrieved facts fully answer the original query.", "It is not necessary to ask another question.",
+        "We know everything.", "no more",
     ],
 )  # fmt: skip
 def test_no_query_in_other_words(text):
@@ -337,6 +341,9 @@ def test_no_query_in_other_words(text):
         "There is no information about the river in Kelm",
         "What facts are sufficient?",
         "Nothing Compares 2 U writer",
+        "All Quiet on the Western Front author",
+        "The Answer Is Blowin' composer",
+        "It Is Enough painter",
     ],
 )
 def test_queries_are_queries(text):
