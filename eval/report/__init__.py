@@ -47,7 +47,7 @@ def report(args: argparse.Namespace, console: Console) -> None:
     check_folder(output, _MADE, overwrite=True)
     prices = read_prices(args.price)
     found = [read_folder(one, prices) for spec in args.folders for one in _folders(spec)]
-    groups = group_runs([one for one in found if one.rows is not None], check_across(args.across), args.baseline)
+    groups = group_runs([one for one in found if len(one.rows)], check_across(args.across), args.baseline)
     figures = {"title": args.title, **build_report(found, groups)}
     unused = unused_roles(prices, [role for one in found for role in one.roles])
     figures["missing"] += [f"--price {role}=…: unknown role in these runs." for role in unused]
@@ -80,40 +80,18 @@ def build_report(found: Sequence[Run], groups: Sequence[Group]) -> dict[str, Any
     """All figures of a report.
 
     Returns:
-        `groups` of runs over the same questions, `others`, and `missing`: sentences on what could not be said.
+        `groups` of runs over the same questions; `others`, which are of another evaluation or have no result yet; and
+        `missing`, sentences on what could not be said.
     """
     made = [_figures(group) for group in groups]
-    others = [
-        {
-            "name": one.name or one.folder,
-            "folder": one.folder,
-            "command": one.about.get("command") or None,
-            "settings": one.settings,
-            "results": one.results,
-            "metrics": one.metrics or None,
-        }
-        for one in found
-        if one.rows is None
-    ]
-    several = len(made) > 1
+    others = [_about(one, one.name or one.folder) | {"metrics": one.metrics or None} for one in found if one.rows.empty]
     missing = [
         sentence
         for group in made
         for run in group["runs"]
-        for sentence in _missing(run, f"{run['name']} on {group['task']}" if several else run["name"])
+        for sentence in _missing(run, f"{run['name']} on {group['task']}" if len(made) > 1 else run["name"])
     ]
-    missing += [
-        f"{run['name']} has {', '.join(run['unshared'])}, which other runs of its task lack: score them, too."
-        for group in made
-        for run in group["runs"]
-        if run["unshared"]
-    ]
-    missing += [
-        f"{one['name']} was stopped before its end: it has {one['results']:,} results and no metrics yet. "
-        "Give its command again to continue."
-        for one in others
-        if one["metrics"] is None
-    ]
+    missing += [_unfinished(one, one["name"]) for one in others if one["metrics"] is None]
     return {"groups": made, "others": others, "missing": list(dict.fromkeys(missing))}
 
 
@@ -136,16 +114,10 @@ def _figures(group: Group) -> dict[str, Any]:
         "setting": setting_rows(group.runs, group.names),
         "runs": [
             {
-                "name": name,
-                "folder": run.folder,
+                **_about(run, name),
                 "system": run.system,
-                "command": run.about.get("command") or None,
-                "settings": run.settings,
                 "ablations": ablations,
-                "questions": run.results,
-                "expected": run.about.get("questions"),
                 "finished": run.finished,
-                "cut_off": run.cut_off,
                 "unshared": [name for name in run.scores if name not in group.metrics],
                 "figures": figures_of(run),
             }
@@ -157,17 +129,21 @@ def _figures(group: Group) -> dict[str, Any]:
     }
 
 
+def _about(run: Run, name: str) -> dict[str, Any]:
+    told = {"name": name, "folder": run.folder, "command": run.about.get("command") or None, "settings": run.settings}
+    return told | {"questions": run.results, "expected": run.about.get("questions")}
+
+
+def _unfinished(run: Mapping[str, Any], name: str) -> str:
+    of = f" of {run['expected']:,}" if run["expected"] else ""
+    return (
+        f"{name} is not finished: it has {run['questions']:,}{of} questions. Its figures are about these alone; give "
+        "its command again to continue."
+    )
+
+
 def _missing(run: Mapping[str, Any], name: str) -> list[str]:
-    figures, found = run["figures"], []
-    if not run["finished"]:
-        of = f" of {run['expected']:,}" if run["expected"] else ""
-        cut = "; its last line was cut off" if run["cut_off"] else ""
-        found.append(
-            f"{name} is not finished: it has {run['questions']:,}{of} questions{cut}. Its figures are about these "
-            "alone; give its command again to continue."
-        )
-    if not figures:
-        return found
+    figures, found = run["figures"], [] if run["finished"] else [_unfinished(run, name)]
     if figures["errors"]:
         found.append(
             f"{name}: {figures['errors']:,} questions failed; they score 0 and stay in the denominator of every "
@@ -175,6 +151,8 @@ def _missing(run: Mapping[str, Any], name: str) -> list[str]:
         )
     if not figures["recall"] and figures["rounds"]["mean"]["mean"]:
         found.append(f"{name} has no gold links (--gold), so the recall of its passages is not known.")
+    if run["unshared"]:
+        found.append(f"{name} has {', '.join(run['unshared'])}, which other runs of its task lack: score them, too.")
     return found
 
 
@@ -276,7 +254,7 @@ def _seeds(spec: str | Path) -> list[str]:
 def _finished(folder: str) -> Run:
     if not (Path(folder) / METRICS).is_file():
         raise FileNotFoundError(f"{folder} has no {METRICS}: it is not the output of a finished `tripletune eval`")
-    return Run(folder, "", *read_about(Path(folder)), 0, None)
+    return Run(folder, "", *read_about(Path(folder)))
 
 
 def _show(comparison: Mapping[str, Any], console: Console) -> None:

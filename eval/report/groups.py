@@ -100,7 +100,7 @@ def group_runs(runs: Sequence[Run], across: Collection[str] = (), baseline: str 
     groups = []
     for members in found.values():
         # A run without gold links takes the number of hops from the others.
-        tables = [run.rows for run in members if run.rows is not None and run.results]
+        tables = [run.rows for run in members if len(run.rows)]
         hops = {name: n for table in tables for name, n in zip(table["id"], table["hops"]) if n and n == n}
         for table in tables:
             table["hops"] = table["id"].map(hops)
@@ -163,7 +163,7 @@ def compare_pairs(group: Group) -> dict[str, list[list[dict[str, Any] | None]]]:
         By metric a matrix: row i, column j is "run i minus run j" with `p_value`, `p_holm` (over the pairs of the
         matrix) and `verdict`; None on the diagonal, and where two runs have no question in common.
     """
-    tables = {n: run.rows.set_index("id") for n, run in enumerate(group.runs) if run.rows is not None and run.results}
+    tables = {n: run.rows.set_index("id") for n, run in enumerate(group.runs) if len(run.rows)}
     found = {}
     for metric in group.metrics:
         scores = {n: table[metric].dropna() for n, table in tables.items()}

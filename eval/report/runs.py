@@ -40,7 +40,7 @@ class Run:
         about: `run.json`: the command, and how many questions a whole run has.
         metrics: `metrics.json`; empty when it was stopped before its end.
         rows: Of `eval run`, the questions that have a result, one row each, with the columns that `_row` makes and one
-            per score; what is not known is None. None for other evaluations, whose figures are taken as they stand.
+            per score; what is not known is None. Empty for other evaluations.
     """
 
     folder: str
@@ -48,9 +48,8 @@ class Run:
     settings: Mapping[str, Any]
     about: Mapping[str, Any]
     metrics: Mapping[str, Any]
-    results: int
-    rows: pd.DataFrame | None
-    cut_off: bool = False
+    results: int = 0
+    rows: pd.DataFrame = field(default_factory=pd.DataFrame)
     added: tuple[str, ...] = ()
     indexing: Mapping[str, Any] = field(default_factory=dict)
     roles: tuple[str, ...] = ()
@@ -78,7 +77,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the run came to its end, so that no question is missing."""
-        return bool(self.metrics) and not self.cut_off and self.results == self.about.get("questions")
+        return bool(self.metrics) and self.results == self.about.get("questions")
 
 
 def read_about(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -106,27 +105,19 @@ def read_folder(spec: str, prices: Prices | None = None) -> Run:
             f"{path} holds no results of `tripletune eval`: there is no {METRICS}, or {RESULTS} with {SETTINGS}"
         )
     if "system" in settings and results.is_file():
-        costs, cut_off = Costs(prices or {}), results.read_bytes()[-1:] not in (b"\n", b"")
+        costs = Costs(prices or {})
         rows, added = _rows(path, settings, costs)
-        more = cut_off, added, costs.indexing, (*costs.roles,)
-        run = Run(str(path), name, settings, about, metrics, len(rows), rows, *more)
-        if run.results and untimed(run):
+        run = Run(str(path), name, settings, about, metrics, len(rows), rows, added, costs.indexing, (*costs.roles,))
+        if len(rows) and untimed(run):
             rows["seconds"] = None
         return run
     count = sum(1 for _ in read_results(results, partial=True)) if results.is_file() else 0
-    return Run(str(path), name, settings, about, metrics, count, None)
+    return Run(str(path), name, settings, about, metrics, count)
 
 
 def figures_of(run: Run) -> dict[str, Any]:
-    """All figures of a run.
-
-    Returns:
-        `scores`, `by_type`, `by_hops`, `rounds`, `cost`, `roles`, `latency`, `granularity`, `recall`, `decisions` and
-        `errors`; those that its results do not allow are None. Nothing at all for a run without a result.
-    """
+    """All figures of a run that has results; what these do not allow is None."""
     rows, metrics = run.rows, run.scores
-    if rows is None or rows.empty:
-        return {}
     seconds, reason = rows["seconds"], untimed(run)
     costs = {name: rows[name] for name in (*COSTS, "tokens", "sent", "dollars") if rows[name].notna().all()}
     return {
@@ -166,8 +157,7 @@ def untimed(run: Run) -> str:
         return "another evaluation used the machine at the time"
     if None in alone:
         return "it is not known whether it had the machine for itself"
-    rows = run.rows
-    spared = 0 if rows is None or rows.empty else (rows["calls"] - rows["sent"].astype(float)).sum()
+    spared = (run.rows["calls"] - run.rows["sent"].astype(float)).sum()
     return f"{spared:,.0f} of its calls were not sent: the ledger had the replies" if spared else ""
 
 
@@ -177,12 +167,12 @@ def _rows(path: Path, settings: Mapping[str, Any], costs: Costs) -> tuple[pd.Dat
     for row in read_scored(path, partial=True):
         if lacking := [name for name in metrics if name not in row["scores"]]:
             raise ValueError(f"{path / RESULTS}: question {row['id']!r} has no score {', '.join(lacking)}")
-        found.append({**row["scores"], **_row(row, metrics, costs)})
+        found.append({**row["scores"], **_row(row, costs)})
         added |= dict.fromkeys(name for name in row["scores"] if name not in metrics)
     return pd.DataFrame(found), tuple(added)
 
 
-def _row(row: Mapping[str, Any], metrics: Sequence[str], costs: Costs) -> dict[str, Any]:
+def _row(row: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
     trace = row["trace"]
     details, steps = trace.get("details", {}), trace["steps"]
     wanted = set(row.get("supporting") or ())
@@ -190,11 +180,8 @@ def _row(row: Mapping[str, Any], metrics: Sequence[str], costs: Costs) -> dict[s
     # Who notes no role of a call notes neither its price nor that it was not sent.
     roles = sum(count for key, count in trace["tallies"].items() if key.startswith(_CALLS)) == trace["calls"]
     return {
-        "id": row["id"],
-        "type": row["type"],
+        **{name: row[name] for name in ("id", "type", "question", "answers", "prediction")},
         "hops": len(wanted) or None,  # as far as the supporting passages are known
-        **{name: row["scores"][name] for name in metrics},
-        **{name: row[name] for name in ("question", "answers", "prediction")},
         "failed": bool(row["error"]),
         "rounds": len(steps),
         "stop": trace["stop_reason"] or "error",

@@ -27,15 +27,9 @@ NOTE = (
     f"Differences are paired by question; {P_NOTE}, each score by itself."
 )
 _SHARED = (
-    "Runs are compared that share all down to the length of answers, as far as their systems take it, or have as many "
-    "passages per round as their papers; what one system alone takes is part of it."
+    "Runs are compared where they have the same value of each setting from data to max_answer_tokens that both take; "
+    "top_k may also be that of each system's paper. What one system alone takes is part of that system."
 )
-# With the CIRAG paper's letters.
-_OPTION_TITLES = {
-    "candidates": "candidate triples a round, N",
-    "max_rounds": "most rounds, L",
-    "top_k": "passages a round, K",
-}
 
 
 @dataclass(frozen=True)
@@ -96,8 +90,7 @@ def _main(groups: Runs) -> str:
         metric, marks = group["metrics"][0], {"better": r"$^\dagger$", "worse": r"$^\ddagger$"}
         gaps = {run["name"]: dict(row[0] or {}) for run, row in zip(group["runs"], group["pairs"][metric])}
         correct_table(filter(None, gaps.values()))
-        known = {run["name"]: run["figures"] for run in group["runs"] if run["figures"]}
-        known = {name: one for name, one in known.items() if one["scores"][metric]["n"]}
+        known = {run["name"]: run["figures"] for run in group["runs"] if run["figures"]["scores"][metric]["n"]}
         means = {name: f"{100 * found['scores'][metric]['mean']:z.1f}" for name, found in known.items()}
         best = max(means.values(), key=float, default="")
         columns.append({
@@ -129,12 +122,12 @@ def _by_run(runs: Runs, head: Sequence[str], cells: Callable[[Mapping[str, Any]]
 
 def _name(run: Mapping[str, Any]) -> str:
     """A run's name, with the number of its questions that failed."""
-    failed = run["figures"]["errors"] if run["figures"] else 0
+    failed = run["figures"]["errors"]
     return f"{run['name']} ({failed:,} failed)" if failed else run["name"]
 
 
 def _scored(run: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
-    return [interval(run["figures"]["scores"][metric]) if run["figures"] else "-" for metric in metrics]
+    return [interval(run["figures"]["scores"][metric]) for metric in metrics]
 
 
 def _overview(groups: Runs) -> list[Section]:
@@ -159,11 +152,7 @@ def _overview(groups: Runs) -> list[Section]:
 
 
 def _group(group: Mapping[str, Any]) -> Iterator[Section]:
-    runs = [run for run in group["runs"] if run["figures"]]
-    title = group_title(group)
-    if not runs:
-        yield Section(title, "", ["No question has a result yet."])
-        return
+    runs, title = group["runs"], group_title(group)
     setting: list[str | Table] = [about_of(group), Table(["setting", "value"], group["setting"]), _SHARED]
     sections = (
         ("Setting", setting),
@@ -200,12 +189,12 @@ def about_of(group: Mapping[str, Any]) -> str:
 
 def _scores(group: Mapping[str, Any]) -> list[str | Table]:
     metrics, runs, known = group["metrics"], group["runs"], find_metrics()
-    first = [[run["name"], f"{run['questions']:,}", _failed(run)] for run in runs]
+    first = [[run["name"], f"{run['questions']:,}", run["figures"]["errors"]] for run in runs]
     for cells, run in zip(first, runs):
         if not run["finished"]:
             cells[1] += f" of {run['expected']:,}" if run["expected"] else ", not finished"
     explained = [f"{name}: {known[name].explanation}." for name in metrics if name in known]
-    counts = {name: {run["figures"]["scores"][name]["n"] for run in runs if run["figures"]} for name in metrics}
+    counts = {name: {run["figures"]["scores"][name]["n"] for run in runs} for name in metrics}
     most = max(run["questions"] for run in runs)
     explained += [f"{name} is known of {max(n)} of {most:,} questions." for name, n in counts.items() if max(n) < most]
     return [_with_gaps(["run", "questions", "failed"], first, group, range(len(runs))), *explained]
@@ -215,22 +204,23 @@ def _ablations(group: Mapping[str, Any]) -> list[str | Table]:
     if not group["ablations"]:
         return []
     runs = [group["runs"][place] for place in group["ablations"]]
-    first = [
-        [run["name"].removeprefix(f"{run['system']} ") if run["ablations"] else f"{run['name']} (whole)", _failed(run)]
-        for run in runs
-    ]
+    names = (
+        run["name"].removeprefix(f"{run['system']} ") if run["ablations"] else f"{run['name']} (whole)" for run in runs
+    )
+    first = [[name, run["figures"]["errors"]] for name, run in zip(names, runs)]
     table = _with_gaps(["method", "failed"], first, group, group["ablations"])
     return ["The rows of the CIRAG paper's tables 2 and 3, in their order.", table]
 
 
-def _with_gaps(head: list[str], first: Sequence[list[str]], group: Mapping[str, Any], places: Sequence[int]) -> Table:
+def _with_gaps(head: list[str], first: Sequence[list[Any]], group: Mapping[str, Any], places: Sequence[int]) -> Table:
     """A table of scores, each behind the row's first cells, and with its difference to the first of several runs."""
-    rows, several, base = [[*cells] for cells in first], len(places) > 1, group["runs"][places[0]]["name"]
+    rows, several, base = [*first], len(places) > 1, group["runs"][places[0]]["name"]
     for metric in group["metrics"]:
         gaps = [dict(group["pairs"][metric][place][places[0]] or {}) for place in places]
         correct_table(filter(None, gaps))
         for row, place, gap in zip(rows, places, gaps):
-            row += [*_scored(group["runs"][place], [metric]), *(_gap(gap) if several else [])]
+            compared = [interval(gap, sign="+"), p_cell(gap)] if gap else ["", ""]
+            row += [*_scored(group["runs"][place], [metric]), *(compared if several else [])]
     titles = (f"minus {base}", "p") if several else ()
     return Table([*head, *(title for metric in group["metrics"] for title in (metric, *titles))], rows)
 
@@ -252,12 +242,10 @@ def _sweeps(group: Mapping[str, Any]) -> list[str | Table]:
     parts: list[str | Table] = []
     for sweep in group["sweeps"]:
         rows = []
-        for value, place in zip(sweep["values"], sweep["runs"]):
-            run = group["runs"][place]
-            costs = [interval(run["figures"]["cost"][name], 1) if run["figures"] else "-" for name in COSTS[:2]]
-            rows.append([f"{value:g}", _failed(run), *_scored(run, group["metrics"]), *costs])
-        title = _OPTION_TITLES.get(sweep["option"], sweep["option"].replace("_", " "))
-        parts.append(Table([title, "failed", *group["metrics"], "calls", "tokens read"], rows))
+        for value, run in zip(sweep["values"], map(group["runs"].__getitem__, sweep["runs"])):
+            costs = [interval(run["figures"]["cost"][name], 1) for name in COSTS[:2]]
+            rows.append([f"{value:g}", run["figures"]["errors"], *_scored(run, group["metrics"]), *costs])
+        parts.append(Table([sweep["option"], "failed", *group["metrics"], "calls", "tokens read"], rows))
     return parts
 
 
@@ -269,11 +257,8 @@ def _slices(runs: Runs, metrics: Sequence[str], key: str) -> list[str | Table]:
     head = [f"{kind} ({max(one[kind][metric]['n'] for one in found if kind in one):,})" for kind in kinds]
     rows = ([_name(run), *(interval(one.get(kind, {}).get(metric)) for kind in kinds)] for run, one in zip(runs, found))
     of = "; hops are counted by the supporting passages" if key == "by_hops" else ""
-    every, sliced = (
-        max(run["questions"] for run in runs),
-        [[part[metric]["n"] for part in one.values()] for one in found],
-    )
-    left = every - max(map(sum, sliced))
+    every = max(run["questions"] for run in runs)
+    left = every - max(sum(part[metric]["n"] for part in one.values()) for one in found)
     told = [f"{left:,} of {every:,} questions are in none, since theirs is not known."] if left else []
     return [f"{metric}, the headline{of}:", Table(["run", *head], rows), *told]
 
@@ -397,9 +382,9 @@ def _decisions(runs: Runs) -> list[str | Table]:
 
 
 def _other(other: Mapping[str, Any]) -> Section:
-    title, blocks = f"{other['name']}, another evaluation", list[str | Table]()
     if other["metrics"] is None:
-        return Section(title, "", ["Not finished."])
+        return Section(other["name"], "", ["Not finished."])
+    blocks = list[str | Table]()
     if table := other["metrics"].get("control_table"):
         blocks.append(Table(*table))
     intervals, numbers = [], []
@@ -410,7 +395,9 @@ def _other(other: Mapping[str, Any]) -> Section:
         elif isinstance(value, str) or (isinstance(value, (int, float)) and not isinstance(value, bool)):
             numbers.append([name, f"{value:.4g}" if isinstance(value, float) else value])
     tables = ((["score", "times 100", "n"], intervals), (["figure", "value"], numbers))
-    return Section(title, "", [*blocks, *(Table(head, rows) for head, rows in tables if rows)])
+    return Section(
+        f"{other['name']}, another evaluation", "", [*blocks, *(Table(head, rows) for head, rows in tables if rows)]
+    )
 
 
 def _sources(report: Mapping[str, Any]) -> Section:
@@ -418,14 +405,6 @@ def _sources(report: Mapping[str, Any]) -> Section:
     found = (*runs.values(), *report["others"])
     rows = [[run["name"], run["folder"], shlex.join(run["command"] or ())] for run in found]
     return Section(SOURCES, "", [Table(["run", "folder", "command"], rows)])
-
-
-def _failed(run: Mapping[str, Any]) -> str:
-    return f"{run['figures']['errors']:,}" if run["figures"] else "-"
-
-
-def _gap(gap: dict[str, Any]) -> list[str]:
-    return [interval(gap, sign="+"), p_cell(gap)] if gap else ["", ""]
 
 
 def _number(value: float | None, digits: int = 1) -> str:

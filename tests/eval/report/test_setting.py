@@ -1,6 +1,8 @@
 """Only what is comparable is compared: by settings alone, and by the two commands."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -10,7 +12,7 @@ from tests.eval.report.test_page import row
 from tripletune.eval.__main__ import main
 from tripletune.eval.report import build_report
 from tripletune.eval.report.groups import group_runs
-from tripletune.eval.report.runs import Run
+from tripletune.eval.report.runs import Run, read_folder
 from tripletune.eval.report.setting import apart, setting_rows
 from tripletune.eval.report.tables import sections_of
 from tripletune.rag.systems import system_names
@@ -87,10 +89,13 @@ def test_every_system_has_defaults_that_can_be_compared():
     assert own.count("=") == 1, "what is as in each paper is not told"
 
 
-def test_a_run_stands_in_every_group_that_it_fits_and_a_setting_is_told_with_its_runs():
-    bare = run_of("none", system="no_retrieval", retriever=None, encoder=None, corpus=None)
-    five, two = run_of("five"), run_of("two", options={"top_k": 2})
-    groups = group_runs([bare, five, two, run_of("ras", system="ras", teacher="oracle:w/test")])
+def test_a_run_stands_in_every_group_that_it_fits_and_a_setting_is_told_with_its_runs(folders):
+    made = folders(
+        none={"system": "no_retrieval", "retriever": None, "encoder": None, "corpus": None},
+        five={}, two={"options": {"top_k": 2}}, ras={"system": "ras", "teacher": "oracle:w/test"},
+    )  # fmt: skip
+    runs = [replace(read_folder(folder), folder=Path(folder).name) for folder in made]
+    groups, (bare, five, two, _) = group_runs(runs), runs
     report = build_report([], groups)
     (overview,) = [one for one in sections_of(report) if one.title == "All tasks"]
     assert [row[-1] for row in overview.blocks[0].rows] == ["-", "-"], "no mean of one task in two settings"
