@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
-import warnings
 from collections.abc import Sequence
 
 from tripletune.checkpoints import DTYPES, export_adapter, merge_adapter
@@ -67,11 +65,6 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is 1 when a folder does not verify, and 2 for bad input."""
     args = _parser().parse_args(argv)
-    if not sys.stderr.isatty():
-        # Read by transformers when it is imported, which has not happened yet.
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    if not args.verbose:
-        warnings.filterwarnings("ignore", category=FutureWarning)
     return run_program(lambda: args.run_command(args), verbose=args.verbose, stopped="stopped; nothing was written")
 
 

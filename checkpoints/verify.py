@@ -93,11 +93,6 @@ class Comparison:
         return f"{row}; the weight files are the same, so base model, encoder or package versions are other ones"
 
 
-def model_input(case: Case) -> ModelInput:
-    """The input of a Graph-LLM that a case stands for."""
-    return ModelInput(case["task"], case["question"], tuple(Step.from_json(step) for step in case["steps"]))
-
-
 def load(folder: str | Path, plain: bool = False) -> Loaded:
     """Load a model in float32, on the GPU where there is one; a `plain` one as transformers and PEFT do."""
     import torch
@@ -141,7 +136,8 @@ def prompt_of(loaded: Loaded, case: Case) -> tuple[list[int], dict[str, Any]]:
         from tripletune.models.graph_llm.embeddings import LiveEmbeddings
         from tripletune.models.graph_llm.graphs import batch_graphs
 
-        encoded, config = loaded.processor.encode_input(model_input(case)), loaded.model.config
+        sample = ModelInput(case["task"], case["question"], tuple(map(Step.from_json, case["steps"])))
+        encoded, config = loaded.processor.encode_input(sample), loaded.model.config
         if not encoded.graphs:
             return encoded.input_ids, {}
         embeddings = LiveEmbeddings(config.encoder, config.text_embedding_width)

@@ -436,14 +436,15 @@ def load_encoder(
                 "modules.json of sentence-transformers): take one, such as BAAI/bge-small-en-v1.5"
             )
         model = SentenceTransformer(source, trust_remote_code=trust_remote_code, model_kwargs=options)
-        # It does not say what was missing: asked again, of the same class.
+        # It does not say what was missing: asked again, of the same class, which only looks at the files.
         core = next((one for one in model.modules() if isinstance(one, PreTrainedModel)), None)
         if core is not None:
             parts = json.loads(Path(modules).read_text(encoding="utf-8")) if modules else []
-            options |= {"config": core.config, "output_loading_info": True}
+            options |= {"config": core.config, "output_loading_info": True, "device_map": "meta"}
             options |= {"subfolder": parts[0].get("path") or ""} if parts else {}
             pools = any(type(module).__name__ == "Pooling" for module in model)
-            complete(type(core).from_pretrained(core.name_or_path, **options), spec, _MAY_BE_NEW if pools else None)
+            info = type(core).from_pretrained(core.name_or_path, **options)[1]
+            complete((core, info), spec, _MAY_BE_NEW if pools else None)
     if "message" in getattr(model[0], "modality_config", ()):  # its texts are turns of a chat template
         model[0].processing_kwargs = {**model[0].processing_kwargs, "chat_template": {"sanitize_control_tokens": True}}
     else:

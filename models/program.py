@@ -16,6 +16,7 @@ import subprocess
 import sys
 import textwrap
 import typing
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import metadata
@@ -79,8 +80,10 @@ def run_program(
     root.setLevel(logging.DEBUG if verbose else level)
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)
-    # transformers warns of missing weights with a table; `models.loading.complete` refuses them.
-    logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
+    if not verbose:
+        # What will change in a library, such as the old names that PEFT asks transformers by.
+        warnings.filterwarnings("ignore", category=FutureWarning)
+    logging.getLogger("transformers.modeling_utils").addFilter(_errors_alone)
     try:
         code = program() or 0
         # What a pipe refuses must show here, not when the interpreter closes it.
@@ -122,6 +125,12 @@ def _full_disk(error: BaseException | None) -> str:
             return line
         error = error.__cause__ or error.__context__
     return ""
+
+
+def _errors_alone(record: logging.LogRecord) -> bool:
+    # transformers warns of missing weights with a table; `models.loading.complete` refuses them. (A higher level of its
+    # logger makes it check plans of tensor parallelism.)
+    return record.levelno >= logging.ERROR
 
 
 def _say(line: str, code: int) -> int:

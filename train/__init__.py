@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import groupby
@@ -125,7 +124,6 @@ def _start_process(timeout: int) -> bool:
         logging.getLogger(name).setLevel(logging.WARNING)
     transformers_logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    warnings.filterwarnings("ignore", r".*is_gradient_checkpointing", FutureWarning)  # PEFT asks under the old name
     how = "" if state.distributed_type is DistributedType.NO else f", {state.distributed_type.value}"
     logger.info("%d process(es) on %s%s", state.num_processes, state.device, how)
     return bool(state.is_main_process)

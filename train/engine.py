@@ -416,9 +416,6 @@ class Engine(EngineMixin, Trainer):
         return super().compute_loss(model, inputs, *args, **kwargs)
 
 
-# torch.compile
-
-
 def compile_layers(model: nn.Module, backend: str = "inductor") -> int:
     """Compile the layers of a language model in place, one by one, and count them; names and weights do not change.
 

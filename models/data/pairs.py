@@ -30,7 +30,6 @@ from tripletune.models.llm import Message
 from tripletune.models.llm.replies import UnusableReply, find_triples
 
 PROMPT = Path(__file__).parents[1] / "prompts" / "extract_triples.md"
-ENTITY_PREDICATE = "is"
 # What a chat model writes for a text without facts: no service takes an empty reply for an answer.
 NO_FACTS = "NONE"
 
@@ -114,7 +113,7 @@ def is_only_a_name(title: str, text: str) -> bool:
 
 def entity_triple(name: str) -> Triple:
     """What stands for a text that is only a name (RAS, figure 19, rule 7)."""
-    return Triple(name, ENTITY_PREDICATE, name)
+    return Triple(name, "is", name)
 
 
 def predicate_words(predicate: str) -> str:

@@ -127,11 +127,6 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         # Every part initialises itself when it is made; the default would overwrite a loaded language model.
         return
 
-    @property
-    def is_gradient_checkpointing(self) -> bool:
-        """As in transformers, without its notice that the name is old: PEFT asks under it."""
-        return any(getattr(module, "gradient_checkpointing", False) for module in self.modules())
-
     def get_output_embeddings(self) -> nn.Module:
         """The language model's output layer."""
         return self.language_model.get_output_embeddings()

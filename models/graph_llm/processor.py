@@ -18,6 +18,7 @@ begins as the one before.
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -86,8 +87,6 @@ class GraphLLMProcessor:
             for task, instruction in self._instructions.items()
         }
 
-    # Encoding
-
     def encode_input(self, sample: ModelInput, evidence: str | None = None) -> EncodedInput:
         """Prompt and sub-graphs of an input; `evidence` overrides the setting of that name."""
         evidence = evidence or self.settings.evidence
@@ -123,8 +122,6 @@ class GraphLLMProcessor:
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(marker, ids)))
         return ids, common
 
-    # Saving
-
     def save_pretrained(self, folder: str | Path, **kwargs: Any) -> None:
         """Write the tokenizer and the settings."""
         self.tokenizer.save_pretrained(folder)
@@ -146,8 +143,6 @@ class GraphLLMProcessor:
     def without_graph(self) -> GraphLLMProcessor:
         """The same prompts without the graph placeholder, for a model that was trained with it (RAS, table 2)."""
         return GraphLLMProcessor(self.tokenizer, dataclasses.replace(self.settings, use_graph=False))
-
-    # Helpers
 
     def prompt(self, sample: ModelInput, evidence: str) -> list[int]:
         """The whole prompt, however long."""
@@ -210,36 +205,26 @@ class GraphLLMProcessor:
     def _shorten(self, sample: ModelInput, evidence: str) -> tuple[list[int], int, int]:
         """Drop triples (or words of raw text) until the prompt fits: of the oldest step first, from its end."""
         limit = self.settings.max_input_tokens
-        units = [list(step.triples) if evidence == "triples" else step.text.split() for step in sample.steps]
-        order = [(number, unit) for number, group in enumerate(units) for unit in reversed(group)]
-        sizes = [len(self.encode_text(str(unit))) + (2 if evidence == "triples" else 0) for _, unit in order]
+        units: list[list[Any]] = [
+            list(step.triples) if evidence == "triples" else step.text.split() for step in sample.steps
+        ]
 
         def prompt_without(count: int) -> list[int]:
-            dropped = [0] * len(units)
-            for number, _ in order[:count]:
-                dropped[number] += 1
             steps = []
-            for step, lost, group in zip(sample.steps, dropped, units):
-                kept = len(group) - lost
-                if evidence == "triples":
-                    steps.append(Step(step.query, step.triples[:kept], step.text))
-                else:
-                    steps.append(Step(step.query, step.triples, " ".join(str(word) for word in group[:kept])))
+            for step, group in zip(sample.steps, units):
+                kept, count = group[: max(len(group) - count, 0)], max(count - len(group), 0)
+                changed: dict[str, Any] = (
+                    {"triples": tuple(kept)} if evidence == "triples" else {"text": " ".join(kept)}
+                )
+                steps.append(dataclasses.replace(step, **changed))
             return self.prompt(dataclasses.replace(sample, steps=tuple(steps)), evidence)
 
-        over = len(prompt_without(0)) - limit
-        count = 0
-        while True:
-            # Sizes of units by themselves are estimates; measure, and drop more until it really fits.
-            while over > 0 and count < len(order):
-                over -= sizes[count]
-                count += 1
-            prompt = prompt_without(count)
-            if len(prompt) <= limit:
-                return (prompt, count, 0) if evidence == "triples" else (prompt, 0, count)
-            if count == len(order):
-                raise ValueError(
-                    f"question {sample.question[:80]!r}: without any evidence the prompt still has "
-                    f"{len(prompt) - limit} tokens more than max_input_tokens={limit} allows: raise it"
-                )
-            over = len(prompt) - limit
+        most = sum(map(len, units))
+        count = bisect_left(range(most), True, key=lambda count: len(prompt_without(count)) <= limit)
+        prompt = prompt_without(count)
+        if len(prompt) > limit:
+            raise ValueError(
+                f"question {sample.question[:80]!r}: without any evidence the prompt still has "
+                f"{len(prompt) - limit} tokens more than max_input_tokens={limit} allows: raise it"
+            )
+        return (prompt, count, 0) if evidence == "triples" else (prompt, 0, count)

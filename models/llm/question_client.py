@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from tripletune.models.files import read_prompt
 from tripletune.models.llm import Completion, LLMClient, Message, PromptTooLong, Sampling
@@ -68,19 +68,6 @@ def load_prompts(names: tuple[str, ...], folder: str | Path | None = None, room:
 NO_PROMPTS = PromptSet({}, {})
 
 
-class CallNotes(Protocol):
-    """What a `QuestionClient` writes to: the trace of a question (`tripletune.rag.Trace`)."""
-
-    details: dict[str, Any]
-    cached: dict[str, list[int]]
-
-    def count(self, completion: Completion) -> None:
-        """Add the cost of one model call."""
-
-    def tally(self, name: str, count: int = 1) -> None:
-        """Count something by its name."""
-
-
 def reads_passages(role: str) -> bool:
     """Whether calls of a role read a passage for whichever question meets it: they are the corpus's, not its own."""
     return bool(set(role.split(".")[1:2]) & _READING)
@@ -90,11 +77,11 @@ class QuestionClient(LLMClient):
     """An `LLMClient` for one question; closing it does nothing, for the client belongs to the run.
 
     Args:
-        trace: Calls and tokens are added to it; to its tallies the calls of each role (`calls.<role>`) and the
-            replies that were cut off at their limit (`cut_off.<role>`); to its details, under "tokens", the tokens
-            that each role read and wrote (and, where there are any, those that the provider read from its cache and put
-            there), under "read" key and tokens of each call that reads a passage, and under "calls" how the keys of its
-            calls in the ledger begin; to `cached` what of them was not sent.
+        trace: The question's (`tripletune.rag.Trace`). Calls and tokens are added to it; to its tallies the calls of
+            each role (`calls.<role>`) and the replies that were cut off at their limit (`cut_off.<role>`); to its
+            details, under "tokens", what each role read and wrote (and what of it the provider read from its cache and
+            put there), under "read" key and tokens of each call that reads a passage, and under "calls" how the keys of
+            its calls in the ledger begin; to `cached` what of them was not sent.
         sampling: How replies are drawn; their length is each call's own.
         system: The system that asks, for the roles of `ask`.
         prompts: Its prompts, `<system>_<call>` each.
@@ -106,7 +93,7 @@ class QuestionClient(LLMClient):
     def __init__(
         self,
         client: LLMClient,
-        trace: CallNotes,
+        trace: Any,
         question_id: str = "",
         sampling: Sampling | None = None,
         *,

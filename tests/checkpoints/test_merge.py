@@ -6,7 +6,8 @@ from safetensors import safe_open
 from tests.checkpoints.conftest import train_tiny
 from tests.cli import run
 from tripletune.checkpoints import _rounded_away, merge_adapter
-from tripletune.checkpoints.verify import Loaded, cases_of, model_input, verify
+from tripletune.checkpoints.verify import Loaded, cases_of, verify
+from tripletune.models.data.records import ModelInput, Step
 from tripletune.models.graph_llm import load_generator, load_graph_llm
 from tripletune.models.graph_llm.model import GraphLLM
 
@@ -17,7 +18,10 @@ def _names(folder):
 
 
 def _texts(folder):
-    samples = [model_input(case) for case in cases_of(Loaded(None, None, True, folder))]
+    samples = [
+        ModelInput(case["task"], case["question"], tuple(map(Step.from_json, case["steps"])))
+        for case in cases_of(Loaded(None, None, True, folder))
+    ]
     return [reply.text for reply in load_generator(folder).generate_many(samples, 12)]
 
 

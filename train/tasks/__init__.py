@@ -411,16 +411,15 @@ class TrainingTask:
         """Training and validation data of one place each; validation is optional where no such shards exist."""
         data = self.config.data
         train = Examples(read, ((data.train, 1.0),), data.train_split, data.max_train_records, **options)
-        place = data.validation or (data.train if Path(data.train).is_dir() else None)
-        if place is None:
+        if data.validation is None and not has_split(data.train, data.validation_split):
             return train, None
-        found = Examples(read, ((place, 1.0),), data.validation_split, data.max_validation_records, **options)
-        if data.validation is None:
-            try:
-                next(iter(found), None)
-            except FileNotFoundError:
-                return train, None
-        return train, found
+        place = data.validation or data.train
+        return train, Examples(read, ((place, 1.0),), data.validation_split, data.max_validation_records, **options)
+
+
+def has_split(path: str, split: str) -> bool:
+    """Whether a folder has shards of a split."""
+    return Path(path).is_dir() and any(next(Path(path).glob(f"{split}*.{end}"), None) for end in ("jsonl", "parquet"))
 
 
 def spread(model: Any, items: Sequence[Any], work: Callable[[Sequence[Any]], list[str]]) -> list[str]:

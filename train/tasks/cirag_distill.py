@@ -21,7 +21,7 @@ from tripletune.models.files import json_line
 from tripletune.models.loading import content_fingerprint
 from tripletune.models.options import other_default, setting
 from tripletune.models.run_folders import PROMPT_FILE, STUDENT
-from tripletune.train.tasks import Examples, ModelSection, RunConfig, TrainSection
+from tripletune.train.tasks import Examples, ModelSection, RunConfig, TrainSection, has_split
 from tripletune.train.text import TextSection, TextTask, TextTrainSection, choose_examples, generate_replies
 from tripletune.train.trajectory_rows import TrajectoryEncoder
 
@@ -132,7 +132,7 @@ class StudentTask(TextTask):
         data = self.config.data
         train = [folder_and_share(place) for place in data.train]
         named = [folder_and_share(place) for place in data.validation]
-        places = named or [(path, share) for path, share in train if _has_split(path, data.validation_split)]
+        places = named or [(path, share) for path, share in train if has_split(path, data.validation_split)]
         if not places:
             return _source(train, data.train_split, data.max_train_records), None
         # All of them, not only those that are evaluated on.
@@ -276,7 +276,3 @@ def _source(
 
     what = "trajectories but those of validation questions" if without else "trajectories"
     return Examples(Trajectory.from_json, tuple(places), split, limit, keep, (sorted(without),), what)
-
-
-def _has_split(path: str, split: str) -> bool:
-    return Path(path).is_dir() and any(next(Path(path).glob(f"{split}*.{end}"), None) for end in ("jsonl", "parquet"))

@@ -168,11 +168,9 @@ class _ChatModel(argparse.Action):
             role, found = read_spec(values)
         except ValueError as error:
             parser.error(str(error))
-        if role:
-            parser.error(f"--llm {values}: this program has one chat model, so leave out {role}=")
-        words = {word.split("=")[0] for word in parser.words}
-        if also := sorted(words & {"--teacher", "--teacher-model", "--teacher-url"}):
-            parser.error(f"--llm {values}: it names backend, model and URL, so leave out {', '.join(also)}")
+        flags = {"--teacher", "--teacher-model", "--teacher-url"} & {word.split("=")[0] for word in parser.words}
+        if also := [*sorted(flags), *([f"{role}="] if role else [])]:
+            parser.error(f"--llm {values}: it names the one chat model here, so leave out {', '.join(also)}")
         given = {"teacher": found["backend"], "teacher_model": found["model"], "teacher_url": found["url"]}
         vars(namespace).update({name: value for name, value in given.items() if value})
 
