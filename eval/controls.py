@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tripletune.eval.statistics import bootstrap_pairs, correct_table, paired_ratio_difference, verdict
+from tripletune.eval.statistics import bootstrap_pairs, correct_table, paired_ratio_difference, sums_of, verdict
 from tripletune.models.data.records import Action, ModelInput, Record, Step
 from tripletune.models.llm import Completion, Generator
 from tripletune.rag.results import RESULTS, read_runs
@@ -188,12 +188,11 @@ def compare_controls(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 with_history = row["task"] == "planning" and row["history"]
                 for name in (metric, f"{metric}_with_history") if with_history else (metric,):
                     scores[control][name].append((row["question_id"], found["scores"][metric]))
-    sums = {control: {name: _sums(pairs) for name, pairs in found.items()} for control, found in scores.items()}
     table = {
         control: {
             name: {
                 "score": bootstrap_pairs(pairs),
-                "difference": paired_ratio_difference(sums[MODEL][name], sums[control][name]),
+                "difference": paired_ratio_difference(sums_of(scores[MODEL][name]), sums_of(pairs)),
             }
             for name, pairs in found.items()
         }
@@ -202,16 +201,6 @@ def compare_controls(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     others = [found for control, found in table.items() if control != MODEL]
     correct_table(found[name]["difference"] for found in others for name in METRICS if name in found)
     return table
-
-
-def _sums(pairs: Iterable[tuple[str, float]]) -> tuple[list[float], list[float]]:
-    """Of each question the sum of its scores, and their number."""
-    sums: dict[str, float] = defaultdict(float)
-    counts: dict[str, float] = defaultdict(float)
-    for question, score in pairs:
-        sums[question] += score
-        counts[question] += 1
-    return list(sums.values()), list(counts.values())
 
 
 def control_table(controls: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -37,6 +37,7 @@ _CELLS_AT_ONCE = 1 << 20
 SCORE, GAP = (0.0, 1.0), (-1.0, 1.0)
 Bounds = tuple[float, float]
 Interval = dict[str, Any]
+Numbers = Sequence[float] | np.ndarray
 
 
 def bootstrap_mean(values: Sequence[float], bounds: Bounds | None = SCORE) -> Interval:
@@ -71,10 +72,14 @@ def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]]) -> Interval:
 
     Several rows of one question, such as its planning steps, rise and fall together, so they are drawn together.
     """
+    return _interval(*sums_of(pairs), len(pairs))
+
+
+def sums_of(pairs: Sequence[tuple[Hashable, float]]) -> tuple[np.ndarray, np.ndarray]:
+    """Of `(question, score)` pairs, for each question the sum of its scores, and their number."""
     places: dict[Hashable, int] = {}
     index = np.array([places.setdefault(question, len(places)) for question, _ in pairs], dtype=np.int64)
-    sums, counts = np.bincount(index, weights=[score for _, score in pairs]), np.bincount(index)
-    return _interval(sums, counts.astype(np.float64), len(pairs))
+    return np.bincount(index, weights=[score for _, score in pairs]), np.bincount(index).astype(np.float64)
 
 
 def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
@@ -95,7 +100,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interv
     Returns:
         The mean of `second - first` with its interval, `p_value` and `test`.
     """
-    scores = _columns([first, second])
+    scores = np.column_stack([first, second]).astype(np.float64)
     return _differences(scores, np.ones_like(scores))[0]
 
 
@@ -105,20 +110,18 @@ def paired_table(scores: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
     Returns:
         `{"first", "second", ...}`: the names of both, and the difference "second minus first" with `p_holm` over all.
     """
-    columns = _columns(list(scores.values()))
+    columns = np.column_stack(list(scores.values())).astype(np.float64)
     found = _differences(columns, np.ones_like(columns))
     correct_table(found)
     return [{"first": one, "second": two, **gap} for (one, two), gap in zip(combinations(scores, 2), found)]
 
 
-def paired_ratio_difference(
-    first: tuple[Sequence[float], Sequence[float]], second: tuple[Sequence[float], Sequence[float]]
-) -> Interval:
+def paired_ratio_difference(first: tuple[Numbers, Numbers], second: tuple[Numbers, Numbers]) -> Interval:
     """Compare two ratios of sums, such as micro-averaged F1 of two systems, on the same texts.
 
     Each is numerators and denominators, one of each per text. See `paired_difference`.
     """
-    parts = _columns([first[0], second[0], first[1], second[1]])
+    parts = np.column_stack([first[0], second[0], first[1], second[1]]).astype(np.float64)
     return _differences(parts[:, :2], parts[:, 2:])[0]
 
 
@@ -148,11 +151,6 @@ def flatten_means(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The means of nested metrics, as `planning/action_accuracy` and so on; what has none is left out."""
     flat = flatten(metrics, "/")
     return {name: one["mean"] for name, one in flat.items() if isinstance(one, Mapping) and one["mean"] is not None}
-
-
-def _columns(parts: Sequence[Sequence[float]]) -> np.ndarray:
-    """Values of the same questions side by side, shape (questions, parts)."""
-    return np.column_stack([np.asarray(part, np.float64) for part in parts])
 
 
 def _interval(above: np.ndarray, below: np.ndarray, n: int) -> Interval:

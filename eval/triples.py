@@ -32,6 +32,7 @@ from tripletune.models.data.words import words
 
 # Texts to vectors, one row each, of any length; `rag.embedding.Embedder.encode` is one.
 Embedder = Callable[[list[str]], np.ndarray]
+Vectors = Mapping[str, np.ndarray]
 Key = tuple[str, str, str]
 
 _DIGITS = re.compile(r"\d+")
@@ -88,7 +89,7 @@ def score_rows(predictions: Iterable[Prediction], embed: Embedder | None = None)
         vectors = None
         if embed is not None:
             triples = [t for one, reply in zip(chunk, replies) for t in (*one.pair.triples, *reply.triples)]
-            vectors = FieldVectors(triples, embed)
+            vectors = field_vectors(triples, embed)
         for prediction, reply in zip(chunk, replies):
             faults = {"malformed_triples": reply.malformed, "malformed": reply.is_malformed}
             yield _score(prediction, reply.triples, vectors) | faults | _rouge_of(prediction)
@@ -147,7 +148,7 @@ def rouge_scores(reply: str, gold: str) -> dict[str, float]:
     return {name: float(scores[name].fmeasure) for name in ROUGE}
 
 
-def _score(prediction: Prediction, found: Sequence[Triple], vectors: FieldVectors | None) -> dict[str, Any]:
+def _score(prediction: Prediction, found: Sequence[Triple], vectors: Vectors | None) -> dict[str, Any]:
     pair = prediction.pair
     predicted, gold = list(dict.fromkeys(found)), list(dict.fromkeys(pair.triples))
     # One triple for each normalised form, so that a triple in two spellings is not counted twice.
@@ -158,11 +159,11 @@ def _score(prediction: Prediction, found: Sequence[Triple], vectors: FieldVector
     row["exact"] = [len(set(predicted) & set(gold)), len(predicted), len(gold)]
     row["normalised"] = [len(forms.keys() & gold_forms.keys()), len(forms), len(gold_forms)]
     if vectors is not None:
-        similar = vectors.similarities(list(forms.values()), list(gold_forms.values()))
+        similar = similarities(list(forms.values()), list(gold_forms.values()), vectors)
         row["soft"] = [soft_matches(similar), len(forms), len(gold_forms)]
     row |= dict(zip(FIELDS, aligned_fields(list(forms), list(gold_forms))))
     names = {name for triple in predicted for name in (triple.subject, triple.object)}
-    words = f" {' '.join(entity_words(pair.source_text))} "
+    words = f" {normalize_entity(pair.source_text)} "
     return row | {"entities": len(names), "grounded": sum(grounded(name, words) for name in names)}
 
 
@@ -175,18 +176,13 @@ def _rouge_of(prediction: Prediction) -> dict[str, float]:
     return rouge_scores(written, prediction.pair.target)
 
 
-def entity_words(text: str) -> list[str]:
-    """The words of a name or a text (`models.data.words`): Unicode forms, case, punctuation and articles aside.
+def normalize_entity(text: str) -> str:
+    """A name or a text as it is compared: its words (`models.data.words`), case, punctuation and articles aside.
 
     A name of nothing but articles keeps them ("The The"), one without letters its characters ("!!!").
     """
     found = words(text)
-    return [word for word in found if word not in _ARTICLES] or found or text.split()
-
-
-def normalize_entity(name: str) -> str:
-    """A subject or object as it is compared: its `entity_words`, joined by spaces."""
-    return " ".join(entity_words(name))
+    return " ".join([word for word in found if word not in _ARTICLES] or found or text.split())
 
 
 def normalize_predicate(predicate: str) -> str:
@@ -195,7 +191,7 @@ def normalize_predicate(predicate: str) -> str:
     So `birthPlace`, "birth place", "Birthplace" and "has birth place" are one. A predicate of nothing but auxiliaries
     ("is") keeps them.
     """
-    words = entity_words(predicate_words(predicate))
+    words = normalize_entity(predicate_words(predicate)).split()
     start = next((number for number, word in enumerate(words) if word not in _AUXILIARIES), 0)
     return "".join(words[start:])
 
@@ -209,41 +205,34 @@ def grounded(name: str, text_words: str) -> bool:
     """Whether a name occurs in a text as whole words.
 
     Args:
-        text_words: The text's `entity_words`, joined and fenced by spaces: " ada lovelace was born ".
+        text_words: The text as `normalize_entity` has it, fenced by spaces: " ada lovelace was born ".
     """
     return f" {normalize_entity(name)} " in text_words
 
 
-class FieldVectors:
+def field_vectors(triples: Sequence[Triple], embed: Embedder) -> Vectors:
     """Vectors of length one of the fields of many triples, each distinct text embedded once."""
+    texts = sorted({text for triple in triples for text in spoken_fields(triple)})
+    vectors = np.asarray(embed(texts), dtype=np.float64) if texts else ()
+    return {text: vector / (np.linalg.norm(vector) or 1.0) for text, vector in zip(texts, vectors)}
 
-    def __init__(self, triples: Sequence[Triple], embed: Embedder) -> None:
-        texts = sorted({text for triple in triples for text in spoken_fields(triple)})
-        vectors = np.asarray(embed(texts), dtype=np.float64) if texts else np.zeros((0, 1))
-        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-        self._vectors = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
-        self._rows: Mapping[str, int] = {text: row for row, text in enumerate(texts)}
 
-    def similarities(self, predicted: Sequence[Triple], gold: Sequence[Triple]) -> np.ndarray:
-        """Cosines of the fields of every two triples, shape (3, predicted, gold).
+def similarities(predicted: Sequence[Triple], gold: Sequence[Triple], vectors: Vectors) -> np.ndarray:
+    """Cosines of the fields of every two triples, shape (3, predicted, gold).
 
-        Fields that are equal after normalisation have 1. Fields with different numbers have 0: to an embedder 1958 and
-        1959 are nearly one.
-        """
-        result = np.ones((3, len(predicted), len(gold)))
-        left, right = [spoken_fields(t) for t in predicted], [spoken_fields(t) for t in gold]
-        first, second = [normalize_triple(t) for t in predicted], [normalize_triple(t) for t in gold]
-        for field in range(3):
-            a = self._vectors[[self._rows[fields[field]] for fields in left]]
-            b = self._vectors[[self._rows[fields[field]] for fields in right]]
-            cosines = a @ b.T
-            for i, j in np.ndindex(cosines.shape):
-                if first[i][field] == second[j][field]:
-                    cosines[i, j] = 1.0
-                elif _numbers(left[i][field]) != _numbers(right[j][field]):
-                    cosines[i, j] = 0.0
-            result[field] = cosines
-        return result
+    Fields that are equal after normalisation have 1. Fields with different numbers have 0: to an embedder 1958 and
+    1959 are nearly one.
+    """
+    result = np.zeros((3, len(predicted), len(gold)))
+    left, right = [spoken_fields(t) for t in predicted], [spoken_fields(t) for t in gold]
+    first, second = [normalize_triple(t) for t in predicted], [normalize_triple(t) for t in gold]
+    for field, i, j in np.ndindex(result.shape):
+        one, other = left[i][field], right[j][field]
+        if first[i][field] == second[j][field]:
+            result[field, i, j] = 1.0
+        elif _numbers(one) == _numbers(other):
+            result[field, i, j] = vectors[one] @ vectors[other]
+    return result
 
 
 def spoken_fields(triple: Triple) -> tuple[str, str, str]:
