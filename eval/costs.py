@@ -59,15 +59,11 @@ def unused_roles(named: Iterable[str], met: Iterable[str]) -> list[str]:
     return [role for role in named if role and not any(in_role({role: True}, one) for one in met)]
 
 
-def spent(trace: Mapping[str, Any], prices: Prices, index: bool = False) -> dict[str, dict[str, Any]]:
-    """Calls, tokens and, where there is a price, dollars of each role, the cached part of each beside it.
-
-    Args:
-        index: Those of the corpus's index, which the trace notes, instead of the question's.
-    """
-    details = trace["details"]
-    own = {role: (trace["tallies"].get(f"calls.{role}", 0), *n) for role, n in details.get("tokens", {}).items()}
-    return _priced(details.get("index", {}) if index else own, trace.get("cached", {}), prices)
+def spent(trace: Mapping[str, Any], prices: Prices) -> dict[str, dict[str, Any]]:
+    """Calls, tokens and, where there is a price, dollars of each role, the cached part of each beside it."""
+    tokens = trace["details"].get("tokens", {}).items()
+    own = {role: (trace["tallies"].get(f"calls.{role}", 0), *counts) for role, counts in tokens}
+    return _priced(own, trace.get("cached", {}), prices)
 
 
 def _priced(every: Mapping[str, Sequence[int]], cached: Mapping[str, Sequence[int]], prices: Prices) -> dict[str, Any]:
@@ -87,6 +83,7 @@ class Costs:
     Attributes:
         questions: What the questions' own calls cost.
         indexing: What reading the corpus cost; of older runs, which note no tokens of a call, once per question.
+        roles: Calls and tokens of the questions' own calls by role, empty for a role that only reads the corpus.
     """
 
     def __init__(self, prices: Prices) -> None:
@@ -94,24 +91,27 @@ class Costs:
         names = (*COSTS, "dollars") if prices else COSTS
         self.questions = Counter(dict.fromkeys((*names, *(f"cached_{name}" for name in names)), 0))
         self.indexing = self.questions.copy()
-        self.roles: dict[str, None] = {}
+        self.roles: dict[str, Counter[str]] = {}
         self._seen: set[str] = set()
 
     def add(self, trace: Mapping[str, Any]) -> dict[str, Any]:
         """Add a question's trace, in the form of `Trace.to_json`; gives what its own calls cost."""
         own = Counter({**dict.fromkeys(self.questions, 0), **{name: trace[name] for name in COSTS}})
         for role, costs in spent(trace, self._prices).items():
-            self.roles[role] = None
+            sums = self.roles.setdefault(role, Counter())
             if reads_passages(role):
                 self.indexing.update(self._once(trace, role))
                 own.subtract({name: costs[name] for name in COSTS})
             else:
+                sums.update(costs)
                 own.update({name: value for name, value in costs.items() if name not in COSTS})
         self.questions.update(own)
         if not self._graph:
             # Every question notes what the one graph of the corpus cost; the first knows what of it was sent.
-            for role, costs in spent(trace, self._prices, index=True).items():
-                self._graph, self.roles[role] = True, None
+            index = _priced(trace["details"].get("index", {}), trace.get("cached", {}), self._prices)
+            for role, costs in index.items():
+                self._graph = True
+                self.roles.setdefault(role, Counter())
                 self.indexing.update(costs)
         return own
 

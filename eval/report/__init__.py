@@ -186,16 +186,12 @@ def compare_folders(
     groups = [_seeds(one) for one in folders]
     found = {one: _finished(one) for seeds in groups for one in seeds}
     heads = {one: run.metrics for one, run in found.items()}
-    kinds = [KIND if head.get("evaluation") == KIND else "run" for head in heads.values()]
-    for (folder, head), kind in zip(heads.items(), kinds):
-        if kind != kinds[0] or (kind == "run" and "system" not in head):
-            raise ValueError(
-                f"{folder} is not the output of a finished `tripletune eval {kinds[0]}`: compare one kind of run"
-            )
-    texts = kinds[0] == KIND
-    what = sorted({KIND if texts else head["task"] for head in heads.values()})
-    if len(what) > 1:
+    tasks = {one: KIND if head.get("evaluation") == KIND else str(head.get("task", "")) for one, head in heads.items()}
+    if other := [one for one, task in tasks.items() if not task]:
+        raise ValueError(f"{other[0]} is not the output of a finished `tripletune eval run` or `extraction`")
+    if len(what := sorted(set(tasks.values()))) > 1:
         raise ValueError(f"the runs are of different tasks ({', '.join(what)}): compare runs of one task")
+    texts = what[0] == KIND
     check_comparable([[found[one] for one in seeds] for seeds in groups], across)
     unit = "text" if texts else "question"
     parts_of = row_parts if texts else lambda row: {name: (score, 1.0) for name, score in row["scores"].items()}
@@ -266,7 +262,7 @@ def _show(comparison: Mapping[str, Any], console: Console) -> None:
     for name, found in comparison["scores"].items():
         for number, one in enumerate(found, 1):
             gap = one["difference"]
-            cells = (*interval_cells(gap, sign=True), p_cell(gap), verdict(gap)) if gap else ("", "", "", "")
+            cells = (*interval_cells(gap, form="+z.1f"), p_cell(gap), verdict(gap)) if gap else ("", "", "", "")
             failed = str(comparison["runs"][number - 1]["failed"])
             rows.append((name if number == 1 else "", str(number), failed, *interval_cells(one["score"]), *cells))
     heads = ("score", "run", "failed", "mean", "95 % interval", "minus run 1", "95 % interval", "p", "than run 1")

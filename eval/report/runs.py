@@ -15,13 +15,13 @@ from typing import Any
 
 import pandas as pd
 
+from tripletune.eval.costs import COSTS as SUMMED
 from tripletune.eval.costs import WEIGHTED, Costs, Prices, weighted
 from tripletune.eval.metrics import recall
 from tripletune.eval.results import ABOUT, METRICS, SETTINGS, mean_recalls, read_results, read_scored, recalls_of
 from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
 from tripletune.models.data.fields import checked
 from tripletune.models.files import read_json
-from tripletune.models.llm.question_client import reads_passages
 from tripletune.rag.results import RESULTS
 from tripletune.rag.systems.cirag import DEFAULT, GRANULARITIES
 
@@ -52,7 +52,7 @@ class Run:
     rows: pd.DataFrame = field(default_factory=pd.DataFrame)
     added: tuple[str, ...] = ()
     indexing: Mapping[str, Any] = field(default_factory=dict)
-    roles: tuple[str, ...] = ()
+    roles: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def system(self) -> str:
@@ -107,7 +107,7 @@ def read_folder(spec: str, prices: Prices | None = None) -> Run:
     if "system" in settings and results.is_file():
         costs = Costs(prices or {})
         rows, added = _rows(path, settings, costs)
-        run = Run(str(path), name, settings, about, metrics, len(rows), rows, added, costs.indexing, (*costs.roles,))
+        run = Run(str(path), name, settings, about, metrics, len(rows), rows, added, costs.indexing, costs.roles)
         if len(rows) and untimed(run):
             rows["seconds"] = None
         return run
@@ -132,7 +132,7 @@ def figures_of(run: Run) -> dict[str, Any]:
         "cost": bootstrap_means(costs, None),
         "indexing": weighted(run.indexing),
         "embedded": max((one.get("embedded", 0) for one in run.sessions), default=None),
-        "roles": _roles(rows),
+        "roles": {role: _per_question(found, len(rows)) for role, found in run.roles.items() if found} or None,
         "latency": {"unknown": reason}
         if reason
         else {
@@ -193,7 +193,6 @@ def _row(row: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
         "sent": own["calls"] - own["cached_calls"] if roles and "cached" in trace else None,
         # Of 1,000 such questions.
         "dollars": 1000 * own["dollars"] if "dollars" in own and roles else None,
-        "role_tokens": details.get("tokens"),
         "seconds": trace["seconds"],
         "structuring": trace.get("structuring_seconds", 0.0),
         "tallies": trace["tallies"],
@@ -220,17 +219,9 @@ def _slices(rows: pd.DataFrame, column: str, metrics: Sequence[str]) -> dict[str
     return {name: _means_of(part, metrics) for name, (_, part) in zip(names, parts)} if len(parts) > 1 else None
 
 
-def _roles(rows: pd.DataFrame) -> dict[str, dict[str, float]] | None:
-    """`COSTS` per question, by role, in the order in which questions meet them; of its own calls alone."""
-    sums: dict[str, Counter[str]] = {}
-    for tallies, used in zip(rows["tallies"], rows["role_tokens"]):
-        for key, count in tallies.items():
-            if key.startswith(_CALLS) and not reads_passages(key.removeprefix(_CALLS)):
-                role = key.removeprefix(_CALLS)
-                read, written = ((used or {}).get(role) or (0, 0))[:2]
-                costs = (count, read, written, read + 4 * written)
-                sums.setdefault(role, Counter()).update(dict(zip(COSTS, costs)))
-    return {role: {name: found[name] / len(rows) for name in COSTS} for role, found in sums.items()} or None
+def _per_question(sums: Mapping[str, int], questions: int) -> dict[str, float]:
+    """`COSTS` of a role."""
+    return {name: weighted(sums)[key] / questions for name, key in zip(COSTS, (*SUMMED, WEIGHTED))}
 
 
 def _granularity(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from tripletune.eval.costs import WEIGHTED
 from tripletune.eval.report.runs import COSTS
 from tripletune.eval.results import RANKINGS
 from tripletune.eval.statistics import NO_DIFFERENCE, P_NOTE, SIGNIFICANT, correct_table, p_cell, verdict
+from tripletune.eval.suites import interval_cells
 from tripletune.models.files import flatten
 from tripletune.models.tables import Table, on_one_line, plain, tex
 
@@ -109,10 +110,7 @@ def _main(groups: Runs) -> str:
 
 def interval(value: Mapping[str, Any] | None, times: float = 100, digits: int = 1, sign: str = "") -> str:
     """A mean with its interval; a dash where there is nothing."""
-    if not value or value["mean"] is None:
-        return "-"
-    mean, low, high = (format(times * value[key], f"{sign}z.{digits}f") for key in ("mean", "low", "high"))
-    return f"{mean} ({low} to {high})"
+    return "{} ({})".format(*interval_cells(value, times, f"{sign}z.{digits}f")) if value and value["n"] else "-"
 
 
 def _by_run(runs: Runs, head: Sequence[str], cells: Callable[[Mapping[str, Any]], Iterable[Any]]) -> Table:

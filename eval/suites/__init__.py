@@ -330,12 +330,12 @@ def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console
     return ALL_FAILED if failed == total else SOME_FAILED if failed > suite.options.max_failed * total else 0
 
 
-def interval_cells(value: Mapping[str, Any], sign: bool = False) -> tuple[str, str]:
-    """A mean and its interval as table cells, times 100; dashes where there is nothing."""
-    form = "+z.1f" if sign else "z.1f"
+def interval_cells(value: Mapping[str, Any], times: float = 100, form: str = "z.1f") -> tuple[str, str]:
+    """A mean and its interval as table cells; dashes where there is nothing."""
     if value["mean"] is None:
         return "-", "-"
-    return format(100 * value["mean"], form), f"{100 * value['low']:{form}} to {100 * value['high']:{form}}"
+    mean, low, high = (format(times * value[key], form) for key in ("mean", "low", "high"))
+    return mean, f"{low} to {high}"
 
 
 def show_table(

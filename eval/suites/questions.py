@@ -315,12 +315,9 @@ def suites_of(options: QuestionOptions, teacher: LLMOptions | None = None) -> li
         teacher: The chat model, and how all others are called; its model is `UNNAMED` where it is none itself.
     """
     teacher = _chosen_teacher(options, teacher or LLMOptions(model=UNNAMED))
-    systems, tasks = (convert(text, list[str]) for text in (options.system, options.task))
+    systems, tasks = (list(dict.fromkeys(convert(text, list[str]))) for text in (options.system, options.task))
     if len(systems) * len(tasks) == 1:
         return [QuestionSuite(options, teacher)]
-    chosen = [f"--systems {one}" for one in systems] + [f"--tasks {Path(one).stem}" for one in tasks]
-    if twice := [one for one, count in Counter(chosen).items() if count > 1]:
-        raise ValueError(f"{', '.join(twice)}: named twice, and each has one folder: name it once")
     names = system_names()
     owners = [word.split(".")[0] for word in options.set if "." in word.split("=")[0]]
     found, problems = [], [not_one_of("--set", name, names) for name in owners if name not in names]
