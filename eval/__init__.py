@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -187,7 +186,6 @@ def score_answer(
         prediction = refusal
     gold = {"answers": filled, "short_answers": short_answers}
     scores = {name: float(metric.score(prediction, gold[metric.reads])) for name, metric in metrics.items()}
-    wrong = {name: score for name, score in scores.items() if not math.isfinite(score)}
-    if wrong:
-        raise ValueError(f"metric {next(iter(wrong))} gives {wrong} for {prediction!r}: a score is a finite number")
+    if wrong := {name: score for name, score in scores.items() if not 0 <= score <= 1}:
+        raise ValueError(f"metric {next(iter(wrong))} gives {wrong} for {prediction!r}: scores are from 0 to 1")
     return scores

@@ -36,4 +36,6 @@ def read_runs(path: str | Path, *needed: str, partial: bool = False) -> Iterator
     layout = {name if name in named else f"{name.removesuffix('?')}?": one for name, one in _ROW.items()}
     for where, row in read_jsonl(path, partial):
         checked(row, where, layout)
+        if wrong := [name for name, score in row.get("scores", {}).items() if not 0 <= score <= 1]:
+            raise ValueError(f"{where}: score {wrong[0]} is {row['scores'][wrong[0]]}, and scores are from 0 to 1")
         yield where, row

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from tripletune.models.data.pairs import ExtractionPair, Trajectory
-from tripletune.models.data.records import Record, json_value, read_jsonl
+from tripletune.models.data.records import Record, json_value, read_jsonl, unpacked
 from tripletune.models.data.triples import Triple
 from tripletune.models.tables import Table
 
@@ -244,7 +244,7 @@ class JsonlIndex:
             number = where.rpartition(":")[2]
             if self._seen.first("row", key_of(where, row), number) is not None:
                 self.repeated_line = self.repeated_line or int(number)
-        self._file = self.path.open("rb")
+        self._file = unpacked(self.path)
         self._starts = array("Q", accumulate(map(len, self._file), initial=0))
         # A teacher asks for the row of a question several times.
         self._row = lru_cache(maxsize=_KEPT_ROWS)(self._read)

@@ -228,11 +228,16 @@ def is_packed(path: Path) -> bool:
         return file.read(2) == b"\x1f\x8b"
 
 
+def unpacked(path: Path) -> IO[bytes]:
+    """The bytes of a file, unpacked where it is packed with gzip."""
+    return cast(IO[bytes], gzip.open(path) if is_packed(path) else path.open("rb"))
+
+
 @contextmanager
 def open_rows(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file of rows, unpacked where it is packed with gzip."""
+    """The bytes of a file of rows; see `unpacked`."""
     try:
-        with cast(IO[bytes], gzip.open(path) if is_packed(path) else path.open("rb")) as file:
+        with unpacked(path) as file:
             yield file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path}: the gzip file is damaged or cut off ({error})") from None

@@ -1,5 +1,7 @@
+import gzip
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,10 +23,11 @@ def keys(where, row):
     return row["name"]
 
 
-def test_rows_are_found_by_key_with_their_line(tmp_path):
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_rows_are_found_by_key_with_their_line(tmp_path, pack):
     path = tmp_path / "a.jsonl"
     rows = [{"name": "ä", "n": 1}, {"name": "b", "n": 2}, {"name": "ä", "n": 3}]
-    path.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
+    path.write_bytes(pack("\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode()))
     index = JsonlIndex(path, keys)
     assert index.get("b") == (f"{path}:3", rows[1])
     assert index.get("ä") == (f"{path}:1", rows[0])

@@ -255,7 +255,8 @@ def test_an_index_of_another_corpus_is_kept(files, oracle, error_of):
     rows = [{"id": f"first{n}", "text": fact} for n, fact in enumerate(FACTS)]
     more = {"corpus": write_lines(files / "all.jsonl", rows), "triples": None, "evidence": "text"}
     assert main(command(files, **more)) == 0
-    other = more | {"corpus": write_lines(files / "some.jsonl", rows[1:]), "index": files / "out" / "index"}
+    others = [{"id": row["id"], "text": f"Another {row['text']}"} for row in rows]
+    other = more | {"corpus": write_lines(files / "others.jsonl", others), "index": files / "out" / "index"}
     assert main(command(files, output="other", **other)) == 2
     assert "give another --index, or --overwrite to replace it" in error_of()
     assert main(command(files, output="other", **other, overwrite=True)) == 0
