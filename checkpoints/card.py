@@ -36,12 +36,7 @@ _SECRET_VALUE = re.compile(r"\b(?:hf_\w{16,}|sk-[\w-]{16,}|gh[pousr]_\w{16,})|(?
 
 @dataclass
 class Provenance:
-    """Where a trained model comes from.
-
-    Attributes:
-        environment: Git revision, Python and package versions.
-        training: Records, optimiser steps, seconds, data digests.
-    """
+    """Where a trained model comes from."""
 
     base_model: str = ""
     base_revision: str | None = None

@@ -100,10 +100,7 @@ def load(folder: str | Path, plain: bool = False) -> Loaded:
     from tripletune.models.graph_llm import load_graph_llm
     from tripletune.models.loading import adapter_base, load_adapter, load_tokenizer, load_weights
 
-    source, processor = Path(folder), None
-    if not plain:
-        source = trained_folder(folder)
-        check_model_folder(source)
+    source, processor = Path(folder) if plain else trained_folder(folder), None
     if not plain and not is_text_model(source):
         model, processor = load_graph_llm(source, torch.float32)
     elif base := adapter_base(source):

@@ -72,12 +72,7 @@ def label_loss(
 def target_loss(
     outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
 ) -> torch.Tensor:
-    """`label_loss` of an encoder-decoder, whose logits stand at the tokens they predict.
-
-    Args:
-        outputs: With `logits` (B, T, V).
-        labels: (B, T), -100 where nothing is learned.
-    """
+    """`label_loss` of `labels` (B, T) and an encoder-decoder's logits (B, T, V), at the tokens that they predict."""
     keep = labels != IGNORED
     return label_loss(outputs.logits[keep], labels[keep], None, num_items_in_batch)
 

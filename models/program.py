@@ -61,11 +61,7 @@ def run_program(
     level: int = logging.INFO,
     stopped: str = "stopped; run the same command again to continue",
 ) -> int:
-    """Run a program; what goes wrong becomes one line on stderr and an exit code.
-
-    Args:
-        verbose: Log everything, with tracebacks.
-        stopped: What Ctrl-C prints.
+    """Run a program; what goes wrong becomes one line on stderr (unless `verbose`, without traceback) and an exit code.
 
     Returns:
         0; 2 for bad input; 1 when the disk is full; 130 when it was interrupted; for an exception with an attribute

@@ -26,12 +26,7 @@ class UnusableFile(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What tells files of one kind from others.
-
-    Attributes:
-        application: Four bytes in the head of the file; the command `file` shows them, too.
-        tables: SQL that makes them, its statements separated by semicolons.
-    """
+    """What tells files of one kind from others, by four bytes in their head; the command `file` shows them, too."""
 
     name: str
     application: int

@@ -136,15 +136,9 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         return self.language_model.get_decoder()
 
     def embed_inputs(self, input_ids: Any, graph_embeds: torch.Tensor | None) -> torch.Tensor:
-        """Token embeddings with the placeholders replaced.
+        """Token embeddings (B, T, W) of `input_ids` (B, T), with graph tokens (placeholders, W) in their places.
 
-        Args:
-            input_ids: (B, T).
-            graph_embeds: (placeholders, W) graph tokens, row after row in the order of their placeholders. Where there
-                is no placeholder one may be given, so that its parameters get a gradient (zero).
-
-        Returns:
-            (B, T, W).
+        Where there is no placeholder one graph token may be given, so that its parameters get a gradient (zero).
         """
         token_id = self.config.graph_token_id
         embed = self.language_model.get_input_embeddings()

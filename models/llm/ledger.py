@@ -40,7 +40,6 @@ from tripletune.models.sqlite import Kind, UnusableFile, open_database, unusable
 
 OK, FAILED, PENDING = "ok", "failed", "pending"
 _CLAIM_SECONDS = 0.05
-_USES_HELD = 256
 _SAMPLING = {"temperature": float, "top_p": float, "max_tokens": int, "seed?": int, "schema?": str}
 _TABLES = """
 CREATE TABLE calls (
@@ -227,9 +226,6 @@ class Ledger(AbstractContextManager["Ledger"]):
     def use(self, key: str, role: str, question_id: str) -> None:
         """Note that a stored call was used again; written with the next reply, at the latest by `close`."""
         self._uses.append((key, role, question_id))
-        if len(self._uses) >= _USES_HELD:
-            with self.transaction():
-                pass
 
     @asynccontextmanager
     async def claim(self, key: str) -> AsyncIterator[None]:

@@ -266,12 +266,7 @@ def is_sharded(model: Any) -> bool:
 
 @dataclass(eq=False)
 class _Kept:
-    """What was read.
-
-    Attributes:
-        read: T tokens, or what stands in their places; see `Request.read`.
-        layers: Keys and values of each layer, (H, T, D) both.
-    """
+    """What was read, T tokens or what stands in their places, and of each layer its keys and values, (H, T, D) both."""
 
     read: list[Any]
     layers: list[list[torch.Tensor]]
@@ -312,13 +307,9 @@ def _zeros(like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 
 
 class _Reading(DynamicLayer):
-    """Keys and values of one layer while prompts are read.
+    """Keys and values of one layer while prompts are read; the layer's buffers are made here if there are none.
 
-    Args:
-        buffers: Those of the layer; made here if there are none.
-        shape: Their rows and columns.
-        sizes: Of each row its number, and how many tokens it has before and after.
-        past: The largest number before.
+    `sizes` has of each row its number, and how many tokens it has before, `past` at most, and after.
     """
 
     def __init__(
@@ -352,10 +343,7 @@ class _Reading(DynamicLayer):
 class _Rows(DynamicLayer):
     """Keys and values of one layer while a token is written to each of its rows.
 
-    Args:
-        buffers: Those of the layer, with at least as many rows and columns as are needed.
-        places: The token's column in each row, (B,).
-        width: Columns of the longest row with its new token.
+    `places` (B,) are the tokens' columns, `width` those of the longest row with its new token.
     """
 
     def __init__(self, buffers: list[torch.Tensor], places: torch.Tensor, width: int) -> None:
