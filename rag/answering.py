@@ -38,6 +38,7 @@ from tripletune.rag.index import PassageStore, check_index
 from tripletune.rag.retrievers import open_retriever
 from tripletune.rag.search import SearchOptions, extracts, open_source, search_embedder
 from tripletune.rag.systems import LoopOptions, System, Tools, find_system, make_options, system_names
+from tripletune.rag.text_index import KeptTexts
 from tripletune.rag.triple_index import TripleIndex
 from tripletune.rag.triple_store import StoredTriples
 
@@ -333,6 +334,7 @@ def open_tools(
         sampling=teacher.sampling(1) if teacher else None,
         reranker=embedder if system.needs_reranker(loop) else None,
         triples=triples,
+        keep=partial(KeptTexts, index / "texts", embedder) if embedder else None,
     )
 
 

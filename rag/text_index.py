@@ -8,6 +8,7 @@ depends on chance.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -150,6 +151,10 @@ class VectorIndex:
         vectors = await self._embedder.queries(queries)
         return await self._together([(vector.tobytes(), k) for vector in vectors])
 
+    def _scores(self, vector: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        parts = np.split(rows, range(_COMPARED, len(rows), _COMPARED))
+        return np.concatenate([self._vectors[part].astype(np.float32) @ vector for part in parts]).round(6)
+
     def _search(self, keys: list[tuple[bytes, int]]) -> list[Ranking]:
         import torch
 
@@ -172,8 +177,23 @@ class VectorIndex:
         _, (near,) = self._graph.search(vector[None], k)
         rows = np.sort(near[near >= 0])
         # The same scores as those of an exact search, and the same order of ties.
-        scores = (self._vectors[rows].astype(np.float32) @ vector).round(6)
-        return [(int(rows[place]), score) for place, score in _best(scores, k, digits=6)]
+        found = _best(self._scores(vector, rows), k, digits=6)
+        return [(int(rows[place]), score) for place, score in found]
+
+
+class KeptTexts(VectorIndex):
+    """Texts that many queries are compared with, as by `Embedder.scores`; memory holds no vectors."""
+
+    def __init__(self, folder: Path, embedder: Embedder, texts: Iterable[str]) -> None:
+        self._rows = rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        wanted = {"texts": hashlib.sha256(digest_rows(rows).tobytes()).hexdigest()}
+        super().__init__(folder, wanted, lambda: rows, len(rows), embedder, overwrite=True)
+
+    async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        """The similarity of a query and each of some of the texts."""
+        (vector,) = await self._embedder.queries([query])
+        rows = np.array([self._rows[text] for text in texts])
+        return (await asyncio.to_thread(self._scores, vector, rows)).tolist()
 
 
 class FusedIndex:

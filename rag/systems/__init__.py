@@ -19,6 +19,7 @@ from tripletune.rag import Trace
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.retrievers import Retriever
+from tripletune.rag.text_index import KeptTexts
 from tripletune.rag.triple_index import TripleIndex
 from tripletune.rag.triple_store import StoredTriples
 
@@ -46,6 +47,7 @@ class Tools:
         gold: The passages that support the question under way, for an upper bound; as the next, set per question.
         context: The passages that came with the question under way.
         triples: Searches the triples of the corpus.
+        keep: Opens texts that `reranker` compares with many queries, so that their vectors stay in the run's folder.
         question_id: The question under way, for the ledger.
     """
 
@@ -61,6 +63,7 @@ class Tools:
     gold: tuple[Passage, ...] = ()
     context: tuple[Passage, ...] = ()
     triples: TripleIndex | None = None
+    keep: Callable[[Sequence[str]], KeptTexts] | None = None
     question_id: str = ""
 
 

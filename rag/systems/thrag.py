@@ -36,6 +36,7 @@ from tripletune.rag.extractor import ask_of_passage
 from tripletune.rag.index import PassageStore
 from tripletune.rag.retrievers import Retrieved, top
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
+from tripletune.rag.text_index import KeptTexts
 from tripletune.rag.triple_index import entity_key
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,8 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     prompts, reranker = load_prompts(_NAMES, options.prompts), need(tools, "reranker", "thrag")
     llm = client_of("thrag", tools, trace, prompts, options.repairs)
     client, passages = need(tools, "llm", "thrag"), need(tools, "retriever", "thrag").passages
-    graph = await graph_of(client, passages, prompts, llm.up_to(options.max_extraction_tokens), options.repairs)
+    extraction = llm.up_to(options.max_extraction_tokens)
+    graph = await graph_of(client, passages, prompts, extraction, options.repairs, tools.keep)
     # Building the graph is no cost of a question, in calls as in seconds.
     trace.details["index"], trace.cached = graph.spent, {**graph.cached}
     started = time.perf_counter()
@@ -94,7 +96,7 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     statement = await asyncio.to_thread(graph.sentences, subtopics, options.hops)
     texts = list(statement)
     most = max(options.sentences, options.chunks, _RANKED)
-    ranked = top(texts, await reranker.scores(search, texts) if texts else [], most)
+    ranked = top(texts, await (graph.kept or reranker).scores(search, texts) if texts else [], most)
     kept = ranked[: options.sentences]
     best = dict.fromkeys(statement[text].position for text in ranked[: options.chunks])
     hits = [Retrieved(passages[position], 1 / rank, position) for rank, position in enumerate(best, 1)]
@@ -184,13 +186,14 @@ class TopicGraph:
     Attributes:
         statements: All triples of the corpus, by row.
         topics: The topics as they were first written, in order of appearance.
-        texts: What a prompt shows of each triple: its sentence behind the title of its passage.
+        texts: What a prompt shows of each triple: its sentence behind the title of its passage; `kept`, their vectors.
         spent: Calls, tokens read and written of extraction, by role; `cached`, those that were not sent.
     """
 
     def __init__(self, statements: Iterable[Statement]) -> None:
         self.statements = list(statements)
         self.texts: list[str] = []
+        self.kept: KeptTexts | None = None
         self.spent: dict[str, list[int]] = {}
         self.cached: dict[str, list[int]] = {}
         self._labels: dict[str, str] = {}
@@ -251,18 +254,18 @@ class TopicGraph:
         }
 
 
-async def graph_of(
-    llm: LLMClient, passages: PassageStore, prompts: PromptSet, sampling: Any, repairs: int
-) -> TopicGraph:
+async def graph_of(llm: LLMClient, passages: PassageStore, prompts: PromptSet, sampling: Any, *how: Any) -> TopicGraph:
     """The graph of a corpus, built once a process with a call for each passage; the ledger keeps the replies."""
     tasks = _BUILT.setdefault(llm, {})
     key = f"{passages.sha256} {prompts.digests()[_EXTRACT]} {sampling}"
     if key not in tasks:  # a failure stays, too: the run ends by it, or waits for a batch
-        tasks[key] = asyncio.create_task(_build(llm, passages, prompts, sampling, repairs))
+        tasks[key] = asyncio.create_task(_build(llm, passages, prompts, sampling, *how))
     return await asyncio.shield(tasks[key])
 
 
-async def _build(llm: LLMClient, passages: PassageStore, prompts: PromptSet, sampling: Any, repairs: int) -> TopicGraph:
+async def _build(
+    llm: LLMClient, passages: PassageStore, prompts: PromptSet, sampling: Any, repairs: int, keep: Any
+) -> TopicGraph:
     issues: Counter[str] = Counter()
     costs = Trace("")
     client = QuestionClient(llm, costs, sampling=sampling, system="thrag", prompts=prompts, repairs=repairs)
@@ -287,6 +290,7 @@ async def _build(llm: LLMClient, passages: PassageStore, prompts: PromptSet, sam
     def build() -> tuple[TopicGraph, dict[str, Any]]:
         graph = TopicGraph(one for _, group in sorted(found.items()) for one in group)
         graph.texts = [f"[{titles[one.position]}] {one.sentence}" for one in graph.statements]
+        graph.kept = keep(graph.texts) if keep and graph.texts else None
         return graph, {**graph.statistics(), **+issues}
 
     await in_workers(work, _AT_ONCE)

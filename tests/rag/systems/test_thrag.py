@@ -4,7 +4,9 @@ import asyncio
 import json
 import threading
 from collections import Counter
+from functools import partial
 
+import numpy as np
 import pytest
 
 from tests.fakes import Client, Words
@@ -12,8 +14,10 @@ from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import CallError, SetupError
 from tripletune.models.llm.replies import UnusableReply
+from tripletune.rag.embedding import Embedder
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.thrag import SYSTEM, Statement, ThragOptions, TopicGraph, read_statements
+from tripletune.rag.text_index import KeptTexts
 
 PASSAGES = {
     "Ada": "Ada wrote Low Tide. She lived in Kelm.",
@@ -73,10 +77,11 @@ class Chat(Client):
         return [(asked.role, asked.text) for asked in self.asked if asked.role != "thrag.extract"]
 
 
-def run(*replies, chat=None, question="Ada: she lived where ?", **settings):
+def run(*replies, chat=None, question="Ada: she lived where ?", embedder=None, folder=None, **settings):
     chat = chat or Chat()
     chat.replies += replies
-    tools = Tools(retriever=Shelf(), llm=chat, reranker=Words(), question_id="q")
+    keep = folder and partial(KeptTexts, folder, embedder)
+    tools = Tools(retriever=Shelf(), llm=chat, reranker=embedder or Words(), keep=keep, question_id="q")
     trace = asyncio.run(SYSTEM.run(question, question, tools, ThragOptions(**settings)))
     assert not chat.replies
     return trace, chat
@@ -167,6 +172,22 @@ def test_the_graph_is_worked_on_beside_the_event_loop(monkeypatch, name):
     monkeypatch.setattr(TopicGraph, name, watched)
     run("x", traversal=False)
     assert len(threads - {threading.main_thread()}) == len(threads) > 0
+
+
+def test_sentences_are_embedded_once_for_all_runs(tmp_path):
+    embedded = []
+
+    def encode(texts, kind):
+        embedded.extend(texts if kind == "text" else [])
+        return np.array([[1, *map(text.lower().count, "abdeklnsw")] for text in texts])
+
+    kept = [
+        run("x", traversal=False, embedder=Embedder("letters", encode), folder=folder)[0].details["ranking"]
+        for folder in (None, tmp_path / "texts", tmp_path / "texts")
+    ]
+    assert kept == [kept[0]] * 3
+    sentences = {f"[{list(PASSAGES)[row[6]]}] {row[3]}" for row in ROWS}
+    assert Counter(embedded) == {"width": 2} | dict.fromkeys(sentences, 2), "once in memory, once on disk"
 
 
 def test_extraction_replies():
