@@ -81,11 +81,7 @@ def load_task(name: str) -> Task:
 
 
 def task_questions(task: Task, data: str, notes: Counter[str] | None = None) -> Iterator[Question]:
-    """Stream the questions of a benchmark file.
-
-    Args:
-        notes: What the reader counted: rows it could not use, by reason, and warnings about the data.
-    """
+    """Stream the questions of a benchmark file; `notes` counts warnings, and by reason rows that can't be used."""
     notes = Counter() if notes is None else notes
     for item in get_reader(task.reader)(data, notes, source=task.name):
         if isinstance(item, Question):
@@ -95,11 +91,7 @@ def task_questions(task: Task, data: str, notes: Counter[str] | None = None) -> 
 
 
 def write_context_corpus(task: Task, data: str, path: Path) -> int:
-    """Write the passages of all questions of a file as one corpus, each once.
-
-    Args:
-        data: The file, which is read in full whatever part of it is evaluated.
-    """
+    """Write the passages of all questions of a file, whatever part of it is evaluated, as one corpus, each once."""
     seen: set[str] = set()
     with new_file(path) as scratch, scratch.open("w", encoding="utf-8") as file:
         for question in task_questions(task, data):

@@ -69,11 +69,7 @@ class Rule:
 
 
 class OtherFacts:
-    """Histories with the facts of another question.
-
-    Args:
-        histories: Question and steps, streamed; the longest history of each question is kept.
-    """
+    """Histories with the facts of another question, from a stream of which each question's longest is kept."""
 
     def __init__(self, histories: Iterable[tuple[str, tuple[Step, ...]]], seed: int = 0) -> None:
         self._seed = seed
@@ -125,12 +121,7 @@ def run_histories(run: str | Path) -> Iterator[tuple[str, tuple[Step, ...]]]:
 
 
 class Controls:
-    """A model that replies to each record as it is, and without what it should read.
-
-    Args:
-        generator: The model; one without a graph has no controls of it.
-        facts: The facts of other questions.
-    """
+    """A model that replies to each record as it is, and without what it should read; `facts` are those of others."""
 
     def __init__(self, generator: LocalGenerator, facts: OtherFacts) -> None:
         self._generator, self._facts = generator, facts
@@ -145,12 +136,7 @@ class Controls:
         return [name for name in READS if name != RULE and (self._without_graph or not name.endswith("graph"))]
 
     def ask(self, batch: Sequence[Record], limit: int, evidence: str | None) -> list[dict[str, Completion]]:
-        """Replies to each record by name.
-
-        Args:
-            limit: Longest reply, in tokens.
-            evidence: "triples" or "text"; None keeps the model's setting.
-        """
+        """Replies to each record by name, of at most `limit` tokens; see `models.llm.Generator`."""
         asked = [(place, *one) for place, record in enumerate(batch) for one in self._variants(record)]
         inputs = [one for *_, one in asked]
         found: list[dict[str, Completion]] = [{} for _ in batch]

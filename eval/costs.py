@@ -48,12 +48,6 @@ def read_prices(texts: Sequence[str]) -> Prices:
     return {role: (read, out, read / 10 if cached is None else float(cached)) for role, read, out, cached in found}
 
 
-def dollars(price: tuple[float, float, float], counts: Sequence[int]) -> float:
-    """What tokens cost: those read (all of them) and written, and those read from and put into the provider's cache."""
-    read, written, hits, puts = (*counts, 0, 0)[:4]
-    return (price[0] * (read - hits - puts + _WRITING * puts) + price[1] * written + price[2] * hits) / 1e6
-
-
 def unused_roles(named: Iterable[str], met: Iterable[str]) -> list[str]:
     """The roles of `--price` or `--llm` that are none of those that calls had, nor the beginning of one."""
     return [role for role in named if role and not any(in_role({role: True}, one) for one in met)]
@@ -73,7 +67,10 @@ def _priced(every: Mapping[str, Sequence[int]], cached: Mapping[str, Sequence[in
         found[role] = {f"{part}{name}": n for part, counts in parts.items() for name, n in zip(COSTS, counts)}
         if price := in_role(prices, role, prices.get("")):
             for part, (_, *tokens) in parts.items():
-                found[role][f"{part}dollars"] = dollars(price, tokens)
+                # Of those read, some from the provider's cache, and some put there.
+                read, written, hits, puts = (*tokens, 0, 0)[:4]
+                whole = read - hits - puts + _WRITING * puts
+                found[role][f"{part}dollars"] = (price[0] * whole + price[1] * written + price[2] * hits) / 1e6
     return found
 
 

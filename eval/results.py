@@ -215,22 +215,14 @@ def this_machine() -> Iterator[Callable[[], bool | None]]:
 
 
 def read_results(path: str | Path, partial: bool = False) -> Iterator[dict[str, Any]]:
-    """Stream a results file.
-
-    Args:
-        partial: Leave out a last line that a kill has cut off.
-    """
+    """Stream a results file, with `partial` without a last line that a kill has cut off."""
     for where, row in read_jsonl(path, partial):
         checked(row, where, {"id": str, "scores?": {"": float}})
         yield row
 
 
 def read_scored(folder: str | Path, *needed: str, partial: bool = False) -> Iterator[dict[str, Any]]:
-    """Stream the results of a run, with the scores that `tripletune eval score` added; of two the newer counts.
-
-    Args:
-        needed: See `rag.results.read_runs`.
-    """
+    """As `rag.results.read_runs`, with the scores that `tripletune eval score` added; of two the newer counts."""
     path = Path(folder) / SCORES
     added = {row["id"]: given(row, "scores") or {} for row in read_results(path)} if path.is_file() else {}
     for _, row in read_runs(Path(folder) / RESULTS, *needed, partial=partial):

@@ -41,21 +41,16 @@ Numbers = Sequence[float] | np.ndarray
 
 
 def bootstrap_mean(values: Sequence[float], bounds: Bounds | None = SCORE) -> Interval:
-    """Mean and 95 % interval.
+    """Mean and 95 % interval of one value per question.
 
     Args:
-        values: One value per question.
         bounds: The smallest and the largest value there can be; None where there is none, as of costs.
     """
     return bootstrap_means({"": values}, bounds)[""]
 
 
 def bootstrap_means(values: Mapping[str, Sequence[float]], bounds: Bounds | None = SCORE) -> dict[str, Interval]:
-    """Several means at once, such as the metrics of one run: what is drawn for one serves all of the same number.
-
-    Args:
-        values: By name, one value per question.
-    """
+    """Several means at once, such as the metrics of one run: what is drawn for one serves all of the same number."""
     columns = {name: np.asarray(column, np.float64) for name, column in values.items()}
     found: dict[str, Interval] = {name: {"mean": None, "low": None, "high": None, "n": 0} for name in columns}
     for size in {len(column) for column in columns.values()} - {0}:
@@ -86,10 +81,7 @@ def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float]) 
     """A ratio of sums, such as a micro-averaged precision, and its 95 % interval.
 
     What is drawn is the text with both its counts, so that numerator and denominator move together. A sample whose
-    denominators add up to 0 counts as 0.
-
-    Args:
-        denominators: One value per text, none negative; all 0 gives an interval without values.
+    denominators add up to 0 counts as 0; where all denominators are 0, the interval has no values.
     """
     return _interval(np.asarray(numerators), np.asarray(denominators), len(numerators))
 

@@ -180,9 +180,7 @@ def chat_model(options: LLMOptions, name: str = "model") -> dict[str, Any]:
 def chat_models(specs: Sequence[str], teacher: LLMOptions) -> dict[str, LLMOptions]:
     """Chat models by role: `ROLE=BACKEND:MODEL` or `BACKEND:MODEL`, each with `@URL` or `@URL,URL` behind it.
 
-    Args:
-        specs: The texts; that without a role is under "".
-        teacher: Ledger, sampling, limits and all else.
+    One without a role is under ""; ledger, sampling, limits and all else are those of `teacher`.
     """
     found: dict[str, LLMOptions] = {}
     for spec in specs:
@@ -192,11 +190,7 @@ def chat_models(specs: Sequence[str], teacher: LLMOptions) -> dict[str, LLMOptio
 
 
 def open_chat_model(options: LLMOptions, oracle: str | None = None, specs: Sequence[str] = ()) -> LLMClient:
-    """The client of a chat model.
-
-    Args:
-        oracle: DIR/SPLIT of a world whose facts the teacher knows, instead of a model.
-    """
+    """The client of a chat model, or of the oracle that knows the facts of the world DIR/SPLIT."""
     if oracle:
         from tripletune.data_builders.world.oracle import WorldOracle
 

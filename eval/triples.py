@@ -202,11 +202,7 @@ def normalize_triple(triple: Triple) -> Key:
 
 
 def grounded(name: str, text_words: str) -> bool:
-    """Whether a name occurs in a text as whole words.
-
-    Args:
-        text_words: The text as `normalize_entity` has it, fenced by spaces: " ada lovelace was born ".
-    """
+    """Whether a name occurs in a text as whole words; the text is normalised and fenced by spaces: " ada was born "."""
     return f" {normalize_entity(name)} " in text_words
 
 
@@ -243,10 +239,8 @@ def spoken_fields(triple: Triple) -> tuple[str, str, str]:
 def soft_matches(similarities: np.ndarray) -> int:
     """The largest number of one-to-one pairs of predicted and gold triples of which all three fields mean the same.
 
-    All three, and not their mean, since a triple with one wrong field states another fact.
-
-    Args:
-        similarities: Cosines of the fields, shape (3, predicted, gold).
+    All three, and not their mean, since a triple with one wrong field states another fact. Cosines have the shape
+    (3, predicted, gold).
     """
     if not similarities.size:
         return 0

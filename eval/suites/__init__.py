@@ -18,6 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -165,7 +166,8 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
             logs.append(log)
             if launched.processes > 1 and not launched.process:
                 launched.gather(log.done)
-        with this_machine() as is_ours:
+        # The other processes of a launcher are no other evaluation.
+        with nullcontext(lambda: None) if launched.process else this_machine() as is_ours:
             codes, pending = asyncio.run(_run_all(suites, logs, launched, console))
             for log in logs:
                 log.note(alone=is_ours())

@@ -93,12 +93,10 @@ class DecisionSuite(Suite):
         super().__init__(options)
 
     def items(self) -> Iterator[Case]:
-        """Stream the decisions."""
         split = self.options.split if Path(self.options.data).is_dir() else None
         return islice(decision_cases(read_trajectories(self.options.data, split)), self.options.limit)
 
     def settings(self) -> dict[str, Any]:
-        """All that a reply depends on."""
         options = self.options
         return {
             "data": [file_digest(file) for file in record_files(options.data, options.split)],
@@ -109,7 +107,6 @@ class DecisionSuite(Suite):
         }
 
     def open(self) -> None:
-        """Open the student."""
         from tripletune.models.llm.backends.hf import HFBackend
 
         self.backend = HFBackend(self.options.model, self.options.batch_size, self.options.dtype)
@@ -135,12 +132,10 @@ class DecisionSuite(Suite):
         }
 
     def summarise(self, log: ResultLog) -> dict[str, Any]:
-        """The metrics of all rows."""
         about = {"model": self.options.model, "data": self.options.data, "split": self.options.split}
         return about | summarise_decisions(log.rows())
 
     def show(self, metrics: Mapping[str, Any], console: Console) -> None:
-        """Print the scores."""
         rows = [
             ("all", name, *interval_cells(value := metrics["metrics"][name]), str(value["n"]), explanation)
             for name, explanation in SCORES.items()
@@ -193,11 +188,7 @@ def decision_cases(trajectories: Iterable[Trajectory]) -> Iterator[Case]:
 
 
 def score_reply(case: Case, reply: str, error: str = "") -> dict[str, Any]:
-    """One row: the teacher's decision, the reply as the loop would read it, and its scores.
-
-    Args:
-        error: Why there is none; it scores 0 like an empty one.
-    """
+    """One row: the teacher's decision, the reply as the loop would read it, and its scores; no reply scores 0."""
     found = read_decision(reply, case.candidates, case.earlier)
     gold = case.gold
     scores = {

@@ -102,14 +102,12 @@ class ExtractionSuite(Suite):
 
     @classmethod
     def add_arguments(cls, parser: CommandParser) -> None:
-        """Give a parser the options, those of models among them."""
         add_arguments(parser, ExtractionOptions)
         add_arguments(parser.add_argument_group("models on this machine"), LocalOptions)
         add_chat_model(parser.add_argument_group("teacher model"), "backend")  # which `--teacher` names
 
     @classmethod
     def suites(cls, args: argparse.Namespace) -> Sequence[ExtractionSuite]:
-        """The suite of a command line."""
         options = from_arguments(ExtractionOptions, args)
         shots = choose_shots(options.shot_data or "", options.shots)
         shown = {text for text, _ in shots}
@@ -121,11 +119,9 @@ class ExtractionSuite(Suite):
         return [cls(options, open_extractor(args, ledger, options.untrained, shots))]
 
     def items(self) -> Iterator[ExtractionPair]:
-        """Stream the pairs."""
         return islice(read_pairs(self.options.data, self.options.split), self.options.limit)
 
     def settings(self) -> dict[str, Any]:
-        """All that a reply depends on."""
         return {
             "data": [file_digest(file) for file in record_files(self.options.data, self.options.split)],
             "limit": self.options.limit,
@@ -191,7 +187,6 @@ class ExtractionSuite(Suite):
         }
 
     def show(self, metrics: Mapping[str, Any], console: Console) -> None:
-        """Print the scores."""
         rows = [
             (name, *interval_cells(value), EXPLANATIONS[name.split("/")[0]])
             for name, value in flatten(metrics, "/").items()

@@ -83,13 +83,11 @@ class JudgeSuite(Suite):
 
     @classmethod
     def add_arguments(cls, parser: CommandParser) -> None:
-        """Give a parser the options, the judge's among them."""
         add_arguments(parser, JudgeOptions)
         add_chat_model(parser.add_argument_group("judge"))
 
     @classmethod
     def suites(cls, args: argparse.Namespace) -> Sequence[JudgeSuite]:
-        """The suite of a command line."""
         if not args.teacher_model:
             raise ValueError("a judge is needed: --llm BACKEND:MODEL")
         ledger = args.teacher_ledger or str(Path(args.output) / "ledger.sqlite")
@@ -110,7 +108,6 @@ class JudgeSuite(Suite):
             yield Pair(row["id"], question, (row["prediction"], answer))
 
     def settings(self) -> dict[str, Any]:
-        """All that a verdict depends on."""
         options = self.options
         return {
             "data": [file_digest(Path(folder) / RESULTS) for folder in (options.data, options.other)],
@@ -121,7 +118,6 @@ class JudgeSuite(Suite):
         }
 
     def open(self) -> None:
-        """Open the judge."""
         self.client = open_client(self.teacher)
         self.clients = [self.client]
 
@@ -179,7 +175,6 @@ class JudgeSuite(Suite):
         }
 
     def show(self, metrics: Mapping[str, Any], console: Console) -> None:
-        """Print the win rates."""
         agree = metrics["agreement"]
         rows = [
             (name, *interval_cells(one), interval_cells(agree[name])[0]) for name, one in metrics["win_rate"].items()

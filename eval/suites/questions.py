@@ -104,17 +104,14 @@ class QuestionSuite(Suite):
 
     @classmethod
     def add_arguments(cls, parser: CommandParser) -> None:
-        """Give a parser the options, the teacher's among them."""
         add_run_arguments(parser)
 
     @classmethod
     def suites(cls, args: argparse.Namespace) -> Sequence[QuestionSuite]:
-        """The suites of a command line."""
         teacher = from_arguments(LLMOptions, args, "teacher", model=args.teacher_model or UNNAMED)
         return suites_of(from_arguments(QuestionOptions, args), teacher)
 
     def items(self) -> Iterator[Question]:
-        """Stream the questions."""
         self._notes.clear()
         limits = (limit for limit in (self.options.limit, self.task.questions) if limit is not None)
         return islice(task_questions(self.task, self.options.data, self._notes), min(limits, default=None))
@@ -157,7 +154,6 @@ class QuestionSuite(Suite):
         }
 
     def open(self) -> None:
-        """Open corpus, triples and models."""
         options, system, loop, corpus = self.options, self.system, self.loop, None
         if system.needs_corpus(loop):
             corpus = Path(options.corpus or self.home / "corpus.jsonl")
@@ -199,7 +195,6 @@ class QuestionSuite(Suite):
             self.tools = replace(self.tools, planner=readers[0], answerer=readers[1])
 
     async def ask(self, batch: list[Question]) -> list[Trace]:
-        """Run the system on one question."""
         (question,) = batch
         gold: Iterable[Passage] = ()
         if self.system.needs_gold and self.gold is None:
@@ -212,7 +207,6 @@ class QuestionSuite(Suite):
         return [await system.answer_async(asked, question.search or question.question, **known)]
 
     def score(self, item: Question, reply: Trace | Failure) -> dict[str, Any]:
-        """The row of a question."""
         if isinstance(reply, Failure):
             asked = self.task.template.replace("{question}", item.question)
             reply = Trace(asked, error=reply.error, seconds=reply.seconds)
@@ -239,12 +233,10 @@ class QuestionSuite(Suite):
         }
 
     def summarise(self, log: ResultLog) -> dict[str, Any]:
-        """Metrics of a complete results file: scores with intervals, what the loop did, what it cost."""
         found = summarise_questions(log, self.task.metrics, self.prices)
         return {"system": self.system.name, "task": self.task.name, **found}
 
     def show(self, metrics: Mapping[str, Any], console: Console) -> None:
-        """Print the metrics."""
         rows = [
             (name, *interval_cells(value), self.metrics[name].explanation) for name, value in metrics["metrics"].items()
         ]

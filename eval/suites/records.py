@@ -94,11 +94,9 @@ class RecordSuite(Suite):
         super().__init__(options)
 
     def items(self) -> Iterator[Record]:
-        """Stream the records."""
         return islice(read_records(self.options.data, self.options.split), self.options.limit)
 
     def settings(self) -> dict[str, Any]:
-        """All that a reply depends on."""
         options = self.options
         return {
             "data": [file_digest(file) for file in record_files(options.data, options.split)],
@@ -113,7 +111,6 @@ class RecordSuite(Suite):
         }
 
     def open(self) -> None:
-        """Load the model, and open the triples."""
         options = self.options
         self.generator = open_generator(self.model, options.untrained, options.batch_size, options.dtype)
         if options.triples:
@@ -162,7 +159,6 @@ class RecordSuite(Suite):
         }
 
     def summarise(self, log: ResultLog) -> dict[str, Any]:
-        """The metrics of all rows."""
         about = {"model": self.model, "data": self.options.data, "split": self.options.split}
         found = about | summarise_records(log.rows())
         if self.options.controls:
@@ -172,7 +168,6 @@ class RecordSuite(Suite):
         return found
 
     def show(self, metrics: Mapping[str, Any], console: Console) -> None:
-        """Print the scores."""
         rows = [
             (task, name, *interval_cells(value), str(value["n"]), explanation)
             for task in ("planning", "answering")
@@ -283,10 +278,8 @@ def summarise_records(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def with_triples(records: Iterable[Record], store: StoredTriples, counts: Counter[str]) -> Iterator[Record]:
     """The records with the store's triples instead of their own.
 
-    A step keeps the text its gold triples come from, one passage below the other, each behind its title.
-
-    Args:
-        counts: Counts `passages` and `passages_without_triples`, which the store does not know.
+    A step keeps the text its gold triples come from, one passage below the other, each behind its title. Counted are
+    `passages` and `passages_without_triples`, which the store does not know.
     """
     for record in records:
         yield replace(record, steps=tuple(_looked_up(step, record.id, store, counts) for step in record.steps))

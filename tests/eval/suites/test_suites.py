@@ -1,6 +1,7 @@
 import asyncio
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,7 +9,7 @@ from tests.cli import read_lines
 from tests.fakes import Facts, Shelf
 from tripletune.eval import Task, find_metrics
 from tripletune.eval.__main__ import main
-from tripletune.eval.results import ResultLog
+from tripletune.eval.results import ResultLog, this_machine
 from tripletune.eval.suites import run_suites
 from tripletune.eval.suites.questions import QuestionSuite
 from tripletune.eval.systems import QuestionOptions
@@ -347,3 +348,15 @@ def test_a_new_suite_is_one_file(tmp_path, monkeypatch, capsys):
     assert "even: 0.5" in capsys.readouterr().out
     assert [bool(row["error"]) for row in read_lines(tmp_path / "out" / "results.jsonl")] == [False, False, True, False]
     assert main([*call, "--limit", "0"]) == 2
+
+
+def test_other_processes_of_a_launcher_are_no_other_evaluation(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "run").mkdir()
+    gather = lambda value=None: [set() if value is None else value]  # noqa: E731
+    with this_machine() as alone:
+        second = SimpleNamespace(process=1, processes=2, gather=gather)
+        monkeypatch.setattr("tripletune.eval.suites.Launched", lambda: second)
+        assert run_suites([Toy(tmp_path / "run", Model(), QUESTIONS)]) == 0
+        assert len(list((tmp_path / "run").glob("results.*.jsonl"))) == 1
+        assert alone()
