@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tripletune.eval.metrics._labels import refuses
 from tripletune.eval.results import ResultLog, mean_recalls, recalls_of
 from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
 from tripletune.models.llm import in_role
 from tripletune.models.llm.question_client import reads_passages
-from tripletune.models.llm.replies import is_refusal
 
 Prices = Mapping[str, tuple[float, float, float]]
 PRICE_HELP = (
@@ -151,7 +151,7 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) 
         tallies.update(trace["tallies"])
         sums.update({
             "errors": int(bool(row["error"])),
-            "refusals": int(is_refusal(row["prediction"])),
+            "refusals": int(refuses(row["prediction"])),
             "malformed_plans": trace["malformed"],
             "unexpected_plans": trace["unexpected"],
             "rounds": len(steps),
