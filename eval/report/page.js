@@ -8,14 +8,19 @@ const LINES = new Map(byId("lines").textContent.split("\n").map((line) => {
 }));
 const stored = (key) => (LINES.get(key) ? JSON.parse(LINES.get(key)) : null);
 const state = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+const RANKINGS = { retrieved: "all retrieved", first: "of the first search", shown: "shown to the reader" };
+const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+const TURNS = [0, -4, 8, 4, -2, -6, 2, 6, -1, -3, -5, -7, 1, 3, 5, 7].map((eighth) => eighth * Math.PI / 8);
+const LOOKS = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "opacity", "paint-order",
+  "font-size", "font-family", "font-weight", "text-anchor"];
 const PAGE_SIZE = 25, MOST_TRIPLES = 30, MOST_PASSAGES = 10;
 const OUTCOMES = {
   right: ["✓", "good", "right"], partly: ["~", "part", "partly right"], wrong: ["✗", "bad", "wrong"],
   failed: ["!", "bad", "failed"], none: ["·", "", "no result"],
 };
 const COSTS = {
-  weighted_tokens: "tokens per question, in + 4 x out", tokens: "tokens per question", calls: "calls per question", sent: "calls sent per question",
-  seconds: "seconds per question, as measured", dollars: "dollars per 1,000 questions",
+  weighted_tokens: "tokens per question, in + 4 x out", tokens: "tokens per question", calls: "calls per question",
+  sent: "calls sent per question", seconds: "seconds per question, as measured", dollars: "dollars per 1,000 questions",
 };
 
 function maker(create) {
@@ -32,7 +37,17 @@ function maker(create) {
 const h = maker((tag) => document.createElement(tag));
 const s = maker((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag));
 
+// Eight colours and seven shapes: 56 marks that all differ, in print and for the colour-blind too.
+const SHAPES = ["M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0z", "M-5-5H5V5H-5z", "M0-7L6 5H-6z", "M0-7L7 0L0 7L-7 0z",
+  "M0 7L-6-5H6z", "M-2-6H2V-2H6V2H2V6H-2V2H-6V-2H-2z", "M-6-4L-4-6L0-2L4-6L6-4L2 0L6 4L4 6L0 2L-4 6L-6 4L-2 0z"];
 const colour = (number) => `var(--c${number % 8})`;
+const dot = (number, x, y) => s("path", { class: "dot", d: SHAPES[number % 7], transform: `translate(${x} ${y})`,
+  style: `fill:${colour(number)}` });
+const words = (x, y, text, kind, anchor) => s("text", { x, y, class: kind, "text-anchor": anchor }, text);
+const ruler = document.createElement("canvas").getContext("2d");
+ruler.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+const length = (text) => ruler.measureText(text).width;
+const room = () => Math.max(280, byId("page").clientWidth - (innerWidth > 760 ? 66 : 38));
 // As Python rounds: of the ties that a double can hold, .25 goes down.
 const percent = (value) => (100 * value - ((100 * value) % 1 === 0.25 ? 0.01 : 0)).toFixed(1);
 const signed = (value) => (value < 0 ? "−" : "+") + percent(Math.abs(value));
@@ -45,20 +60,49 @@ const short = (text, most) => (text.length > most ? text.slice(0, most - 1) + "�
 const note = (...text) => h("p", { class: "note" }, text);
 const section = (title, told, ...body) => h("section", {}, h("h2", {}, title), told && note(told), body);
 const fold = (title, ...body) => h("details", {}, h("summary", { class: "soft" }, title), body);
-const legend = (names, hues = []) => h("div", { class: "legend" },
-  names.map((name, n) => h("span", { style: `--own:${colour(hues[n] === undefined ? n : hues[n])}` }, name)));
+
+// A picture, and a button that saves it in its light colours, for a paper.
+const plot = (name, width, height, ...parts) =>
+  saved(s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, class: "plot" }, parts), name);
+
+function saved(svg, name) {
+  const { group, metric } = view();
+  const file = [group.task.slice(0, 40), metric, name].join("-").replace(/[^\w-]+/g, "_") + ".svg";
+  const save = () => {
+    const copy = svg.cloneNode(true), nodes = svg.querySelectorAll("*");
+    svg.style.colorScheme = "light";
+    copy.querySelectorAll("*").forEach((node, n) => {
+      ["style", "class"].forEach((one) => node.removeAttribute(one));
+      LOOKS.forEach((one) => node.setAttribute(one, getComputedStyle(nodes[n]).getPropertyValue(one)));
+    });
+    svg.style.colorScheme = "";
+    const text = new XMLSerializer().serializeToString(copy);
+    h("a", { download: file, href: URL.createObjectURL(new Blob([text], { type: "image/svg+xml" })) }).click();
+  };
+  return [svg, h("button", { class: "save", onclick: save }, `Save ${file}`)];
+}
 
 function table(head, rows, kind) {
   // Figures stay on one line; names, commands and answers may be broken.
   const kept = (cell, n) => h("td", {}, n && cell.length < 40 ? cell.replaceAll(" ", "\u00a0") : cell);
   const line = (row) => (row instanceof Node ? row : h("tr", {}, row.map(kept)));
-  return h("div", { class: "scroll" }, h("table", { class: kind },
+  return scrolled("scroll", h("table", { class: kind, role: kind === "matrix" && "grid" },
     h("thead", {}, h("tr", {}, head.map((cell) => h("th", {}, cell)))), h("tbody", {}, rows.map(line))));
 }
 
+// What is wider than its place says so, and is reached by the keyboard.
+const watch = new ResizeObserver((seen) => seen.forEach(({ target }) => {
+  target.tabIndex = target.classList.toggle("wide", target.scrollWidth > target.clientWidth) - 1;
+}));
+function scrolled(kind, inner) {
+  const node = h("div", { class: kind, role: "region", "aria-label": "figures" }, inner);
+  watch.observe(node);
+  return node;
+}
+
 // The tables that report.md has, under their headings.
+const block = (one) => (typeof one === "string" ? note(one) : table(one.head, one.rows, one.head[0]));
 function blocks(fits) {
-  const block = (one) => (typeof one === "string" ? note(one) : table(one.head, one.rows));
   return DATA.sections.filter(fits).map((one) => [one.heading && h("h3", {}, one.heading), one.blocks.map(block)]);
 }
 
@@ -86,14 +130,16 @@ function view() {
 }
 
 function draw() {
-  const now = GROUPS.length ? view() : null, several = GROUPS.length > 1;
+  const now = GROUPS.length ? view() : null, several = GROUPS.length > 1, focused = document.activeElement.name;
   const anew = () => { choose({ metric: "", q: "", run: "", only: "", outcome: "", type: "", hops: "" }); draw(); };
   byId("choices").replaceChildren(h("div", {},
     several && select("Task", "task", DATA.groups.map((group, n) => [`${n}`, group.title]), anew),
     now && select("Metric", "metric", now.group.metrics.map((name) => [name, name]), draw)));
   byId("about").textContent = now ? now.all.about : "";
+  byId("about").className = /ORACLE/.test(byId("about").textContent) ? "warn" : "note";
+  const set = (one) => one.title === now.all.title && one.heading === "Setting";
   const parts = [several && section("All tasks", null, blocks((one) => one.title === "All tasks")),
-    now && section("Setting", null, blocks((one) => one.title === now.all.title && one.heading === "Setting"))];
+    now && section("Setting", null, DATA.sections.filter(set).map((one) => one.blocks.slice(1).map(block)))];
   if (now && now.runs.length) {
     parts.push(leaderboard(now), now.runs.length > 1 && matrix(now), costs(now), more(now), questions(now));
   }
@@ -101,20 +147,34 @@ function draw() {
   parts.push(section("All tables", `Those of report.md and report.tex. ${DATA.note}`,
     titles.map((title) => h("details", {}, h("summary", {}, title), blocks((one) => one.title === title)))));
   byId("page").replaceChildren(...parts.filter(Boolean));
+  if (focused) document.getElementsByName(focused)[0]?.focus();
   const open = document.querySelector("details.question[open]");
   if (open) open.scrollIntoView();
 }
 
-function bars(rows) {
-  const row = ({ name, value, hue, said, kind }) => h("div", { class: "row" },
-    h("div", { class: "name" }, name),
-    h("div", { class: "track dots" },
-      h("i", { style: `left:${percent(value.low)}%;right:${percent(1 - value.high)}%;background:${colour(hue)}` }),
-      h("b", { style: `left:${percent(value.mean)}%;background:${colour(hue)}` })),
-    h("div", { class: "score" }, interval(value)), h("div", { class: `verdict ${kind || "soft"}` }, said));
-  const ticks = [0, 25, 50, 75, 100].map((tick) => h("span", {}, `${tick}`));
-  return h("div", { class: "board" }, rows.map(row), h("div", { class: "row" }, h("div", { class: "axis" }, ticks)));
+// A row for each name: values below each other, with their intervals, and words.
+function bars(rows, file, keys = []) {
+  const width = room(), wide = width > 700, several = 11 * (rows[0].values.length - 1);
+  const tall = (wide ? 26 : 58) + several, top = keys.length && 22, end = top + tall * rows.length;
+  const left = wide ? Math.max(...rows.map(({ name }) => length(name))) + 24 : 8;
+  const right = width - (!wide ? 8 : rows[0].said ? 370 : 190), x = (value) => left + (right - left) * value;
+  const row = ({ name, values, hues, told, said, kind }, n) => {
+    const y = top + tall * n + (wide ? 14 : 30), line = wide ? y + several / 2 + 4 : y - 14;
+    return s("g", {}, words(0, line, name, "name"),
+      words(wide ? right + 20 : width, line, told, "score", wide ? "start" : "end"),
+      values.map((value, place) => value.mean !== null && [s("path", { class: "range", stroke: colour(hues[place]),
+        d: `M${x(value.low)} ${y + 11 * place}H${x(value.high)}` }), dot(hues[place], x(value.mean), y + 11 * place)]),
+      said && words(wide ? right + 175 : 0, wide ? line : y + 19, said, `verdict ${kind || "soft"}`));
+  };
+  return plot(file, width, end + 22, [0, 25, 50, 75, 100].map((tick) => [
+    s("path", { class: "line", d: `M${x(tick / 100)} ${top}V${end + 4}` }),
+    words(x(tick / 100), end + 18, tick, "soft", "middle")]), rows.map(row),
+  keys.map((key, n) => [dot(n, left + 90 * n, 8), words(left + 90 * n + 10, 12, key, "soft")]));
 }
+const bar = (run) => ({ name: run.name, values: [run.score], hues: [run.hue], told: interval(run.score) });
+// Values that are told apart by marks, as the metrics or lengths in `keys`.
+const marked = (rows, file, keys) => bars(rows.map((row) => ({ ...row, hues: keys.map((_, n) => n),
+  told: row.values.map((value) => (value.mean === null ? "–" : percent(value.mean))).join(" / ") })), file, keys);
 
 function leaderboard({ group, metric, runs }) {
   const against = (run) => {
@@ -123,115 +183,124 @@ function leaderboard({ group, metric, runs }) {
     if (gap.verdict !== "worse") return { said: `${signed(gap.mean)}, ${gap.verdict}` };
     return { said: `${signed(gap.mean)}, worse, p ${chance(gap)}`, kind: "bad" };
   };
-  const part = (run) => (run.finished ? "" : ` (${whole(run.questions)} questions, not finished)`);
+  const part = (run) => (run.finished ? "" : ` (${whole(run.questions)} questions, not finished)`)
+    + (run.figures.errors ? `, ${whole(run.figures.errors)} failed` : "");
   return section(`${group.task}: ${metric}`, "Points are means, bars 95 % intervals over questions, times 100. "
     + "Differences are to the run with the highest score, on the questions that both have.",
-  bars(runs.map((run, n) => ({ name: `${n + 1}. ${run.name}${part(run)}`, value: run.score, hue: run.hue,
-    ...against(run) }))));
+  bars(runs.map((run, n) => ({ ...bar(run), name: `${n + 1}. ${run.name}${part(run)}`, ...against(run) })), "scores"));
 }
 
 function matrix({ group, metric, runs }) {
-  const told = note("Choose a cell to read it as a sentence.");
-  const cell = (row, column) => {
+  const told = h("p", { class: "note", role: "status" }, "Choose a cell (mouse, arrow keys) to read it as a sentence.");
+  const cell = (row, column, n, m) => {
     const gap = group.pairs[metric][row.number][column.number];
-    if (!gap) return h("td", {});
-    const sentence = `${row.name} against ${column.name}: ${signed(gap.mean)} (${signed(gap.low)} to `
+    const sentence = gap && `${row.name} against ${column.name}: ${signed(gap.mean)} (${signed(gap.low)} to `
       + `${signed(gap.high)}) on ${whole(gap.n)} questions, p ${chance(gap)} (${gap.test}, Holm): ${gap.verdict}.`;
-    const kind = { better: "good", worse: "bad" }[gap.verdict] || "none";
-    return h("td", { class: kind, title: sentence, onclick: () => told.replaceChildren(sentence) }, signed(gap.mean));
+    const kind = gap && ({ better: "good", worse: "bad" }[gap.verdict] || "none");
+    const tell = () => told.replaceChildren(sentence || `${row.name} itself.`);
+    const move = (event) => {
+      const [down, across] = ARROWS[event.key] || [], next = down !== undefined && cells[n + down]?.[m + across];
+      if (next) { event.preventDefault(); next.focus(); }
+    };
+    return h("td", { class: kind || "", title: sentence || "", tabindex: n + m ? -1 : 0, onclick: tell, onfocus: tell,
+      onkeydown: move }, gap && signed(gap.mean));
   };
-  const line = (row, n) => h("tr", {}, h("td", {}, `${n + 1}. ${row.name}`), runs.map((column) => cell(row, column)));
+  const cells = runs.map((row, n) => runs.map((column, m) => cell(row, column, n, m)));
+  const line = (row, n) => h("tr", {}, h("th", { scope: "row" }, `${n + 1}. ${row.name}`), cells[n]);
   return section("Which differences are shown", "Row minus column, paired by question. Green: better, red: worse, at "
     + "p < 0.05 after Holm's correction over this table. Grey: no difference shown.",
   table(["", ...runs.map((_, n) => `${n + 1}`)], runs.map(line), "matrix"), told);
 }
 
-// An empty plot with ticks, and what places a value on it; y goes from 0 to 1.
-function frame(low, high, label, yLabel, log, places) {
-  const width = Math.max(280, Math.min(760, byId("page").clientWidth - 60)), height = 300;
-  const left = 40, right = width - 14, top = 10, bottom = height - 42;
-  const share = (value) => (log ? Math.log(Math.max(value, low) / low) / Math.log(high / low)
-    : (value - low) / (high - low));
-  const x = (value) => left + (right - left) * share(value), y = (value) => bottom - (bottom - top) * value;
-  const size = 10 ** Math.floor(Math.log10(high - low));
-  const step = [0.2, 0.5, 1, 2].find((n) => (high - low) / (n * size) <= 6) * size;
-  const powers = Array.from({ length: 24 }, (_, n) => (n % 2 ? 3 : 1) * 10 ** (Math.floor(n / 2) - 4));
-  const even = Array.from({ length: 7 }, (_, n) => (Math.ceil(low / step) + n) * step);
-  const marks = (places || (log ? powers : even)).filter((value) => value >= low && value <= high);
-  const svg = s("svg", { width, height, role: "img", "aria-label": `${yLabel} over ${label}` },
-    [0, 0.25, 0.5, 0.75, 1].map((v) => [s("path", { class: "line", d: `M${left} ${y(v)}H${right}` }),
-      s("text", { class: "soft", x: left - 8, y: y(v) + 4, "text-anchor": "end" }, `${100 * v}`)]),
-    marks.map((v) => s("text", { class: "soft", x: x(v), y: bottom + 16, "text-anchor": "middle" }, compact(v))),
-    s("text", { class: "soft", x: right, y: height - 6, "text-anchor": "end" }, label + (log ? " (log scale)" : "")));
-  return { svg, x, y, width, right };
+// Names beside their points, each at the nearest place where neither it nor, if that can be, its line covers another.
+function named(points, [left, top, right, bottom]) {
+  const taken = points.map(({ x, y }) => [x - 6, y - 6, x + 6, y + 6]);
+  return points.map(({ x, y, text, hue }) => {
+    const size = length(text) + 6;
+    for (let n = 0; n < 90; n++) {
+      const far = 6 * (n < 20 ? n : n - 20);
+      for (const turn of TURNS) {
+        const from = x + Math.cos(turn) * (10 + size / 2 + far) - size / 2, middle = y + Math.sin(turn) * (15 + far);
+        const box = [from, middle - 7, from + size, middle + 7];
+        const end = [Math.max(from, Math.min(x, box[2])), Math.max(middle - 4, Math.min(y, middle + 4))];
+        const on = (part) => [x + part / far * (end[0] - x), y + part / far * (end[1] - y)], way = [box];
+        for (let part = 12; part < far && n < 20; part += 3) way.push([...on(part), ...on(part)]);
+        const covers = (one) => way.some((at) => one[0] < at[2] && at[0] < one[2] && one[1] < at[3] && at[1] < one[3]);
+        if (from < left || box[1] < top || box[2] > right || box[3] > bottom || taken.some(covers)) continue;
+        taken.push(box);
+        return [far > 0 && s("path", { class: "lead", stroke: colour(hue), d: `M${x} ${y}L${end.join(" ")}` }),
+          words(from + 3, middle + 4, text, "label")];
+      }
+    }
+    return [];
+  });
 }
 
 function costs({ metric, runs }) {
   const spend = (run, key) => (key === "seconds" ? run.figures.latency.mean : run.figures.cost[key]);
-  const known = Object.keys(COSTS).filter((key) => runs.every((run) => spend(run, key)));
-  const key = known.includes(state.cost) ? state.cost : known[0];
-  const cost = new Map(runs.map((run) => [run, spend(run, key)]));
-  const least = Math.min(...runs.map((run) => cost.get(run).mean));
-  const most = Math.max(...runs.map((run) => cost.get(run).high), 1e-9), log = least > 0 && most / least > 20;
-  const plot = frame(log ? least / 1.5 : 0, most * (log ? 1.3 : 1.05), COSTS[key], metric, log), { x, y } = plot;
+  const known = Object.keys(COSTS).filter((key) => runs.some((run) => spend(run, key)?.mean));
+  if (!known.length) return null;
+  const key = known.includes(state.cost) ? state.cost : known[0], paid = runs.filter((run) => spend(run, key)?.mean);
+  const least = Math.min(...paid.map((run) => spend(run, key).mean));
+  const most = Math.max(...paid.map((run) => spend(run, key).high));
+  const log = most / least > 20, low = log ? least / 1.5 : 0, high = most * (log ? 1.3 : 1.05);
+  const width = room(), height = Math.max(320, Math.min(440, 0.4 * width)), right = width - 8, bottom = height - 56;
+  const share = (value) => (log ? Math.log(Math.max(value, low) / low) / Math.log(high / low) : value / high);
+  const x = (value) => 34 + (right - 34) * share(value), y = (value) => bottom - (bottom - 74) * value;
+  const size = 10 ** Math.floor(Math.log10(high)), step = [0.2, 0.5, 1, 2].find((n) => high / (n * size) <= 6) * size;
+  const ticks = Array.from({ length: 24 }, (_, n) => (log ? [1, 3][n % 2] * 10 ** ((n >> 1) - 4) : n * step));
+  const wide = width > 560, points = paid.map((run) => ({ ...run, spent: spend(run, key), x: x(spend(run, key).mean),
+    y: y(run.score.mean), text: wide ? short(run.name, 30) : `${runs.indexOf(run) + 1}` }));
   // By score, so that a run is beaten by one before it that costs no more.
-  const front = runs.filter((run, n) => runs.slice(0, n).every((other) => cost.get(other).mean > cost.get(run).mean));
-  plot.svg.append(s("path", { class: "line", "stroke-dasharray": "4 4",
-    d: "M" + front.map((run) => `${x(cost.get(run).mean)} ${y(run.score.mean)}`).join("L") }));
-  const labels = [], wide = plot.width > 560;
-  runs.forEach((run, n) => {
-    const spent = cost.get(run), px = x(spent.mean), py = y(run.score.mean), own = `fill:${colour(run.hue)}`;
-    const text = wide ? short(run.name, 30) : `${n + 1}`, size = 7 * text.length, told = interval(spent, compact);
-    const turned = px + size + 12 > plot.right;
-    const from = turned ? px - 9 - size : px + 9;
-    const taken = (at) => labels.some((one) => Math.abs(one.at - at) < 13 && one.from < from + size && from < one.to);
-    let at = py + 4;
-    while (taken(at) && at < py + 150) at += 5;
-    labels.push({ at, from, to: from + size });
-    plot.svg.append(s("g", {}, s("title", {}, `${run.name}: ${interval(run.score)}; ${told} ${COSTS[key]}`),
-      s("path", { stroke: colour(run.hue), opacity: 0.45, "stroke-width": 2, fill: "none",
-        d: `M${x(spent.low)} ${py}H${x(spent.high)}M${px} ${y(run.score.low)}V${y(run.score.high)}` }),
-      s("circle", { cx: px, cy: py, r: 5, style: own }),
-      s("text", { style: own, x: turned ? px - 9 : from, y: at, "text-anchor": turned ? "end" : "start" }, text)));
-  });
-  const names = { tokens: ["tokens_read", "tokens_written"], calls: ["calls"], weighted_tokens: ["weighted_tokens"] }[key];
-  const split = runs.filter((run) => names && run.figures.roles).map((run) => ({ name: run.name,
+  const front = points.filter((one, n) => points.slice(0, n).every((other) => other.spent.mean > one.spent.mean));
+  const parts = [s("rect", { class: "line", x: 34, y: 18, width: right - 34, height: bottom - 6 }),
+    [0, 0.25, 0.5, 0.75, 1].map((v) => [s("path", { class: "line", d: `M34 ${y(v)}H${right}` }),
+      words(26, y(v) + 4, 100 * v, "soft", "end")]),
+    ticks.filter((v) => v >= low && v <= high).map((v) => words(x(v), bottom + 28, compact(v), "soft", "middle")),
+    words(right, height - 6, COSTS[key] + (log ? " (log scale)" : ""), "soft", "end"), words(0, 12, metric, "soft"),
+    s("path", { class: "front", d: "M" + front.map((one) => `${one.x} ${one.y}`).join("L") }),
+    points.map((one) => s("path", { class: "error", stroke: colour(one.hue), d: `M${x(one.spent.low)} ${one.y}`
+      + `H${x(one.spent.high)}M${one.x} ${y(one.score.low)}V${y(one.score.high)}` })),
+    points.map((one) => s("g", {}, dot(one.hue, one.x, one.y), s("title", {},
+      `${one.name}: ${interval(one.score)}; ${interval(one.spent, compact)} ${COSTS[key]}`))),
+    named(points.sort((a, b) => a.x - b.x), [34, 18, right, bottom + 12])];
+  const names = { tokens: ["tokens_read", "tokens_written"], calls: [key], weighted_tokens: [key] }[key];
+  const split = paid.filter((run) => names && run.figures.roles).map((run) => ({ name: run.name,
     parts: Object.entries(run.figures.roles).map(([role, found]) =>
       [role.replace(`${run.system}.`, ""), names.reduce((sum, name) => sum + found[name], 0)]) }));
+  const free = runs.filter((run) => !paid.includes(run)).map((run) => run.name);
   return section("Quality against cost", "Up and to the left is better; the dashed line joins the runs that no other "
-    + "beats in both. Cost is that of answering, as if the ledger had answered no call; that of indexing the corpus stands in "
-    + "the tables.",
-  select("Cost", "cost", known.map((name) => [name, COSTS[name]]), draw), plot.svg,
+    + "beats in both. Cost is that of answering, as if the ledger had answered no call; that of indexing the corpus "
+    + "stands in the tables.",
+  select("Cost", "cost", known.map((name) => [name, COSTS[name]]), draw), plot(key, width, height, parts),
   !wide && note(runs.map((run, n) => `${n + 1} ${run.name}`).join(" · ")),
-  split.length > 0 && [h("h3", {}, `${COSTS[key]}, by role`), stacks(split, compact)]);
+  free.length > 0 && note(`Not in this plot, since it is 0 or not known: ${free.join(", ")}.`),
+  split.length > 0 && [h("h3", {}, `${COSTS[key]}, by role`), stacks(split, compact, `${key}-by-role`)]);
 }
 
-// Bars of parts, one a row, all on one scale.
-function stacks(rows, form) {
-  const sum = (parts) => parts.reduce((all, [, size]) => all + size, 0);
-  const most = Math.max(...rows.map(({ parts }) => sum(parts)));
-  const bar = ([part, size], n) => h("div", { title: `${part}: ${form(size)}`,
-    style: `width:${100 * size / (most || 1)}%;background:${colour(n)}` });
-  return h("div", { class: "board" }, rows.map(({ name, parts }) => h("div", { class: "row" },
-    h("div", { class: "name" }, name),
-    h("div", { class: "track" }, h("div", { class: "stack" }, parts.map(bar)),
-      legend(parts.map(([part, size]) => `${part} ${form(size)}`))),
-    h("div", { class: "score" }, form(sum(parts))))));
-}
-
-function curves(series, label, yLabel) {
-  const xs = series.flatMap((one) => one.points.map(([at]) => at)), low = Math.min(...xs), high = Math.max(...xs);
-  const pad = (high - low || 1) * 0.06, marks = [...new Set(xs)];
-  const { svg, x, y } = frame(low - pad, high + pad, label, yLabel, false, marks);
-  series.forEach(({ name, points, hue }, place) => {
-    const n = hue === undefined ? place : hue;
-    const line = points.map(([at, value]) => `${x(at)} ${y(value.mean)}`).join("L");
-    svg.append(s("path", { stroke: colour(n), "stroke-width": 2, fill: "none", d: `M${line}` }),
-      ...points.map(([at, value]) => s("g", {}, s("title", {}, `${name}, ${at}: ${interval(value)}`),
-        s("path", { stroke: colour(n), opacity: 0.5, d: `M${x(at)} ${y(value.low)}V${y(value.high)}` }),
-        s("circle", { cx: x(at), cy: y(value.mean), r: 3.5, style: `fill:${colour(n)}` }))));
+// Bars of parts, one a row, all on one scale; a part has one colour in all of them.
+function stacks(rows, form, file) {
+  const sum = (parts) => parts.reduce((all, [, size]) => all + size, 0), width = room(), wide = width > 700;
+  const kinds = [...new Set(rows.flatMap(({ parts }) => parts.map(([one]) => one)))].filter((one) => one !== "answer");
+  const own = (part) => `fill:${colour(1 + kinds.indexOf(part) % 7)}`; // of an answer the first
+  const left = wide ? Math.max(...rows.map(({ name }) => length(name))) + 16 : 0;
+  const scale = (width - left - (wide ? 70 : 0)) / (Math.max(...rows.map(({ parts }) => sum(parts))) || 1);
+  let y = 0;
+  const drawn = rows.map(({ name, parts }) => {
+    const top = y + (wide ? 4 : 18), head = top + (wide ? 12 : -6);
+    let from = left, at = left, line = top + 31;
+    const row = parts.map(([part, size]) => {
+      const text = `${part} ${form(size)}`, need = 30 + length(text);
+      if (at + need > width && at > left) [at, line] = [left, line + 16];
+      [from, at] = [from + scale * size, at + need];
+      return [s("rect", { x: from - scale * size, y: top, width: scale * size, height: 16, style: own(part) }),
+        s("rect", { x: at - need, y: line - 9, width: 10, height: 10, style: own(part) }),
+        words(at - need + 14, line, text, "soft")];
+    });
+    y = line + 12;
+    return [words(0, head, name), words(width, head, form(sum(parts)), "", "end"), row];
   });
-  return [svg, legend(series.map((one) => one.name), series.map((one) => one.hue))];
+  return plot(file, width, y, drawn);
 }
 
 // Slices, ablations, sweeps, granularity and recall, where the runs have them.
@@ -240,20 +309,23 @@ function more({ all, group, runs }) {
   const at = (place) => runs.find((run) => run.number === place);
   const add = (title, body) => parts.push(h("h3", {}, title), body);
   const ablations = group.ablations.map(at).filter(Boolean);
-  if (ablations.length) {
-    add("Ablations", bars(ablations.map((run) => ({ name: run.name, value: run.score, hue: run.hue }))));
-  }
+  if (ablations.length) add("Ablations", bars(ablations.map(bar), "ablations"));
   for (const { option, values, runs: places } of group.sweeps) {
     const known = places.map((place, n) => [values[n], at(place)]).filter(([, run]) => run);
-    const line = (name) => ({ name, points: known.map(([value, run]) => [value, run.figures.scores[name]]) });
-    if (known.length > 1) add(`Scores over ${option}`, curves(group.metrics.map(line), option, "score"));
+    const row = ([value, run]) => ({ name: `${value}`, values: group.metrics.map((one) => run.figures.scores[one]) });
+    if (known.length > 1) add(`Scores over ${option}`, marked(known.map(row), `over-${option}`, group.metrics));
   }
   const levels = runs.filter((run) => run.figures.granularity).map((run) => ({ name: run.name,
     parts: Object.entries(run.figures.granularity).map(([level, found]) => [level, found.share.mean]) }));
-  if (levels.length) add("What the answer was given from, % of the questions", stacks(levels, percent));
-  const found = runs.filter((run) => run.figures.recall["retrieved@2"]).map((run) => ({ name: run.name, hue: run.hue,
-    points: [2, 5, 15].map((k) => [k, run.figures.recall[`retrieved@${k}`]]) }));
-  if (found.length) add("Supporting passages in the first 2, 5 and 15 retrieved, %", curves(found, "passages", "recall"));
+  if (levels.length) add("What answers were given from, % of questions", stacks(levels, percent, "answered-from"));
+  const ranked = Object.keys(RANKINGS).filter((of) => runs.some((run) => run.figures.recall[`${of}@2`]));
+  if (ranked.length) {
+    const of = ranked.includes(state.ranking) ? state.ranking : ranked[0], known = ({ values }) => values[0];
+    const found = ({ name, figures }) => ({ name, values: [2, 5, 15].map((k) => figures.recall[`${of}@${k}`]) });
+    add("Supporting passages found, % of all", [
+      select("Passages", "ranking", ranked.map((name) => [name, RANKINGS[name]]), draw),
+      marked(runs.map(found).filter(known), `recall-${of}`, ["first 2", "first 5", "first 15"])]);
+  }
   return parts.length > 0 && section("Where each is good", null, parts);
 }
 
@@ -306,7 +378,7 @@ function question(now, place) {
   const { all, runs, metric } = now, body = h("div"), id = all.ids[place];
   const marks = runs.map((run) => {
     const [sign, kind, text] = OUTCOMES[outcome(all.runs[run.number], place, metric)];
-    return h("span", { class: `mark ${kind}`, title: `${run.name}: ${text}` }, sign);
+    return h("span", { class: `mark ${kind}`, role: "img", title: `${run.name}: ${text}` }, sign);
   });
   const toggle = () => {
     if (node.open) choose({ q: id });
@@ -321,8 +393,8 @@ function answers(now, place) {
   const { at, all, runs, metric } = now, trace = h("div"), rows = new Map();
   const shown = ["prediction", metric, "stop", "rounds", "calls", "tokens_read", "tokens_written", "seconds"];
   const show = (number) => {
-    rows.forEach((row, key) => row.classList.toggle("chosen", key === number));
-    trace.replaceChildren(...traceOf(now, number, place));
+    rows.forEach((row, key) => { row.querySelector("button").ariaPressed = key === number; });
+    trace.replaceChildren(...traceOf(now, number, place, drawn.map((run) => run.name)));
   };
   for (const run of runs) {
     const columns = all.runs[run.number], [sign, kind] = OUTCOMES[outcome(columns, place, metric)];
@@ -331,10 +403,12 @@ function answers(now, place) {
       return h("td", {}, value === null ? "–" : typeof value === "number" ? compact(value) : value);
     });
     rows.set(run.number, h("tr", { onclick: () => { choose({ run: run.number }); show(run.number); } },
-      h("td", { class: kind }, `${sign} ${run.name}`), cells));
+      h("td", {}, h("button", { class: kind, type: "button" }, `${sign} ${run.name}`)), cells));
   }
-  const chosen = runs.find((run) => `${run.number}` === `${state.run}`)
-    || runs.find((run) => LINES.has(`${at}.${run.number}.${place}`)) || runs[0];
+  const traces = new Map(runs.map((run) => [run, stored(`${at}.${run.number}.${place}`)]));
+  const drawn = runs.filter((run) => traces.get(run) && triplesOf(traces.get(run)).size);
+  const chosen = runs.find((run) => `${run.number}` === `${state.run}`) || drawn[0]
+    || runs.find((run) => traces.get(run)) || runs[0];
   show(chosen.number);
   const facts = [["Gold", all.answers[place].join(" | ")], ["Type", all.type[place]], ["Hops", all.hops[place]],
     ["Id", all.ids[place]]];
@@ -344,7 +418,7 @@ function answers(now, place) {
     [...rows.values()], "runs"), trace];
 }
 
-function traceOf({ at, group, all }, number, place) {
+function traceOf({ at, group, all }, number, place, drawn) {
   const trace = stored(`${at}.${number}.${place}`), texts = stored(all.corpora[number]) || {};
   if (!trace) return [note(`This trace is not in the page; see ${group.runs[number].folder}/results.jsonl.`)];
   const gold = new Set(trace.supporting), hits = trace.steps.flatMap((step) => step.passages.map((one) => one.id));
@@ -367,7 +441,10 @@ function traceOf({ at, group, all }, number, place) {
     gold.size > 0 && note(`★ ${found} of ${gold.size} supporting passages were found.`),
     replies.length > 0 && fold(`${replies.length} decisions`, replies),
     fold("What else the system noted", h("pre", {}, JSON.stringify(trace.details, null, 1))));
-  return [h("div", { class: "trace" }, told, graph(trace, all.question[place], all.answers[place]))];
+  const why = `No graph: the trace of ${group.runs[number].name} has no triples`
+    + (trace.error ? ", since the question failed." : trace.steps.length ? ", only passages." : " and no passage.");
+  return [h("div", { class: "trace" }, told, graph(trace, all.question[place], all.answers[place])
+    || note(why, drawn.length ? ` Runs that have one: ${drawn.join(", ")}.` : " No run has one for this question."))];
 }
 
 // Lists of triples, wherever a system notes them: what it kept.
@@ -378,10 +455,9 @@ function keptIn(value, found = []) {
   return found;
 }
 
-function graph(trace, asked, gold) {
-  const triples = new Map(), nodes = new Map(), named = [asked, ...gold].join(" ").toLowerCase();
-  const isNamed = (key) => key.length > 2 && named.includes(key);
-  const isGold = (key) => gold.some((text) => text.toLowerCase() === key);
+// What a system read and kept, each triple once.
+function triplesOf(trace) {
+  const triples = new Map();
   const add = (triple, round, kept) => {
     const [from, predicate, to] = triple, ends = [from.toLowerCase(), to.toLowerCase()];
     const key = [ends[0], predicate.toLowerCase(), ends[1]].join("\t");
@@ -390,7 +466,14 @@ function graph(trace, asked, gold) {
   };
   trace.steps.forEach((step, round) => step.triples.forEach((triple) => add(triple, round, false)));
   keptIn(trace.details).forEach((triple) => add(triple, -1, true));
-  if (!triples.size) return note("This system read no triples for the question.");
+  return triples;
+}
+
+function graph(trace, asked, gold) {
+  const triples = triplesOf(trace), nodes = new Map(), named = [asked, ...gold].join(" ").toLowerCase();
+  const isNamed = (key) => key.length > 2 && named.includes(key);
+  const isGold = (key) => gold.some((text) => text.toLowerCase() === key);
+  if (!triples.size) return null;
   const edges = nearest([...triples.values()], isNamed);
   for (const edge of edges) {
     [edge.from, edge.to] = edge.ends.map((key, n) => {
@@ -402,9 +485,9 @@ function graph(trace, asked, gold) {
   }
   layout([...nodes.values()], edges);
   const left = edges.length < triples.size ? ": those it kept, and those near what the question names" : "";
-  return h("div", {}, h("div", { class: "graph" }, picture([...nodes.values()], edges)),
-    note(`${edges.length} of ${triples.size} triples${left}. Yellow: named in the question. Green: a gold answer. `
-      + "Thick: kept by the system. Colours: rounds."));
+  const [svg, button] = saved(picture([...nodes.values()], edges), "graph");
+  return h("div", {}, scrolled("graph", svg), button, note(`${edges.length} of ${triples.size} triples${left}. `
+    + "Yellow: named in the question. Green: a gold answer. Thick: kept by the system. Colours: rounds."));
 }
 
 // Triples that are kept, and those at most two steps from what the question and its answers name; else the first ones.

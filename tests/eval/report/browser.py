@@ -57,7 +57,7 @@ class Page:
 
 @asynccontextmanager
 async def new_page(folder):
-    """A `Page` of a browser whose profile lies in `folder`."""
+    """A `Page` of a browser whose profile and downloads lie in `folder`."""
     words = [CHROMIUM, *_FLAGS, f"--user-data-dir={folder}", "about:blank"]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
@@ -73,6 +73,8 @@ async def new_page(folder):
                     page = Page(socket)
                     for domain in ("Page", "Runtime", "Log", "Network"):
                         await page.send(f"{domain}.enable")
+                    await page.send("Emulation.setFocusEmulationEnabled", enabled=True)
+                    await page.send("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
                     yield page
         finally:
             process.terminate()

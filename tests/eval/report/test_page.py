@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import re
+from itertools import combinations
+from xml.etree import ElementTree
 
 import pytest
 
@@ -18,11 +21,11 @@ def row(number, system):
     """Question `number`: "good" is right on all but the last, "bad" on the first alone."""
     right = number == 0 or (system == "good" and number < 11)
     triples = [["Ada", "father", "Byron"], ["Byron", "wrote", EVIL], ["Cato", "wrote", "letters"]]
-    step = {"query": f"who is {EVIL}", "passages_without_triples": 0, "triples": triples if system == "good" else []}
+    step = {"query": f"who is {EVIL}", "passages_without_triples": 0, "triples": triples if system == "bad" else []}
     step["passages"] = [{"id": f"p{n}", "title": title, "score": 1.0} for n, title in enumerate(TITLES)]
     trace = {
         "steps": [step], "actions": [{"reply": EVIL, "action": "ask", "subquery": "", "unexpected": False}],
-        "details": {"gist": triples[:1] if system == "good" else [], "note": EVIL, "tokens": {"read": [100, 10]}},
+        "details": {"gist": triples[:1] if system == "bad" else [], "note": EVIL, "tokens": {"read": [100, 10]}},
         "question": "Q", "calls": 2, "prompt_tokens": 100, "seconds": 0.5, "malformed": 0, "unexpected": 0,
         "tallies": {"calls.read": 2}, "stop_reason": "sufficient", "error": "", "completion_tokens": 10,
         "cached": {"read": [1, 50, 5]} if system == "bad" else {},
@@ -30,8 +33,8 @@ def row(number, system):
     return {
         "id": f"q{number}", "question": f"Who was the father of Ada? {EVIL if number == 1 else number}",
         "type": ("bridge", "comparison")[number % 2], "answers": ["Byron"], "prediction": "Byron" if right else "Nero",
-        "scores": {"exact_match": float(right)}, "supporting": ["p0", "p9"][: 1 + number % 2], "error": "",
-        "trace": trace,
+        "scores": {"exact_match": float(right)}, "supporting": ["p0", "p9"][: 1 + number % 2],
+        "error": "no reply" if (number, system) == (11, "bad") else "", "trace": trace,
     }  # fmt: skip
 
 
@@ -46,6 +49,7 @@ def runs(tmp_path_factory):
         folder = home / "hotpotqa" / system
         folder.mkdir(parents=True)
         settings = {"system": system, "task": {"name": EVIL, "metrics": ["exact_match"]}, "data": "d", "options": {}}
+        settings["llm"] = {"teacher": "oracle:world"}
         (folder / "settings.json").write_text(json.dumps(settings | {"corpus": None, "retriever": "bm25"}))
         (folder / "run.json").write_text(json.dumps({"questions": 12, "command": ["tripletune", EVIL]}))
         (folder / "metrics.json").write_text(json.dumps({"session": {}}))
@@ -61,6 +65,14 @@ def page(runs, tmp_path_factory):
     return tmp_path_factory.getbasetemp() / "out0" / "r" / "report.html"
 
 
+@pytest.fixture(scope="module")
+def crowd(runs, tmp_path_factory):
+    """One run under 14 names, so that all points of a plot are one."""
+    names = [f"run_{name}={runs}/hotpotqa/good" for name in "abcdefghijklmn"]
+    assert main(["report", *names, "--output", str(tmp_path_factory.mktemp("crowd") / "r"), "--traces", "0"]) == 0
+    return tmp_path_factory.getbasetemp() / "crowd0" / "r" / "report.html"
+
+
 def see(page, tmp_path, *looks, **screen):
     """What scripts give, each after a fragment, on the open page; it may load only itself and must meet no error."""
 
@@ -71,7 +83,9 @@ def see(page, tmp_path, *looks, **screen):
                 await browser.open(f"file://{page}#{fragment}", **screen)
                 found.append(await browser.run(script))
             assert not browser.errors
-            assert {url for url in browser.requests if url != "about:blank"} == {f"file://{page}"}
+            assert {url for url in browser.requests if not url.startswith(("about:blank", "blob:"))} == {
+                f"file://{page}"
+            }
             return found
 
     return asyncio.run(look())
@@ -94,12 +108,14 @@ def test_no_text_of_the_data_comes_to_life(page, tmp_path):
 
 @needs_browser
 def test_the_best_run_stands_first_and_differences_are_said_in_words(page, tmp_path):
-    script = """document.querySelector(".matrix .good").click(),
-        [".board .name", ".verdict", ".matrix td:not(:first-child)"].map((which) =>
+    script = """document.querySelector(".matrix td").focus(),
+        document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true })),
+        [".plot .name", ".verdict", ".matrix td", "#about.warn"].map((which) =>
             [...document.querySelectorAll(which)].map((one) => one.textContent || "-")
         ).concat(document.getElementById("page").innerText)"""
-    ((names, verdicts, cells, text),) = see(page, tmp_path, ("", script))
-    assert names[:2] == ["1. good", "2. bad"]
+    ((names, verdicts, cells, about, text),) = see(page, tmp_path, ("", script))
+    assert names[:2] == ["1. good", "2. bad, 1 failed"]
+    assert re.search("12 questions.*ORACLE world", about[0])
     assert verdicts[0] == "highest score"
     assert verdicts[1].startswith("−83.3, worse, p 0.00")
     assert cells == ["-", "+83.3", "−83.3", "-"]
@@ -124,13 +140,50 @@ def test_questions_are_found_by_outcome_kind_and_text(page, tmp_path):
 def test_a_trace_is_drawn_as_a_graph_and_one_that_was_left_out_is_told(page, tmp_path):
     drawn = """[...document.querySelectorAll(".graph g")].map((one) => [one.getAttribute("class"),
         one.querySelector("title").textContent]).sort()"""
-    other = "document.querySelectorAll('.runs tbody tr')[1].click(), document.querySelector('.trace').textContent"
-    looks = (("q=q2&run=1", drawn), ("q=q2&run=1", other), ("q=q0", "document.getElementById('page').innerText"))
-    nodes, bad, text = see(page, tmp_path, *looks)
+    other = "document.querySelector('.runs button').click(), document.querySelector('.trace').textContent"
+    looks = (("q=q2", drawn), ("q=q2", other), ("q=q0", "document.getElementById('page').innerText"))
+    nodes, good, text = see(page, tmp_path, *looks)
     assert nodes == [["", EVIL], ["asked", "Ada"], ["gold", "Byron"]], "what is far from the question is not drawn"
-    assert "read no triples" in bad
+    assert "No graph: the trace of good has no triples, only passages. Runs that have one: bad." in good
     assert "Traces of 11 are in this page; those of 1 were left out" in text
     assert "This trace is not in the page" in text
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1280, 390])
+def test_14_runs_have_marks_of_their_own_labels_that_do_not_collide_and_tables_that_scroll(crowd, tmp_path, width):
+    script = """(() => {
+        const all = (which) => [...document.querySelectorAll(which)], looks = (one) => getComputedStyle(one).fill;
+        const box = (one) => one.getBoundingClientRect().toJSON();
+        const matrix = document.querySelector(".matrix").parentNode;
+        const marks = [...document.querySelector(".plot").querySelectorAll(".dot")];
+        return [marks.map((one) => one.getAttribute("d") + looks(one)), all(".label").map(box),
+            box(all(".plot")[1]), document.querySelector("main section").clientWidth,
+            document.documentElement.scrollWidth, matrix.tabIndex, getComputedStyle(matrix, "::before").content];
+    })()"""
+    ((marks, labels, plot, room, wide, tab, hint),) = see(crowd, tmp_path, ("", script), width=width)
+    assert len(set(marks)) == len(labels) == 14
+    for one, two in combinations(labels, 2):
+        assert one["right"] <= two["left"] or two["right"] <= one["left"] or (
+            one["bottom"] <= two["top"] + 2 or two["bottom"] <= one["top"] + 2), (one, two)  # fmt: skip
+    assert all(plot["top"] <= one["top"] and one["right"] <= plot["right"] for one in labels)
+    assert plot["width"] > 0.9 * room
+    assert wide == width
+    assert (tab == 0) == ("scroll sideways" in hint) == (width == 390)
+
+
+@needs_browser
+def test_a_plot_is_saved_as_a_file_of_its_own_with_light_colours(page, tmp_path):
+    script = """document.querySelectorAll(".save").forEach((one) => one.click()),
+        new Promise((done) => setTimeout(() => done(document.querySelector(".save").textContent), 1000))"""
+    (said,) = see(page, tmp_path, ("q=q2", script), dark=True)
+    saved = {one.name: one.read_text() for one in (tmp_path / "profile").glob("*.svg")}
+    assert said.removeprefix("Save ") in saved
+    assert {name.rsplit("-")[-1] for name in saved} >= {"scores.svg", "weighted_tokens.svg", "graph.svg"}
+    for text in saved.values():
+        assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
+        assert "var(" not in text
+        assert "rgb(28, 32, 36)" in text, "ink of the light page"
 
 
 @needs_browser
@@ -159,5 +212,5 @@ def test_tables_go_to_latex_and_to_tracking(runs, tmp_path, monkeypatch):
     assert r"good & 12 & 0 & 91.7 (75.0 to 100.0) & +83.3" in latex
     assert latex.count(r"\begin{tabular}") == latex.count(r"\bottomrule") > 3
     assert r"\textless{}/script\textgreater{}" in latex
-    assert "bad & 2.0 (2.0 to 2.0) & 1.0 (1.0 to 1.0) & 100.0" in latex, "half of the calls were not sent"
+    assert "bad (1 failed) & 2.0 (2.0 to 2.0) & 1.0 (1.0 to 1.0) & 100.0" in latex, "half of the calls were not sent"
     assert "0.120 (0.120 to 0.120)" in latex, "dollars per 1,000 questions"
