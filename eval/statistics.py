@@ -96,16 +96,10 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interv
     return _differences(scores, np.ones_like(scores))[0]
 
 
-def paired_table(scores: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """Compare every two of several systems on the same questions, in the same order; see `paired_difference`.
-
-    Returns:
-        `{"first", "second", ...}`: the names of both, and the difference "second minus first" with `p_holm` over all.
-    """
+def paired_table(scores: Mapping[Any, Sequence[float]]) -> dict[tuple[Any, Any], Interval]:
+    """Compare every two of several systems on the same questions, in the same order; see `paired_difference`."""
     columns = np.column_stack(list(scores.values())).astype(np.float64)
-    found = _differences(columns, np.ones_like(columns))
-    correct_table(found)
-    return [{"first": one, "second": two, **gap} for (one, two), gap in zip(combinations(scores, 2), found)]
+    return dict(zip(combinations(scores, 2), _differences(columns, np.ones_like(columns))))
 
 
 def paired_ratio_difference(first: tuple[Numbers, Numbers], second: tuple[Numbers, Numbers]) -> Interval:

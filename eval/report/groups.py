@@ -97,20 +97,22 @@ def group_runs(runs: Sequence[Run], across: Collection[str] = (), baseline: str 
         # A task file of the same name may have been changed between two runs.
         asked = [run.task, run.settings["task"]["metrics"], run.settings.get("data")]
         found.setdefault(json.dumps(asked), []).append(run)
-    groups = []
+    parts = []
     for members in found.values():
         # A run without gold links takes the number of hops from the others.
         tables = [run.rows for run in members if len(run.rows)]
         hops = {name: n for table in tables for name, n in zip(table["id"], table["hops"]) if n and n == n}
         for table in tables:
             table["hops"] = table["id"].map(hops)
-        parts = _comparable(members, across)
-        for part in parts:
-            names = [run.name or _name(part[0].settings, run.settings) for run in part]
-            twice = {name for name in names if names.count(name) > 1}
-            names = [f"{name} ({run.folder})" if name in twice else name for name, run in zip(names, part)]
-            ablations = tuple(ablations_of(run.settings, run.name) for run in part)
-            groups.append(Group(tuple(part), tuple(names), ablations, _told(part, parts)))
+        parts += _comparable(members, across)
+    groups = []
+    for part in parts:
+        names = [run.name or _name(part[0].settings, run.settings) for run in part]
+        twice = {name for name in names if names.count(name) > 1}
+        names = [f"{name} ({run.folder})" if name in twice else name for name, run in zip(names, part)]
+        ablations = tuple(ablations_of(run.settings, run.name) for run in part)
+        told = _told(part, [other for other in parts if other[0].task == part[0].task])
+        groups.append(Group(tuple(part), tuple(names), ablations, told))
     return groups
 
 
@@ -169,19 +171,17 @@ def compare_pairs(group: Group) -> dict[str, list[list[dict[str, Any] | None]]]:
         scores = {n: table[metric].dropna() for n, table in tables.items()}
         ids = {n: frozenset(one.index) for n, one in scores.items()}
         shared = Counter(ids.values()).most_common(1)[0][0] if ids else frozenset()
-        whole = {str(n): one.loc[sorted(shared)].to_numpy() for n, one in scores.items() if ids[n] == shared}
-        pairs = paired_table(whole) if shared else []
+        whole = {n: one.loc[sorted(shared)].to_numpy() for n, one in scores.items() if ids[n] == shared}
+        pairs = paired_table(whole) if shared else {}
         for one, two in combinations(scores, 2):
             # A run that was stopped is compared on what it has; the others keep all their questions.
             if not (ids[one] == ids[two] == shared) and (both := sorted(ids[one] & ids[two])):
-                gap = paired_difference(*(scores[n].loc[both].to_numpy() for n in (one, two)))
-                pairs.append({"first": str(one), "second": str(two), **gap})
-        correct_table(pairs)
+                pairs[one, two] = paired_difference(*(scores[n].loc[both].to_numpy() for n in (one, two)))
+        correct_table(pairs.values())
         matrix: list[list[dict[str, Any] | None]] = [[None for _ in group.runs] for _ in group.runs]
-        for pair in pairs:
-            one, two = int(pair.pop("first")), int(pair.pop("second"))
-            turned = pair | {"mean": -pair["mean"], "low": -pair["high"], "high": -pair["low"]}
-            matrix[two][one], matrix[one][two] = (gap | {"verdict": verdict(gap)} for gap in (pair, turned))
+        for (one, two), gap in pairs.items():
+            turned = gap | {"mean": -gap["mean"], "low": -gap["high"], "high": -gap["low"]}
+            matrix[two][one], matrix[one][two] = (each | {"verdict": verdict(each)} for each in (gap, turned))
         found[metric] = matrix
     return found
 

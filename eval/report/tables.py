@@ -325,8 +325,16 @@ def _cost(runs: Runs) -> list[str | Table]:
     index = {"calls": "calls", "prompt_tokens": "tokens read", "completion_tokens": "tokens written",
              WEIGHTED: "in + 4 x out", "cached_calls": "calls not sent", "dollars": "dollars",
              "embedded": "texts embedded"}  # fmt: skip
+
+    def before(triples: Any) -> str:
+        return "the triples, made before" if triples and "extractor" not in triples else ""
+
     rows = [
-        [_name(run), *(_number(found.get(name), 3 * (name == "dollars")) for name in index), _before(run)]
+        [
+            _name(run),
+            *(_number(found.get(name), 3 * (name == "dollars")) for name in index),
+            before(run["settings"].get("triples")),
+        ]
         for run in runs
         for found in [{"embedded": run["figures"]["embedded"], **run["figures"]["indexing"]}]
     ]
@@ -344,12 +352,6 @@ def _cost(runs: Runs) -> list[str | Table]:
     return ["Answering, per question. Here and below all calls count, whether or not the ledger had the reply.", *parts]
 
 
-def _before(run: Mapping[str, Any]) -> str:
-    """What a run found made, so that its cost is not known."""
-    triples = run["settings"].get("triples")
-    return "" if not triples or "extractor" in triples else "the triples, made before"
-
-
 def _latency(runs: Runs) -> list[str | Table]:
     def cells(figures: Mapping[str, Any]) -> list[str]:
         found = figures["latency"]
@@ -360,15 +362,12 @@ def _latency(runs: Runs) -> list[str | Table]:
     timed = [run for run in runs if "unknown" not in run["figures"]["latency"]]
     whys = {run["name"]: run["figures"]["latency"].get("unknown") for run in runs}
     others = [f"{name}: not shown, since {why}." for name, why in whys.items() if why]
-    if not timed:
-        return [*others]
     head = ["seconds per question", "of them for triples", "10 %", "median", "90 %", "questions/s", "most under way"]
-    return [
-        _by_run(timed, head, cells),
+    told = (
         "Wall-clock seconds from a question's start to its answer, as they were measured: other questions of the run "
-        "under way are in them. Questions/s are of the last session.",
-        *others,
-    ]
+        "under way are in them. Questions/s are of the last session."
+    )
+    return [*((_by_run(timed, head, cells), told) if timed else ()), *others]
 
 
 def _decisions(runs: Runs) -> list[str | Table]:
