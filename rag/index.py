@@ -82,14 +82,14 @@ def digest_rows(rows: Iterable[str]) -> np.ndarray:
     return np.fromiter((hashlib.blake2b(code, digest_size=16).digest() for code in codes), "S16")
 
 
-def compare(folder: Path, digests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each of the rows its place in the index that a folder holds, or -1; for each row of that, whether it goes."""
+def compare(folder: Path, digests: np.ndarray) -> tuple[np.ndarray, np.ndarray, str]:
+    """Rows beside those of the index in a folder: their places there, or -1; which of those go; both in words."""
     old = np.load(folder / ROWS, mmap_mode="r") if (folder / ROWS).is_file() else digests[:0]
-    if not old.size:
-        return np.full(len(digests), -1), np.zeros(0, bool)
     order = np.argsort(old, kind="stable")
-    places = order[np.searchsorted(old, digests, sorter=order).clip(max=len(old) - 1)]
-    return np.where(old[places] == digests, places, -1), np.isin(old, digests, invert=True)
+    found = np.append(order, -1)[np.searchsorted(old, digests, sorter=order)]
+    places = np.where(np.append(old, b"")[found] == digests, found, -1)
+    gone = np.isin(old, digests, invert=True)
+    return places, gone, f"{(places < 0).sum():,} rows added, {gone.sum():,} dropped"
 
 
 def _is_there(folder: Path, wanted: dict[str, Any] | None) -> bool:
@@ -137,17 +137,8 @@ class PassageStore:
         if is_packed(corpus):
             raise ValueError(f"corpus {corpus} is a gzip file: unpack it first, since its lines are read in any order")
         self.sha256, folder = file_digest(corpus), Path(index_dir) / "passages"
-
-        def build(out: Path) -> dict[str, Any]:
-            copies = _write_rows(corpus, out)
-            places, gone = compare(folder, np.load(out / ROWS))
-            # A corpus that has grown or changed keeps most of its passages.
-            if not overwrite and (not gone.size or gone.mean() > 0.5):
-                check_same(folder, "corpus_sha256", self.sha256, str(corpus))
-            changes = f"{(places < 0).sum():,} passages added, {gone.sum():,} dropped"
-            return {"corpus_sha256": str(corpus.resolve()), "copies": copies, "changes": changes}
-
-        if copies := prepare(folder, {"kind": "passages", "corpus_sha256": self.sha256}, build).get("copies"):
+        wanted = {"kind": "passages", "corpus_sha256": self.sha256}
+        if copies := prepare(folder, wanted, lambda out: self._write(out, folder, overwrite)).get("copies"):
             problem = "passages repeat earlier ones and take the places of others: leave them out"
             logger.warning("%s: %s %s", corpus, f"{copies:,}", problem)
         self._offsets = np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False)
@@ -165,6 +156,17 @@ class PassageStore:
         self._file.seek(int(self._offsets[position]))
         return Passage.from_json(json_value(self._file.readline()), str(self.corpus))
 
+    def _write(self, out: Path, folder: Path, overwrite: bool) -> dict[str, Any]:
+        offsets, digests = _check(self.corpus)
+        for name, values in ((_OFFSETS, offsets), (ROWS, digests)):
+            np.save(out / name, values, allow_pickle=False)
+        _, gone, changes = compare(folder, digests)
+        # A corpus that has grown or changed keeps most of its passages.
+        if not overwrite and (not gone.size or gone.mean() > 0.5):
+            check_same(folder, "corpus_sha256", self.sha256, str(self.corpus))
+        copies = len(digests) - np.unique(digests).size
+        return {"corpus_sha256": str(self.corpus.resolve()), "copies": copies, "changes": changes}
+
     @cached_property
     def language(self) -> str:
         """The language of a sample."""
@@ -177,11 +179,8 @@ class PassageStore:
         return read_corpus(self.corpus)
 
 
-def _write_rows(corpus: Path, folder: Path) -> int:
-    """Check a corpus, and note its passages and where their lines begin; how many passages repeat earlier ones.
-
-    One id for several passages would be one passage for a loop.
-    """
+def _check(corpus: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Where lines begin, and what names the passages; one id for several would be one passage for a loop."""
     ids, offsets = array("q"), array("q")
 
     def contents() -> Iterator[str]:
@@ -205,6 +204,4 @@ def _write_rows(corpus: Path, folder: Path) -> int:
             if line.strip():
                 offsets.append(position)
             position += len(line)
-    for name, values in ((_OFFSETS, np.asarray(offsets)), (ROWS, digests)):
-        np.save(folder / name, values, allow_pickle=False)
-    return len(digests) - np.unique(digests).size
+    return np.asarray(offsets), digests

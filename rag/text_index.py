@@ -29,6 +29,8 @@ VectorSearch = Literal["flat", "hnsw"]
 # All rows from the first on, and (row, score) pairs of those that were found, best first.
 Rows = Callable[[], Iterable[str]]
 Ranking = list[tuple[int, float]]
+# The place of each row among vectors, -1 where it has none, and these vectors.
+Known = tuple[np.ndarray, np.ndarray]
 _VECTORS, _GRAPH = "vectors.f16", "graph.faiss"
 # HNSW (Malkov and Yashunin, 2018): links per row, and the least rows that a search keeps in view.
 _LINKS, _IN_VIEW = 32, 256
@@ -130,8 +132,7 @@ class VectorIndex:
 
         def build(out: Path) -> dict[str, str]:
             digests, kept = digest_rows(rows()), np.zeros((1, width), np.float16)
-            places, gone = compare(folder, digests)
-            changes = f"{(places < 0).sum():,} rows added, {gone.sum():,} dropped"
+            places, gone, changes = compare(folder, digests)
             if gone.size and made_by.items() <= manifest(folder).items():
                 kept = np.memmap(folder / _VECTORS, np.float16, "r").reshape(-1, width)
             else:
@@ -224,17 +225,9 @@ def reciprocal_rank_fusion(rankings: Sequence[Sequence[tuple[int, float]]], cons
 
 
 def embed_rows(
-    rows: Iterable[str],
-    count: int,
-    path: Path,
-    embedder: Embedder,
-    chunk: int = _CHUNK,
-    known: tuple[np.ndarray, np.ndarray] | None = None,
+    rows: Iterable[str], count: int, path: Path, embedder: Embedder, chunk: int = _CHUNK, known: Known | None = None
 ) -> None:
-    """Append the vectors of the rows to `path`, after the complete vectors that it holds already.
-
-    `known` has a place for each row, -1 for a row to be embedded, and the vectors by place.
-    """
+    """Append the vectors of the rows to `path`, after the complete vectors that it holds already."""
     size = 2 * embedder.width
     done = path.stat().st_size // size if path.exists() else 0
     places, kept = known or (np.full(count, -1), np.zeros((1, embedder.width), np.float16))
