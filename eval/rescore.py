@@ -78,12 +78,12 @@ def score_run(
         before = {row["id"]: given(row, "scores") or {} for row in read_results(path)} if path.is_file() else {}
         changed, failed = dict.fromkeys(metrics, 0), 0
         with new_file(path) as scratch, scratch.open("w", encoding="utf-8") as file:
-            seen, found = False, gold is None
+            met, linked = set[str](), set[str]()
             for row in read_scored(folder, partial=True):
-                if gold is not None and (wanted := gold.get(row["id"])):
-                    ids = {*final_ranking(row["trace"]), *(row.get("supporting") or ())}
-                    seen, found = seen or bool(ids), found or not ids.isdisjoint(wanted)
                 links = None if gold is None else gold.get(row["id"], ())
+                if links:
+                    met.update(final_ranking(row["trace"]), row.get("supporting") or ())
+                    linked.update(links)
                 scores = score_row(row, metrics, links, (given(settings, "task") or {}).get("refusal"))
                 failed += bool(row["error"])
                 for name, one in scores.items():
@@ -93,7 +93,7 @@ def score_run(
                 file.write(json_line(line))
             if not file.tell():
                 raise ValueError(f"{folder} is empty, no question has a result: give the run's command again")
-            if seen and not found:
+            if met and met.isdisjoint(linked):
                 raise ValueError(f"{folder}: --gold names no passage that the run found: give the links of its corpus")
             if empty := [name for name, scores in values.items() if not scores]:
                 lacking = (

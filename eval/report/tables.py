@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import add
 from typing import Any
 
@@ -130,16 +131,15 @@ def _scored(run: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
 
 def _overview(groups: Runs) -> list[Section]:
     """The headlines of names that several tasks have: a column per task, and their mean where none is missing."""
-    names = [[run["name"] for run in group["runs"]] for group in groups]
-    every = dict.fromkeys(name for found in names for name in found)
-    shared = [name for name in every if sum(name in found for found in names) > 1]
+    figures = [{run["name"]: run["figures"] for run in group["runs"]} for group in groups]
+    shared = [name for name in dict.fromkeys(chain(*figures)) if sum(name in one for one in figures) > 1]
     if not shared:
         return []
     # A mean over different metrics, or of one task in two settings, would say nothing.
     alike = len({one["metrics"][0] for one in groups}) == 1 and len({one["task"] for one in groups}) == len(groups)
     rows = []
     for name in shared:
-        found = [next((run["figures"] for run in group["runs"] if run["name"] == name), None) for group in groups]
+        found = [one.get(name) for one in figures]
         scores = [one["scores"][group["metrics"][0]] if one else None for one, group in zip(found, groups)]
         failed = [f", {one['errors']:,} failed" if one and one["errors"] else "" for one in found]
         means = [100 * score["mean"] for score in scores if score and alike]
@@ -326,21 +326,15 @@ def _cost(runs: Runs) -> list[str | Table]:
              WEIGHTED: "in + 4 x out", "cached_calls": "calls not sent", "dollars": "dollars",
              "embedded": "texts embedded"}  # fmt: skip
 
-    def before(triples: Any) -> str:
-        return "the triples, made before" if triples and "extractor" not in triples else ""
+    def indexing(run: Mapping[str, Any]) -> list[str]:
+        found, triples = run["figures"]["indexing"], run["settings"].get("triples")
+        numbers = {"embedded": run["figures"]["embedded"], **found}
+        cells = [_number(numbers.get(name), 3 * (name == "dollars")) for name in index]
+        return [_name(run), *cells, "the triples, made before" if triples and "extractor" not in triples else ""]
 
-    rows = [
-        [
-            _name(run),
-            *(_number(found.get(name), 3 * (name == "dollars")) for name in index),
-            before(run["settings"].get("triples")),
-        ]
-        for run in runs
-        for found in [{"embedded": run["figures"]["embedded"], **run["figures"]["indexing"]}]
-    ]
     parts += [
         "Indexing, per corpus: each call that reads a passage once. A dash where it is not known.",
-        Table(["run", *index.values(), "not in these figures"], rows),
+        Table(["run", *index.values(), "not in these figures"], map(indexing, runs)),
     ]
     roles = [
         [run["name"], role, *(_number(found[name], digits) for name, digits in zip(COSTS, (1, 0, 0, 0)))]

@@ -23,7 +23,7 @@ from tripletune.eval.results import SCORES, ResultLog
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.triples import ROUGE, Prediction, score_rows, summarise_extractions
 from tripletune.models.data.pairs import ExtractionPair, read_pairs, read_replies, read_reply
-from tripletune.models.data.records import record_files
+from tripletune.models.data.records import record_files, whole_characters
 from tripletune.models.files import file_digest, flatten, json_line, write_text
 from tripletune.models.llm import Completion
 from tripletune.models.llm.backends import add_chat_model, backend_names
@@ -144,8 +144,7 @@ class ExtractionSuite(Suite):
     def score(self, item: ExtractionPair, reply: list[Completion] | Failure) -> dict[str, Any]:
         """The row of a pair: what the model replied, what could be read of it, and its cost."""
         completions = [] if isinstance(reply, Failure) else reply
-        # Half characters, which JSON can spell, would end the run: no file can hold them.
-        texts = [completion.text.encode("utf-8", "replace").decode("utf-8") for completion in completions]
+        texts = [whole_characters(completion.text) for completion in completions]
         read = read_replies(texts)
         unreadable = sum(read_reply(text).unreadable for text in texts)
         return {
