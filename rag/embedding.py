@@ -22,6 +22,7 @@ from tripletune.models.files import weights_fingerprint
 from tripletune.models.loading import load_encoder, resolve
 
 logger = logging.getLogger(__name__)
+_warn_once = cache(logger.warning)
 
 Kind = Literal["query", "text"]
 Similarity = Literal["cosine", "dot"]
@@ -222,18 +223,13 @@ def _equally_long(model: Any, texts: list[str]) -> Iterator[list[int]]:
     if callable(model.tokenizer):
         counts = [len(ids) for ids in model.tokenizer(texts, verbose=False)["input_ids"]]
         if (limit := model.max_seq_length) and max(counts) > limit:
-            _tell_of_the_cut(limit)
+            _warn_once(
+                "the encoder reads %d tokens of a text, and some texts are longer: to find what their ends say, "
+                "shorten passages, or use --retriever hybrid", limit,
+            )  # fmt: skip
             counts = [min(count, limit) for count in counts]
     for _, places in groupby(sorted(range(len(texts)), key=lambda place: counts[place]), key=counts.__getitem__):
         yield list(places)
-
-
-@cache
-def _tell_of_the_cut(limit: int) -> None:
-    logger.warning(
-        "the encoder reads %d tokens of a text, and some texts are longer: to find what their ends say, shorten "
-        "passages, or use --retriever hybrid", limit,
-    )  # fmt: skip
 
 
 def _endpoint(model: str, prompts: Prompts) -> Encode:

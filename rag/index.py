@@ -82,9 +82,10 @@ def digest_rows(rows: Iterable[str]) -> np.ndarray:
     return np.fromiter((hashlib.blake2b(code, digest_size=16).digest() for code in codes), "S16")
 
 
-def compare(folder: Path, digests: np.ndarray) -> tuple[np.ndarray, np.ndarray, str]:
-    """Rows beside those of the index in a folder: their places there, or -1; which of those go; both in words."""
-    old = np.load(folder / ROWS, mmap_mode="r") if (folder / ROWS).is_file() else digests[:0]
+def compare(folder: Path, digests: np.ndarray, **made_by: Any) -> tuple[np.ndarray, np.ndarray, str]:
+    """Rows beside those of such an index in a folder: their places there, or -1; which of those go; both in words."""
+    known = (folder / ROWS).is_file() and made_by.items() <= manifest(folder).items()
+    old = np.load(folder / ROWS, mmap_mode="r") if known else digests[:0]
     order = np.argsort(old, kind="stable")
     found = np.append(order, -1)[np.searchsorted(old, digests, sorter=order)]
     places = np.where(np.append(old, b"")[found] == digests, found, -1)

@@ -20,7 +20,7 @@ import numpy as np
 from tripletune.models.data.words import analyzer
 from tripletune.models.program import progress
 from tripletune.rag.embedding import Embedder, Together
-from tripletune.rag.index import ROWS, check_same, compare, digest_rows, manifest, prepare
+from tripletune.rag.index import ROWS, check_same, compare, digest_rows, prepare
 
 logger = logging.getLogger(__name__)
 
@@ -131,13 +131,10 @@ class VectorIndex:
             check_same(folder, "encoder", embedder.name)
 
         def build(out: Path) -> dict[str, str]:
-            digests, kept = digest_rows(rows()), np.zeros((1, width), np.float16)
-            places, gone, changes = compare(folder, digests)
-            if gone.size and made_by.items() <= manifest(folder).items():
-                kept = np.memmap(folder / _VECTORS, np.float16, "r").reshape(-1, width)
-            else:
-                places[:] = -1
-            embed_rows(rows(), count, out / _VECTORS, embedder, known=(places, kept))
+            digests = digest_rows(rows())
+            places, gone, changes = compare(folder, digests, **made_by)
+            kept = np.memmap(folder / _VECTORS, np.float16, "r").reshape(-1, width) if gone.size else None
+            embed_rows(rows(), count, out / _VECTORS, embedder, known=None if kept is None else (places, kept))
             np.save(out / ROWS, digests, allow_pickle=False)
             return {"changes": f"{changes}, {(places < 0).sum():,} embedded"}
 
