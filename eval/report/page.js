@@ -47,6 +47,7 @@ const words = (x, y, text, kind, anchor) => s("text", { x, y, class: kind, "text
 const ruler = document.createElement("canvas").getContext("2d");
 ruler.font = `12px ${getComputedStyle(document.body).fontFamily}`;
 const length = (text) => ruler.measureText(text).width;
+const cut = (text, most) => short(text, Math.max(8, Math.floor(text.length * Math.min(1, most / length(text)))));
 const room = () => Math.max(280, byId("page").clientWidth - (innerWidth > 760 ? 66 : 38));
 // As Python rounds: of the ties that a double can hold, .25 goes down.
 const percent = (value) => (100 * value - ((100 * value) % 1 === 0.25 ? 0.01 : 0)).toFixed(1);
@@ -101,9 +102,10 @@ function scrolled(kind, inner) {
 }
 
 // The tables that report.md has, under their headings.
-const block = (one) => (typeof one === "string" ? note(one) : table(one.head, one.rows, one.head[0]));
-function blocks(fits) {
-  return DATA.sections.filter(fits).map((one) => [one.heading && h("h3", {}, one.heading), one.blocks.map(block)]);
+function blocks(fits, from = 0) {
+  const block = (one) => (typeof one === "string" ? note(one) : table(one.head, one.rows, one.head[0]));
+  return DATA.sections.filter(fits).map((one) =>
+    [!from && one.heading && h("h3", {}, one.heading), one.blocks.slice(from).map(block)]);
 }
 
 function choose(changes) {
@@ -137,9 +139,8 @@ function draw() {
     now && select("Metric", "metric", now.group.metrics.map((name) => [name, name]), draw)));
   byId("about").textContent = now ? now.all.about : "";
   byId("about").className = /ORACLE/.test(byId("about").textContent) ? "warn" : "note";
-  const set = (one) => one.title === now.all.title && one.heading === "Setting";
   const parts = [several && section("All tasks", null, blocks((one) => one.title === "All tasks")),
-    now && section("Setting", null, DATA.sections.filter(set).map((one) => one.blocks.slice(1).map(block)))];
+    now && section("Setting", null, blocks((one) => one.title === now.all.title && one.heading === "Setting", 1))];
   if (now && now.runs.length) {
     parts.push(leaderboard(now), now.runs.length > 1 && matrix(now), costs(now), more(now), questions(now));
   }
@@ -148,28 +149,30 @@ function draw() {
     titles.map((title) => h("details", {}, h("summary", {}, title), blocks((one) => one.title === title)))));
   byId("page").replaceChildren(...parts.filter(Boolean));
   if (focused) document.getElementsByName(focused)[0]?.focus();
-  const open = document.querySelector("details.question[open]");
-  if (open) open.scrollIntoView();
+  document.querySelector("details.question[open]")?.scrollIntoView();
 }
 
 // A row for each name: values below each other, with their intervals, and words.
 function bars(rows, file, keys = []) {
   const width = room(), wide = width > 700, several = 11 * (rows[0].values.length - 1);
   const tall = (wide ? 26 : 58) + several, top = keys.length && 22, end = top + tall * rows.length;
-  const left = wide ? Math.max(...rows.map(({ name }) => length(name))) + 24 : 8;
-  const right = width - (!wide ? 8 : rows[0].said ? 370 : 190), x = (value) => left + (right - left) * value;
-  const row = ({ name, values, hues, told, said, kind }, n) => {
+  const longest = Math.max(...rows.map(({ name, part = "" }) => length(name + part)));
+  const left = wide ? Math.min(0.3 * width, longest) + 24 : 8;
+  const right = width - (!wide ? 14 : rows[0].said ? 370 : 190), x = (value) => left + (right - left) * value;
+  const row = ({ name, part = "", values, hues, told, said, kind }, n) => {
     const y = top + tall * n + (wide ? 14 : 30), line = wide ? y + several / 2 + 4 : y - 14;
-    return s("g", {}, words(0, line, name, "name"),
+    const most = (wide ? left - 16 : width - length(told) - 16) - length(part);
+    return s("g", {}, s("title", {}, name), words(0, line, cut(name, most) + part, "name"),
       words(wide ? right + 20 : width, line, told, "score", wide ? "start" : "end"),
       values.map((value, place) => value.mean !== null && [s("path", { class: "range", stroke: colour(hues[place]),
         d: `M${x(value.low)} ${y + 11 * place}H${x(value.high)}` }), dot(hues[place], x(value.mean), y + 11 * place)]),
       said && words(wide ? right + 175 : 0, wide ? line : y + 19, said, `verdict ${kind || "soft"}`));
   };
+  const start = (n) => left + keys.slice(0, n).reduce((sum, key) => sum + length(key) + 30, 0);
   return plot(file, width, end + 22, [0, 25, 50, 75, 100].map((tick) => [
     s("path", { class: "line", d: `M${x(tick / 100)} ${top}V${end + 4}` }),
     words(x(tick / 100), end + 18, tick, "soft", "middle")]), rows.map(row),
-  keys.map((key, n) => [dot(n, left + 90 * n, 8), words(left + 90 * n + 10, 12, key, "soft")]));
+  keys.map((key, n) => [dot(n, start(n), 8), words(start(n) + 10, 12, key, "soft")]));
 }
 const bar = (run) => ({ name: run.name, values: [run.score], hues: [run.hue], told: interval(run.score) });
 // Values that are told apart by marks, as the metrics or lengths in `keys`.
@@ -183,11 +186,12 @@ function leaderboard({ group, metric, runs }) {
     if (gap.verdict !== "worse") return { said: `${signed(gap.mean)}, ${gap.verdict}` };
     return { said: `${signed(gap.mean)}, worse, p ${chance(gap)}`, kind: "bad" };
   };
-  const part = (run) => (run.finished ? "" : ` (${whole(run.questions)} questions, not finished)`)
+  const part = (run) => (run.finished ? "" : ` (${whole(run.questions)} of ${whole(run.expected || NaN)} questions)`)
     + (run.figures.errors ? `, ${whole(run.figures.errors)} failed` : "");
   return section(`${group.task}: ${metric}`, "Points are means, bars 95 % intervals over questions, times 100. "
     + "Differences are to the run with the highest score, on the questions that both have.",
-  bars(runs.map((run, n) => ({ ...bar(run), name: `${n + 1}. ${run.name}${part(run)}`, ...against(run) })), "scores"));
+  bars(runs.map((run, n) => ({ ...bar(run), name: `${n + 1}. ${run.name}`, part: part(run), ...against(run) })),
+    "scores"));
 }
 
 function matrix({ group, metric, runs }) {
@@ -283,11 +287,11 @@ function stacks(rows, form, file) {
   const sum = (parts) => parts.reduce((all, [, size]) => all + size, 0), width = room(), wide = width > 700;
   const kinds = [...new Set(rows.flatMap(({ parts }) => parts.map(([one]) => one)))].filter((one) => one !== "answer");
   const own = (part) => `fill:${colour(1 + kinds.indexOf(part) % 7)}`; // of an answer the first
-  const left = wide ? Math.max(...rows.map(({ name }) => length(name))) + 16 : 0;
+  const left = wide ? Math.min(0.3 * width, Math.max(...rows.map(({ name }) => length(name)))) + 16 : 0;
   const scale = (width - left - (wide ? 70 : 0)) / (Math.max(...rows.map(({ parts }) => sum(parts))) || 1);
   let y = 0;
   const drawn = rows.map(({ name, parts }) => {
-    const top = y + (wide ? 4 : 18), head = top + (wide ? 12 : -6);
+    const top = y + (wide ? 4 : 18), up = top + (wide ? 12 : -6);
     let from = left, at = left, line = top + 31;
     const row = parts.map(([part, size]) => {
       const text = `${part} ${form(size)}`, need = 30 + length(text);
@@ -298,7 +302,7 @@ function stacks(rows, form, file) {
         words(at - need + 14, line, text, "soft")];
     });
     y = line + 12;
-    return [words(0, head, name), words(width, head, form(sum(parts)), "", "end"), row];
+    return [words(0, up, cut(name, wide ? left - 8 : width - 70)), words(width, up, form(sum(parts)), "", "end"), row];
   });
   return plot(file, width, y, drawn);
 }
@@ -380,13 +384,12 @@ function question(now, place) {
     const [sign, kind, text] = OUTCOMES[outcome(all.runs[run.number], place, metric)];
     return h("span", { class: `mark ${kind}`, role: "img", title: `${run.name}: ${text}` }, sign);
   });
-  const toggle = () => {
-    if (node.open) choose({ q: id });
-    body.replaceChildren(...(node.open ? answers(now, place) : []));
+  const toggle = ({ target }) => {
+    if (target.open) choose({ q: id });
+    body.replaceChildren(...(target.open ? answers(now, place) : []));
   };
-  const node = h("details", { class: "question", open: id === state.q ? "" : false, ontoggle: toggle },
+  return h("details", { class: "question", open: id === state.q ? "" : false, ontoggle: toggle },
     h("summary", {}, h("span", { class: "asked" }, all.question[place]), h("span", { class: "marks" }, marks)), body);
-  return node;
 }
 
 function answers(now, place) {

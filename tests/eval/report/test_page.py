@@ -68,7 +68,7 @@ def page(runs, tmp_path_factory):
 @pytest.fixture(scope="module")
 def crowd(runs, tmp_path_factory):
     """One run under 14 names, so that all points of a plot are one."""
-    names = [f"run_{name}={runs}/hotpotqa/good" for name in "abcdefghijklmn"]
+    names = [f"{name} with a name that needs much room={runs}/hotpotqa/good" for name in "abcdefghijklmn"]
     assert main(["report", *names, "--output", str(tmp_path_factory.mktemp("crowd") / "r"), "--traces", "0"]) == 0
     return tmp_path_factory.getbasetemp() / "crowd0" / "r" / "report.html"
 
@@ -155,13 +155,14 @@ def test_14_runs_have_marks_of_their_own_labels_that_do_not_collide_and_tables_t
     script = """(() => {
         const all = (which) => [...document.querySelectorAll(which)], looks = (one) => getComputedStyle(one).fill;
         const box = (one) => one.getBoundingClientRect().toJSON();
-        const matrix = document.querySelector(".matrix").parentNode;
+        const matrix = document.querySelector(".matrix").parentNode, rim = box(document.querySelector(".plot"));
         const marks = [...document.querySelector(".plot").querySelectorAll(".dot")];
         return [marks.map((one) => one.getAttribute("d") + looks(one)), all(".label").map(box),
             box(all(".plot")[1]), document.querySelector("main section").clientWidth,
-            document.documentElement.scrollWidth, matrix.tabIndex, getComputedStyle(matrix, "::before").content];
+            document.documentElement.scrollWidth, matrix.tabIndex, getComputedStyle(matrix, "::before").content,
+            all(".plot text").map(box).filter((one) => one.left < rim.left - 1 || one.right > rim.right + 1)];
     })()"""
-    ((marks, labels, plot, room, wide, tab, hint),) = see(crowd, tmp_path, ("", script), width=width)
+    ((marks, labels, plot, room, wide, tab, hint, cut),) = see(crowd, tmp_path, ("", script), width=width)
     assert len(set(marks)) == len(labels) == 14
     for one, two in combinations(labels, 2):
         assert one["right"] <= two["left"] or two["right"] <= one["left"] or (
@@ -169,6 +170,7 @@ def test_14_runs_have_marks_of_their_own_labels_that_do_not_collide_and_tables_t
     assert all(plot["top"] <= one["top"] and one["right"] <= plot["right"] for one in labels)
     assert plot["width"] > 0.9 * room
     assert wide == width
+    assert not cut
     assert (tab == 0) == ("scroll sideways" in hint) == (width == 390)
 
 
