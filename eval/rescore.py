@@ -118,9 +118,7 @@ def score_row(
 ) -> dict[str, float]:
     """Scores of a stored question; one that failed scores 0, and one without gold passages has no score of a ranking.
 
-    Args:
-        supporting: Ids of the supporting passages; None: those in the row.
-        refusal: See `tripletune.eval.Task`.
+    `supporting` are ids of passages in place of the row's; for `refusal` see `tripletune.eval.Task`.
     """
     wanted = frozenset((row.get("supporting") or ()) if supporting is None else supporting)
     ranking = final_ranking(row["trace"])

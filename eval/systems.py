@@ -103,8 +103,7 @@ def add_run_arguments(parser: CommandParser) -> None:
 def read_options(values: Mapping[str, Any]) -> tuple[QuestionOptions, LLMOptions | None]:
     """Options of a run by name, as a section of a YAML file holds them, and its chat model.
 
-    Args:
-        values: Fields of `QuestionOptions`, options of the system, and `teacher`, a mapping of `LLMOptions`.
+    They are fields of `QuestionOptions`, options of the system, and `teacher`, a mapping of `LLMOptions`.
     """
     teacher = values.get("teacher")
     needed = ("system", "task", "data", "output")

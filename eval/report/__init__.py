@@ -24,7 +24,7 @@ from tripletune.eval.report.groups import Group, compare_pairs, group_runs, swee
 from tripletune.eval.report.page import write_page
 from tripletune.eval.report.runs import Run, figures_of, named_folder, read_about, read_folder
 from tripletune.eval.report.setting import check_across, check_comparable, setting_rows
-from tripletune.eval.report.tables import Section, latex_of, markdown_of, sections_of, tables_of
+from tripletune.eval.report.tables import latex_of, markdown_of, sections_of, tables_of
 from tripletune.eval.results import METRICS, SCORES, SETTINGS, read_results, read_scored, run_folders
 from tripletune.eval.statistics import P_NOTE, bootstrap_ratio, correct_table, p_cell, paired_ratio_difference, verdict
 from tripletune.eval.suites import interval_cells, show_table
@@ -62,7 +62,12 @@ def report(args: argparse.Namespace, console: Console) -> None:
             write_text(scratch / CSV / f"{number:03d}_{name}.csv", table.csv())
         write_json(scratch / FIGURES, figures)
     if args.wandb:
-        _log_tables(args.wandb, sections)
+        import wandb
+
+        # With `WANDB_MODE=offline` they stay here. A name of W&B has at most 128 characters, with its own in front.
+        tables = {f"{n:03d} {caption}"[:90]: table for n, (caption, table) in enumerate(tables_of(sections), 1)}
+        with wandb.init(project=args.wandb, job_type="report") as run:
+            run.log({name: wandb.Table(columns=table.head, data=table.rows) for name, table in tables.items()})
     for sentence in figures["missing"]:
         logger.warning("%s", sentence)
     console.print(f"{output / PAGE}: {len(found)} results")
@@ -93,16 +98,6 @@ def build_report(found: Sequence[Run], groups: Sequence[Group]) -> dict[str, Any
     ]
     missing += [_unfinished(one, one["name"]) for one in others if one["metrics"] is None]
     return {"groups": made, "others": others, "missing": list(dict.fromkeys(missing))}
-
-
-def _log_tables(project: str, sections: Sequence[Section]) -> None:
-    """Log all tables to Weights & Biases; `WANDB_MODE=offline` keeps them here."""
-    import wandb
-
-    with wandb.init(project=project, job_type="report") as run:
-        # A name of W&B has at most 128 characters, with its own in front.
-        tables = {f"{n:03d} {caption}"[:90]: table for n, (caption, table) in enumerate(tables_of(sections), 1)}
-        run.log({name: wandb.Table(columns=table.head, data=table.rows) for name, table in tables.items()})
 
 
 def _figures(group: Group) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from tripletune.models.data.fields import checked
 from tripletune.models.data.records import read_jsonl
 
 Rows = Sequence[Mapping[str, Any]]
@@ -43,10 +44,8 @@ _EACH_STEP = {"loss": "loss", "reward": "reward", "tokens": "tokens of a run", "
 def read_curve(folder: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Read the course of a run: the lines of `losses.jsonl`, one per step, and of `evaluations.jsonl`, by their steps.
 
-    Where there are `rewards.jsonl`, a step's line has what stands there too.
-
-    Args:
-        folder: The run's output folder, or a checkpoint in it; a run that was killed is read as far as it got.
+    Where there are `rewards.jsonl`, a step's line has what stands there too. The folder may be a checkpoint's, too, and
+    a run that was killed is read as far as it got.
     """
     places = [Path(folder), Path(folder).parent]
     files = [[one / LOSSES, one / EVALUATIONS] for one in places]
@@ -59,16 +58,13 @@ def read_curve(folder: str | Path) -> tuple[list[dict[str, Any]], list[dict[str,
     )
     if not losses and not evaluations:
         raise ValueError(f"{found[0].parent}: the run has done no step yet")
-    if any("loss" not in row for row in losses):
-        raise ValueError(f"{found[0]}: a line has no loss; is it the log of a run?")
     of_step = {row["step"]: row for row in rewards}
-    losses = [{"step": row["step"], "loss": row["loss"]} | of_step.get(row["step"], {}) for row in losses]
+    losses = [{n: row[n] for n in ("step", "loss") if n in row} | of_step.get(row["step"], {}) for row in losses]
     return losses, sorted(evaluations, key=lambda row: row["step"])
 
 
 def _logged(where: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(row.get("step"), int):
-        raise ValueError(f"{where}: not a line of a run's log: its step is no whole number")
+    checked(row, where, {"step": int, "loss?": float})
     return {name: value for name, value in row.items() if isinstance(value, (int, float))}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 from tripletune.eval.report.runs import Run
@@ -22,9 +22,9 @@ from tripletune.rag.systems import find_system, system_names
 EQUAL = ("data", "limit", "task", "corpus", "retriever", "encoder", "top_k", "triples", "model", "sampling", "reader",
          "max_answer_tokens")  # fmt: skip
 _HOW = {"retriever": ("vectors", "language"), "encoder": ("query_prompt", "text_prompt", "similarity")}
-_MODELS = ("model", "planner", "teacher", "teacher_weights")
+_MODELS = ("model", "planner", "teacher")
 # Settings that a run has beside these and its options.
-_KNOWN = {"system", "options", "files", "llm", *EQUAL, *_MODELS, *(name for names in _HOW.values() for name in names)}
+_KNOWN = {"system", "options", "files", "llm", "teacher_weights", *EQUAL, *_MODELS, *chain(*_HOW.values())}
 _OWN = "not as in its paper"
 # Letters of a digest or a commit.
 _SHORT = 12
@@ -44,6 +44,8 @@ def shared_settings(run: Run) -> dict[str, Any]:
         if settings.get(name):
             found[name] = {one: settings[one] for one in (name, *more) if settings.get(one)}
     models = {role: settings[role] for role in _MODELS if settings.get(role)}
+    if weights := settings.get("teacher_weights"):
+        models["teacher"] = {"model": settings["teacher"], "weights": weights}
     models |= {role: one for role, one in (settings.get("llm") or {}).items() if role.split(".")[0] not in systems}
     # The reader of older runs is that of their papers; IRCoT's option of this name was another thing.
     reader = {name: one for name in ("reader", "reader_tokens") if isinstance(one := options.get(name), (str, int))}
@@ -138,7 +140,8 @@ def _content(value: Any) -> Any:
     """A setting without the folders of models whose weights are known: the same weights are the same model."""
     if not isinstance(value, Mapping):
         return value
-    return value.get("weights") or {name: _content(one) for name, one in value.items()}
+    weights = value.get("weights") or value.get("model_weights")
+    return weights or {name: _content(one) for name, one in value.items()}
 
 
 def _code(session: Mapping[str, Any]) -> str:

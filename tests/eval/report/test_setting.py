@@ -69,6 +69,12 @@ STUDENT = {"spec": "runs/a", "weights": "w"}
         ({}, {"sampling": [0.0, 1.0, 7]}, ""),
         ({"system": "t2rag", "llm": {"t2rag.resolve": {"model": "hf:x"}}}, {}, ""),
         ({"model": STUDENT}, {"model": {**STUDENT, "spec": "copies/a"}}, ""),
+        ({"teacher": "hf:a", "teacher_weights": "w"}, {"teacher": "hf:copies/a", "teacher_weights": "w"}, ""),
+        *(
+            ({"llm": {"answer": {"model": "hf:a", "model_weights": "w"}}},
+             {"llm": {"answer": {"model": "hf:copies/a", "model_weights": own}}}, differ)
+            for own, differ in (("w", ""), ("v", "model"))
+        ),
         ({"options": {"reader": True}}, {"options": {"reader": "paper", "reader_tokens": 7}}, ""),
         ({}, {"questions": None, "limit": "absent"}, ""),
         ({"questions": None, "limit": 5}, {"questions": None, "limit": 7}, "limit"),
