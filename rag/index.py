@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from tripletune.models.data.words import detect
 from tripletune.models.files import LOCK, check_folder, file_digest, lock_folder, new_folder, read_json, write_json
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MANIFEST, ROWS = "manifest.json", "rows.npy"
 _BUILDING = "building.json"
@@ -125,7 +127,29 @@ def _build(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[st
         write_json(scratch / MANIFEST, {**wanted, "about": about, "files": sizes})
 
 
-class PassageStore:
+class Lines(Generic[T]):
+    """What the lines of a file hold, by number; those that were read last are kept, since questions find the same."""
+
+    def __init__(self, path: Path, offsets: Path, read: Callable[[bytes], T], kept: int) -> None:
+        self._offsets = np.load(offsets, mmap_mode="r", allow_pickle=False)
+        file, reading = path.open("rb"), threading.Lock()
+
+        def line(number: int) -> T:
+            with reading:
+                file.seek(int(self._offsets[number]))
+                found = file.readline()
+            return read(found)
+
+        self._line = lru_cache(maxsize=kept)(line)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __getitem__(self, number: int) -> T:
+        return self._line(number)
+
+
+class PassageStore(Lines[Passage]):
     """The passages of one JSON-lines corpus by position, the order of their lines.
 
     Memory holds 8 bytes per passage, kept in `index_dir`, and those that were read last; the texts stay in the file.
@@ -142,20 +166,8 @@ class PassageStore:
         if copies := prepare(folder, wanted, lambda out: self._write(out, folder, overwrite)).get("copies"):
             problem = "passages repeat earlier ones and take the places of others: leave them out"
             logger.warning("%s: %s %s", corpus, f"{copies:,}", problem)
-        self._offsets = np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False)
-        self._file = corpus.open("rb")
-        # A question finds the same passages round after round.
-        self._passage = lru_cache(maxsize=_KEPT)(self._read)
-
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-    def __getitem__(self, position: int) -> Passage:
-        return self._passage(position)
-
-    def _read(self, position: int) -> Passage:
-        self._file.seek(int(self._offsets[position]))
-        return Passage.from_json(json_value(self._file.readline()), str(self.corpus))
+        read = lambda line: Passage.from_json(json_value(line), str(corpus))  # noqa: E731
+        super().__init__(corpus, folder / _OFFSETS, read, _KEPT)
 
     def _write(self, out: Path, folder: Path, overwrite: bool) -> dict[str, Any]:
         offsets, digests = _check(self.corpus)

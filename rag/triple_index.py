@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import unicodedata
 from array import array
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from tripletune.models.data.records import normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.data.words import AUTO
 from tripletune.rag.embedding import Embedder
-from tripletune.rag.index import PassageStore, prepare
+from tripletune.rag.index import Lines, PassageStore, prepare
 from tripletune.rag.retrievers import verbalise
 from tripletune.rag.text_index import Ranking, RetrieverKind, VectorSearch, open_text_index, shares
 from tripletune.rag.triple_store import StoredTriples
@@ -33,7 +32,7 @@ _KEPT = 1 << 16
 _TRIPLES, _OFFSETS, _PAIRS, _ENTITIES = "triples.jsonl", "offsets.npy", "pairs.index.npy", "entities.index.npy"
 
 
-class TripleIndex:
+class TripleIndex(Lines[Triple]):
     """The distinct triples of a corpus, in the order in which its passages state them.
 
     It lies in `index_dir/triples`; what is missing or out of date is built. For the arguments see `open_text_index`.
@@ -58,10 +57,7 @@ class TripleIndex:
         folder = root / "rows"
         prepare(folder, {"kind": "triples", **wanted}, lambda out: _write(passages, triples, out))
         self.passages, self._path = passages, folder / _TRIPLES
-        self._file, self._reading = self._path.open("rb"), threading.Lock()
-        # Many questions find the same triples.
-        self._triple = lru_cache(maxsize=_KEPT)(self._read)
-        self._offsets = np.load(folder / _OFFSETS, mmap_mode="r")
+        super().__init__(self._path, folder / _OFFSETS, _triple, _KEPT)
         rows, positions = np.load(folder / _PAIRS)
         self._passages, self._rows = _Groups(rows, positions), _Groups(positions, rows)
         self.entities = np.load(folder / _ENTITIES)
@@ -72,22 +68,9 @@ class TripleIndex:
         how = (embedder, search, passages.language if language == AUTO else language, overwrite)
         self._index = open_text_index(kind, root, wanted, texts, len(self), *how)
 
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-    def __getitem__(self, row: int) -> Triple:
-        return self._triple(row)
-
-    def _read(self, row: int) -> Triple:
-        with self._reading:
-            self._file.seek(int(self._offsets[row]))
-            line = self._file.readline()
-        return Triple(*json.loads(line))
-
     def __iter__(self) -> Iterator[Triple]:
         with self._path.open("rb") as file:
-            for line in file:
-                yield Triple(*json.loads(line))
+            yield from map(_triple, file)
 
     def passages_of(self, row: int) -> np.ndarray:
         """The positions of all passages that state a triple, in the order of the corpus."""
@@ -143,6 +126,10 @@ class _Groups:
 
     def __getitem__(self, key: int) -> np.ndarray:
         return self._values[slice(*self._starts[key : key + 2])] if key < len(self._starts) - 1 else self._values[:0]
+
+
+def _triple(line: bytes) -> Triple:
+    return Triple(*json.loads(line))
 
 
 def _write(passages: PassageStore, triples: StoredTriples, folder: Path) -> None:
