@@ -47,7 +47,9 @@ const words = (x, y, text, kind, anchor) => s("text", { x, y, class: kind, "text
 const ruler = document.createElement("canvas").getContext("2d");
 ruler.font = `12px ${getComputedStyle(document.body).fontFamily}`;
 const length = (text) => ruler.measureText(text).width;
-const cut = (text, most) => short(text, Math.max(8, Math.floor(text.length * Math.min(1, most / length(text)))));
+// Names of runs often differ at their ends alone.
+const cut = (text, most, half = Math.max(3, Math.floor(text.length * most / length(text) / 2) - 1)) =>
+  (length(text) <= most ? text : `${text.slice(0, half)}…${text.slice(-half)}`);
 const room = () => Math.max(280, byId("page").clientWidth - (innerWidth > 760 ? 66 : 38));
 // As Python rounds: of the ties that a double can hold, .25 goes down.
 const percent = (value) => (100 * value - ((100 * value) % 1 === 0.25 ? 0.01 : 0)).toFixed(1);
@@ -85,7 +87,7 @@ function saved(svg, name) {
 
 function table(head, rows, kind) {
   // Figures stay on one line; names, commands and answers may be broken.
-  const kept = (cell, n) => h("td", {}, n && cell.length < 40 ? cell.replaceAll(" ", "\u00a0") : cell);
+  const kept = (cell, n) => h("td", {}, n && cell.length < 27 ? cell.replaceAll(" ", "\u00a0") : cell);
   const line = (row) => (row instanceof Node ? row : h("tr", {}, row.map(kept)));
   return scrolled("scroll", h("table", { class: kind, role: kind === "matrix" && "grid" },
     h("thead", {}, h("tr", {}, head.map((cell) => h("th", {}, cell)))), h("tbody", {}, rows.map(line))));
@@ -254,7 +256,7 @@ function costs({ metric, runs }) {
   const size = 10 ** Math.floor(Math.log10(high)), step = [0.2, 0.5, 1, 2].find((n) => high / (n * size) <= 6) * size;
   const ticks = Array.from({ length: 24 }, (_, n) => (log ? [1, 3][n % 2] * 10 ** ((n >> 1) - 4) : n * step));
   const wide = width > 560, points = paid.map((run) => ({ ...run, spent: spend(run, key), x: x(spend(run, key).mean),
-    y: y(run.score.mean), text: wide ? short(run.name, 30) : `${runs.indexOf(run) + 1}` }));
+    y: y(run.score.mean), text: wide ? cut(run.name, 200) : `${runs.indexOf(run) + 1}` }));
   // By score, so that a run is beaten by one before it that costs no more.
   const front = points.filter((one, n) => points.slice(0, n).every((other) => other.spent.mean > one.spent.mean));
   const parts = [s("rect", { class: "line", x: 34, y: 18, width: right - 34, height: bottom - 6 }),
