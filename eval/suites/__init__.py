@@ -327,6 +327,8 @@ def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console
     write_json(path, metrics)
     if console is not None:
         suite.show(metrics, console)
+        speed = session[f"{units}_per_second"]
+        console.print(f"{session[units]} {units} in {session['seconds']} s, {speed} per second")
     if failed:
         logger.error('%d of %d %s failed and score 0; see "error" in %s', failed, total, units, log.path)
     return ALL_FAILED if failed == total else SOME_FAILED if failed > suite.options.max_failed * total else 0

@@ -197,13 +197,12 @@ class ExtractionSuite(Suite):
         if soft := metrics.get("soft"):
             limits = ", ".join(f"{name} {value}" for name, value in soft["thresholds"].items())
             console.print(f"soft: smallest cosines {limits}; embedder {metrics['embedder']}")
-        counts, cost, session = metrics["counts"], metrics["cost_per_text"], metrics["session"]
+        counts, cost = metrics["counts"], metrics["cost_per_text"]
         console.print(
             f"errors {counts['errors']}, replies cut off at their limit {counts['cut_off']}, texts in pieces "
             f"{counts['texts_in_pieces']}; per text: {cost['prompt_tokens']} tokens read, {cost['completion_tokens']} "
             f"written, {cost['seconds']} s"
         )
-        console.print(f"{session['texts']} texts in {session['seconds']} s, {session['texts_per_second']} per second")
 
 
 SUITE = ExtractionSuite

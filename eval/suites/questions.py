@@ -248,7 +248,7 @@ class QuestionSuite(Suite):
         title = f"{metrics['system']}{oracle} on {metrics['task']}, {metrics['questions']} questions"
         heads = ("metric", "score", "95 % interval", "what it says")
         show_table(console, title, heads, rows, "questions", metrics["failed"])
-        counts, cost, session = metrics["counts"], metrics["cost_per_question"], metrics["session"]
+        counts, cost = metrics["counts"], metrics["cost_per_question"]
         console.print(
             f"{_listed({name.replace('_', ' '): n for name, n in counts.items() if isinstance(n, int)})}, ended by "
             f"{_listed(counts['stop_reasons'])}, actions {_listed(counts['actions'])}"
@@ -263,9 +263,6 @@ class QuestionSuite(Suite):
                 f"{part['prompt_tokens']} tokens read ({part['cached_prompt_tokens']}), {part['completion_tokens']} "
                 f"written ({part['cached_completion_tokens']}), {part[WEIGHTED]} in + 4 x out{money}"
             )
-        console.print(
-            f"{session['questions']} questions in {session['seconds']} s, {session['questions_per_second']} per second"
-        )
         if isinstance(store := self.tools.store, CorpusExtraction):
             console.print(f"triples in the loop, {store.store.path}: {store.counts.line()}")
         if counts["passages"] and 2 * counts["passages_without_triples"] > counts["passages"] and self.options.triples:
