@@ -84,7 +84,7 @@ def digest_rows(rows: Iterable[str]) -> np.ndarray:
     return np.fromiter((hashlib.blake2b(code, digest_size=16).digest() for code in codes), "S16")
 
 
-def compare(folder: Path, digests: np.ndarray, **made_by: Any) -> tuple[np.ndarray, np.ndarray, str]:
+def rows_of(folder: Path, digests: np.ndarray, **made_by: Any) -> tuple[np.ndarray, np.ndarray, str]:
     """Rows beside those of such an index in a folder: their places there, or -1; which of those go; both in words."""
     known = (folder / ROWS).is_file() and made_by.items() <= manifest(folder).items()
     old = np.load(folder / ROWS, mmap_mode="r") if known else digests[:0]
@@ -173,7 +173,7 @@ class PassageStore(Lines[Passage]):
         offsets, digests = _check(self.corpus)
         for name, values in ((_OFFSETS, offsets), (ROWS, digests)):
             np.save(out / name, values, allow_pickle=False)
-        _, gone, changes = compare(folder, digests)
+        _, gone, changes = rows_of(folder, digests)
         # A corpus that has grown or changed keeps most of its passages.
         if not overwrite and (not gone.size or gone.mean() > 0.5):
             check_same(folder, "corpus_sha256", self.sha256, str(self.corpus))

@@ -20,7 +20,7 @@ import numpy as np
 from tripletune.models.data.words import analyzer
 from tripletune.models.program import progress
 from tripletune.rag.embedding import Embedder, Together
-from tripletune.rag.index import ROWS, check_same, compare, digest_rows, prepare
+from tripletune.rag.index import ROWS, check_same, digest_rows, prepare, rows_of
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class VectorIndex:
 
         def build(out: Path) -> dict[str, str]:
             digests = digest_rows(rows())
-            places, gone, changes = compare(folder, digests, **made_by)
+            places, gone, changes = rows_of(folder, digests, **made_by)
             kept = np.memmap(folder / _VECTORS, np.float16, "r").reshape(-1, width) if gone.size else None
             embed_rows(rows(), count, out / _VECTORS, embedder, known=None if kept is None else (places, kept))
             np.save(out / ROWS, digests, allow_pickle=False)
