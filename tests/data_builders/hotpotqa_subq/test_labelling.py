@@ -170,7 +170,7 @@ def test_official_asqa_file_is_read_by_its_train_split(tmp_path):
         path.write_text(json.dumps(content, indent=1))
         assert [question.id for question in get_reader("asqa")(str(path))] == ids
     path.write_text(json.dumps({"train": {"t1": "oops"}}))
-    with pytest.raises(ValueError, match=r"ASQA\.json: question t1: it is not an object"):
+    with pytest.raises(ValueError, match=r"ASQA\.json: train\.t1 must be an object"):
         list(get_reader("asqa")(str(path)))
 
 
