@@ -7,14 +7,27 @@ r"""Distil CIRAG's teacher into a small integrator (CIRAG, sections 3.5 and B.4)
     # GPUs, the paper's settings
     accelerate launch --quiet recipes/cirag_distill.py --config recipes/configs/qwen25_7b_cirag_paper.yaml
 
-A trajectory is one sequence, of which the teacher's decisions are learned. Steps, options, dry run and resume: see
-`ras_multitask.py`.
+Options, dry run and resume: see `ras_multitask.py`.
 """
 
 import sys
+from pathlib import Path
 
-from tripletune.recipes.ras_multitask import run
 from tripletune.train import main
+from tripletune.train.tasks.cirag_distill import StudentTask
+
+
+def run(task: StudentTask, checkpoint: Path | None) -> None:
+    """Rows -> model -> engine -> save."""
+    from tripletune.train.engine import Engine
+
+    model = task.open_model()
+    # A trajectory is one sequence, of which the teacher's decisions are learned.
+    rows, validation = task.open_rows()
+    engine = Engine(model, rows, task.collator(), task.config, validation=validation, task=task)
+    engine.run(checkpoint)
+    engine.save_result()
+
 
 if __name__ == "__main__":
     sys.exit(main("cirag_distill", __doc__ or "", run=run))

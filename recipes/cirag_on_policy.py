@@ -10,13 +10,15 @@ import sys
 from pathlib import Path
 
 from tripletune.train import main
-from tripletune.train.tasks import TrainingTask
+from tripletune.train.tasks.cirag_on_policy import OnPolicyTask
 
 
-def run(task: TrainingTask, checkpoint: Path | None) -> None:
+def run(task: OnPolicyTask, checkpoint: Path | None) -> None:
     """Prompts -> student and teacher -> TRL's trainer with the engine's order, logs and resume -> save."""
+    from tripletune.train.trl_trainers import OnPolicyTrainer
+
     task.begin()
-    engine = task.trainer()
+    engine = OnPolicyTrainer(task)
     engine.run(checkpoint)
     engine.save_result()
 

@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 
 from tripletune.train import main
-from tripletune.train.tasks import TrainingTask
+from tripletune.train.tasks.ras import GraphTask
 
 
-def run(task: TrainingTask, checkpoint: Path | None) -> None:
+def run(task: GraphTask, checkpoint: Path | None) -> None:
     """Rows -> model -> engine -> save."""
     from tripletune.train.engine import Engine
 

@@ -7,14 +7,27 @@ r"""Train a text-to-triples model, the f_t2t of RAS (sections 3.2 and D.1): a de
     # GPUs, the paper's settings
     accelerate launch --quiet recipes/text_to_triples.py --config recipes/configs/flan_t5_large_t2t_paper_text.yaml
 
-A pair is the chat that extraction uses, of which the triples are learned; of an encoder-decoder source and target.
-Steps, options, dry run and resume: see `ras_multitask.py`.
+Options, dry run and resume: see `ras_multitask.py`.
 """
 
 import sys
+from pathlib import Path
 
-from tripletune.recipes.ras_multitask import run
 from tripletune.train import main
+from tripletune.train.tasks.text_to_triples import PairTask
+
+
+def run(task: PairTask, checkpoint: Path | None) -> None:
+    """Rows -> model -> engine -> save."""
+    from tripletune.train.engine import Engine
+
+    model = task.open_model()
+    # The chat that extraction uses, of which the triples are learned; of an encoder-decoder source and target.
+    rows, validation = task.open_rows()
+    engine = Engine(model, rows, task.collator(), task.config, validation=validation, task=task)
+    engine.run(checkpoint)
+    engine.save_result()
+
 
 if __name__ == "__main__":
     sys.exit(main("text_to_triples", __doc__ or "", run=run))

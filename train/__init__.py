@@ -65,7 +65,7 @@ def train(task: TrainingTask, dry_run: bool = False, run: Steps | None = None) -
 
 
 def fit(task: TrainingTask, checkpoint: Path | None) -> None:
-    """Rows -> model -> engine -> save, of any task; `recipes/ras_multitask.py` shows it of its own."""
+    """Rows -> model -> engine -> save, of any task; the recipes show it of their own."""
     task.begin()
     engine = engine_of(task)
     engine.run(checkpoint)
