@@ -29,6 +29,7 @@ _LABEL = re.compile(r"\A(?:.*\n)*?[\s*_]*(?:final )?(?:answer|reply)[ \t*_]*:[ \
 _LEADING_LABEL = re.compile(r"\A[\s*_]*(?:final )?(?:answer|reply)[ \t*_]*:[ \t*_]*", re.IGNORECASE)
 _ANSWER = re.compile(r"\banswer[ \t*_]*:[ \t*_]*", re.IGNORECASE)
 _NEXT = re.compile(r"^[\s*_#]*(?:question|triples|sentences|passages)[ \t*_]*:", re.IGNORECASE | re.MULTILINE)
+_QUESTION = re.compile(r"^[\s*_#]*question[ \t*_]*:", re.IGNORECASE | re.MULTILINE)
 _THOUGHT = re.compile(r"^[\s*_]*thought[ \t*_]*:[ \t*_]*", re.IGNORECASE)
 _REFUSED = re.compile(rf"\W*{REFUSAL}\b(?=.*\w)", re.IGNORECASE)
 
@@ -89,11 +90,16 @@ def read_answer(text: str, cut_off: bool = False, long: bool = False) -> tuple[s
     text = without_thoughts(text).strip()
     markers = list(_ANSWER.finditer(text))
     faults: list[str] = []
-    if markers and (more := _NEXT.search(text, markers[0].end())):
+    # A thought may say "the answer:" in a line of its own.
+    own = [marker for marker in markers if not text[: marker.start()].rpartition("\n")[2].strip(" *_#")]
+    first = next(iter(markers), None)
+    if first and own and not _QUESTION.search(text, first.end(), own[0].start()):
+        first = own[0]
+    if first and (more := (_QUESTION if long else _NEXT).search(text, first.end())):
         text, faults = text[: more.start()], ["runs_on"]
         markers = [marker for marker in markers if marker.end() <= more.start()]
-    if markers:
-        rest = text[markers[0 if long else -1].end() :].strip()
+    if first:
+        rest = text[(first if long else markers[-1]).end() :].strip()
         lines = [rest] if long else [line.strip() for line in rest.splitlines() if line.strip()]
         if len(lines) > 1:
             faults.append("text_after_answer")
@@ -119,7 +125,7 @@ async def answer_from(
     """Answer a question from passages, best first, or without any (None), in one call (`<system>.answer`)."""
     parts = [f"Question: {one_line(question)}"]
     if passages is not None:
-        parts = [show_passages(passages), *(["Facts:\n" + "\n".join(facts)] if facts else []), *parts]
+        parts = [*(["Facts:\n" + "\n".join(facts)] if facts else []), show_passages(passages), *parts]
     chat = llm.prompts.chat(CLOSED_BOOK if passages is None else READER, "\n\n".join(parts))
     completion = await llm.chat(
         chat, role=role or f"{llm.system}.answer", sampling=llm.up_to(options.max_answer_tokens)
@@ -142,13 +148,17 @@ class Found:
         left = 4 * tokens
         facts = _fitting(self.facts, left // 2, lambda text: text)
         left -= sum(len(text.encode()) for text in facts)
-        return Found(_fitting(self.passages, left, lambda passage: passage.content), facts)
+        passages = _fitting(self.passages, left, lambda passage: passage.content)
+        if self.passages and not passages:  # of one that is longer than all of it, the beginning
+            cut = self.passages[0].text.encode()[:left].decode(errors="ignore")
+            passages = [replace(self.passages[0], text=cut)]
+        return Found(passages, facts)
 
 
 def _fitting(items: Sequence[T], room: int, text_of: Callable[[T], str]) -> Sequence[T]:
-    """The first items whose texts have at most `room` bytes together; one at least."""
+    """The first items whose texts have at most `room` bytes together."""
     ends = accumulate(len(text_of(item).encode()) for item in items)
-    return [item for item, end in zip(items, ends) if end <= room] or items[:1]
+    return [item for item, end in zip(items, ends) if end <= room]
 
 
 async def finish(

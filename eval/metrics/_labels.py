@@ -23,7 +23,18 @@ _TRUTH = re.compile(
     r"|(?P<true>(?:\bnot|n't) false|\b(?:true|correct))\b",
     re.IGNORECASE,
 )
-_YES = re.compile(r"\b(?:(?P<yes>yes)|(?P<no>no))\b", re.IGNORECASE)
+_YES = re.compile(
+    r"\b(?:(?P<yes>yes)|(?P<no>no)(?! (?:changes?|differences?|information|evidence|mention|details?|reports?|other"
+    r"|such|more|longer|specific|direct|clear|further|additional)\b))\b",
+    re.IGNORECASE,
+)
+# "Google. The articles name no other company." and "I think it is Google, but I am not sure." name one.
+_NAMES = re.compile(
+    r"\W*(?!(?:i|we|you|there|this|none|nothing|sorry|unfortunately|apologies|well|based|the (?:passage|article|context"
+    r"|text|information|document|fact|question|evidence)s?)\b)(?:\S+ ){0,3}\S+[.!]\s"
+    r"|\W*(?:i (?:think|believe|guess)|probably|perhaps|maybe|it(?: is|'s)|likely)\b[^.]*\b(?:but|though|although)\b",
+    re.IGNORECASE,
+)
 _CONCLUDES = re.compile(r"\banswer(?: is|[\s*_]*:)[\s*_]*\w", re.IGNORECASE)
 _DECIDES = re.compile(r"\W*(?:yes|no)\b\s*(?:[.,;:!]|\Z)", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
@@ -38,6 +49,8 @@ def refuses(reply: str) -> bool:
     if rest == reply or _labels(rest, _YES) or _labels(rest, _TRUTH) or _CONCLUDES.search(rest):
         return False
     sentences = _SENTENCE.split(reply.strip())
+    if (named := _NAMES.match(reply)) and without_refusals(named[0]) == named[0]:
+        return False
     return is_refusal(reply) or any(without_refusals(one) != one for one in (sentences[0], sentences[-1]))
 
 

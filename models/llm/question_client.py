@@ -167,15 +167,16 @@ class QuestionClient(LLMClient):
 
 
 def less_evidence(messages: Sequence[Message]) -> list[Message] | None:
-    """The chat with 15 % less in its longest user turn: before its question's line, else at the end of the turn.
+    """The chat with 15 % less in its longest user turn: before its question's line, or at its end where that is first.
 
     Evidence stands there, the best first, so that the worst goes; None where next to nothing is left.
     """
     asked = [place for place, turn in enumerate(messages) if turn["role"] == "user"]
     place = max(asked, key=lambda place: len(messages[place]["content"]))
-    evidence, mark, question = messages[place]["content"].rpartition("\nQuestion:")
-    if not mark:
-        evidence, question = question, ""
+    text = messages[place]["content"]
+    evidence, mark, question = text.rpartition("\nQuestion:")
+    if not mark or text.startswith("Question:"):
+        evidence, mark, question = text, "", ""
     kept = evidence[: int(_KEPT * len(evidence))].rstrip()
     turn: Message = {"role": "user", "content": f"{kept}\n{mark}{question}" if mark else kept}
     return [*messages[:place], turn, *messages[place + 1 :]] if len(kept) > _LEAST else None

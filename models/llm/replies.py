@@ -71,13 +71,16 @@ QUERY_START = (
     r"|which|why|how|is|are|was|were|do|does|did|has|have|had|can|could)\b"
 )
 _ENOUGH = (
-    r"(?:sufficient|enough|complete|adequate|answered|answerable|known|found)(?=\W*\Z| (?:to|for|now|by|with|and|as)\b)"
+    r"(?:(?:sufficient|enough|adequate|answered|answerable)(?=\W*\Z| (?:to|for|now|by|with|and|as)\b)"
+    r"|(?:complete|known|found)(?=\W*\Z| now\b))"
 )
 _NOTHING_LEFT = re.compile(
     r"(?:(?:so|thus|therefore|hence|now|since|because|as|given that|and|i think|there(?:'s| is| are)) )*(?:"
     r"no (?:(?:more|further|additional|other|new|next|follow[- ]?up) )*(?:question|quer|sub-?quer|search|retrieval)\w*"
     r"(?: (?:is|are|needed|required|necessary|left|remain|to )|\Z)|no need (?:for|to)\b|that is all\Z"
-    rf"|no (?:more|further|additional|other) {_KNOWN}|nothing(?: (?:more|else|further|left|is missing)\b|\Z)"
+    rf"|no (?:more|further|additional|other) {_KNOWN}|nothing(?: (?:more|else|further))?"
+    r"(?: (?:is|to|remains)(?: to be)? (?:needed|required|necessary|missing|left|ask|search|find|found)\w*"
+    r"| left(?: to \w+)?)?\Z"
     r"|(?:query )?(?:none|null|n/?a|no|no more|done|stop|end|finish(?:ed)?|completed?|enough|sufficient)"
     r"(?: needed| required)?\Z"
     rf"|(?:(?:the|these|those|all|our|my|what|this|that|it|every)\w*\b.{{0,60}}?|{_KNOWN}) (?:is|are|be|been) "

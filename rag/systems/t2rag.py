@@ -155,10 +155,7 @@ async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions)
     trace.details["clues"] = [clue.fields for clue in clues]
     read = partial(bare_answer, long=options.answer == "long")
     own = partial(_ask, "answer", known, llm, options, trace, read)
-    await finish(trace, options, llm, Found(list(trace.found.values()), told), own)
-    if told and options.reader == "paper":
-        trace.shown = []  # the last prompt holds clues alone
-    return trace
+    return await finish(trace, options, llm, Found(list(trace.found.values()), told), own)
 
 
 async def _search(queries: list[str], tools: Tools, options: T2RAGOptions, trace: Trace) -> list[str]:

@@ -101,7 +101,9 @@ LONG = "The first article praises the plan of the council. " * 6
         (f"Yes, no, or {NULL}", ""), ("Google or Meta", ""),
         ("Google, Apple, or Meta", ""), ("It is Google, not Meta.", "Google"),
         ("No. The article on Google says so of none.", "no"), ("The articles provide no evidence for this.", NULL),
-        ("It is not Google", ""), ("Googles", ""), ("nobody", ""),
+        ("It is not Google", ""), ("Googles", ""), ("nobody", ""), ("Yes, no changes were reported.", "Yes"),
+        ("Google. The articles do not mention any other company.", "Google"),
+        ("I think it is Google, but I am not sure.", "Google"), ("I'm sorry. I cannot answer.", NULL),
         ("", ""), ("\n\n", ""),
     ],
 )  # fmt: skip

@@ -19,6 +19,9 @@ from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar,
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.service import DecodingService, identity
 
+# Tokens of a reply that a context must have room for.
+_ROOM = 32
+
 
 class HFBackend(DecodingService, Backend):
     """A language model of transformers: a decoder with its chat template, or an encoder-decoder.
@@ -73,7 +76,7 @@ class HFBackend(DecodingService, Backend):
         await self.open()
         limit = sampling.max_tokens
         if self._context is not None:
-            if len(ids) >= self._context:
+            if len(ids) + min(limit, _ROOM) > self._context:
                 raise PromptTooLong(
                     f"{self.model}: the prompt has {len(ids)} tokens and the model's context {self._context}: "
                     "shorten the prompt or take a model with a longer context"

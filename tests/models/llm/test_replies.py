@@ -344,6 +344,11 @@ def test_no_query_in_other_words(text):
         "All Quiet on the Western Front author",
         "The Answer Is Blowin' composer",
         "It Is Enough painter",
+        "The Oberoi family is known for its involvement in hotels.",
+        "The band is known as Nirvana.",
+        "The actor who is best known for playing Sherlock",
+        "The album is complete and was released in 1999",
+        "Nothing More is a band from San Antonio.",
     ],
 )
 def test_queries_are_queries(text):

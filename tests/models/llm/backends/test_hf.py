@@ -115,7 +115,7 @@ def test_a_reply_ends_with_the_context(backend):
     word = len(backend._tokenizer("word word", add_special_tokens=False)["input_ids"]) - len(
         backend._tokenizer("word", add_special_tokens=False)["input_ids"]
     )
-    reply = together(backend, [(chat(" word" * ((1020 - empty) // word)), Sampling(max_tokens=500))])[0]
+    reply = together(backend, [(chat(" word" * ((990 - empty) // word)), Sampling(max_tokens=500))])[0]
     assert reply.prompt_tokens + reply.completion_tokens <= 1024
     if reply.finish_reason == "length":
         assert reply.prompt_tokens + reply.completion_tokens == 1024

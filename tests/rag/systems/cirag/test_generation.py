@@ -94,6 +94,7 @@ def test_levels_without_evidence_are_passed_over_but_for_the_last():
         ("<think>Answer: no</think>Answer: Kelm", "Kelm", ()),
         ("Thought: a.\nAnswer: Sarn\n\nQuestion: capital of France?\nThought: b.\nAnswer: Paris", "Sarn", ("runs_on",)),
         ("Answer: Sarn\nTriples:\n[]\nQuestion: x?\nAnswer: Paris", "Sarn", ("runs_on",)),
+        ("Thought: I look for the answer: a river.\nTriples: a | b | c\nAnswer: Sarn", "Sarn", ()),
         ("Answer:", "", ("empty_answer",)),
         ("", "", ("missing_answer", "empty_answer")),
     ],
