@@ -209,7 +209,8 @@ class FusedIndex:
 def shares(scores: Iterable[float]) -> list[float]:
     """The scores of one ranking as shares of its best, which go with those of other queries and of other indexes."""
     found = [max(score, 0.0) for score in scores]
-    return [score / max(found) for score in found] if any(found) else [1.0] * len(found)
+    best = max(found, default=0.0)
+    return [score / best if best else 1.0 for score in found]
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[tuple[int, float]]], constant: int = 60) -> Ranking:
