@@ -11,7 +11,7 @@ from tripletune.__main__ import PROGRAMS, main
 from tripletune.models.program import names_in
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("benchmarks", "checkpoints", "data_builders", "eval", "models", "rag", "recipes", "train")
+ROOMS = ("benchmarks", "checkpoints", "data_builders", "eval", "models", "rag", "recipes", "serve", "train")
 OWN = [
     *ROOT.glob("*.py"),
     *ROOT.glob("tripletune/*.py"),
@@ -24,9 +24,9 @@ def lines_of(paths):
 
 
 def test_lines_modules_and_functions():
-    assert lines_of(OWN) <= 33_400
-    assert len(OWN) <= 170
-    assert lines_of(ROOT.glob("tests/**/*.py")) <= 24_500
+    assert lines_of(OWN) <= 36_300
+    assert len(OWN) <= 190
+    assert lines_of(ROOT.glob("tests/**/*.py")) <= 27_000
     nodes = [node for path in OWN for node in ast.walk(ast.parse(path.read_text()))]
     sizes = [node.end_lineno - node.lineno + 1 for node in nodes if isinstance(node, ast.FunctionDef)]
     assert sum(sizes) / len(sizes) <= 11.8
@@ -47,4 +47,4 @@ def test_flags_of_all_programs(monkeypatch, capsys):
         return {(*words, flag) for flag in re.findall(r"^  (?:-\w(?: \w+)?, )?(--(?!help)\w[\w.-]*)", text, re.M)}
 
     found = set().union(*(flags(*name.split()) for name in PROGRAMS if name != "ask"))
-    assert 400 < len(found) <= 550
+    assert 400 < len(found) <= 600
