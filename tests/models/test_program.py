@@ -3,11 +3,12 @@
 import errno
 import logging
 import sys
+from importlib import metadata
 
 import pytest
 
 from tripletune.models.files import check_new
-from tripletune.models.program import run_program
+from tripletune.models.program import run_program, versions
 
 
 class Pending(RuntimeError):
@@ -67,3 +68,7 @@ def test_what_nobody_foresaw_keeps_its_traceback():
 def test_log_lines_of_data_do_not_steer_the_terminal(capsys):
     assert run_program(lambda: logging.getLogger("x").info("a\x1b[2Jb")) == 0
     assert capsys.readouterr().err == "a\ufffd[2Jb\n"
+
+
+def test_what_is_not_installed_has_no_version():
+    assert versions(["torch", "not-here"]) == {"torch": metadata.version("torch"), "not-here": "not installed"}
