@@ -487,7 +487,7 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
             ) from error
         # torch and PEFT report names and shapes that do not match by these; the last line says which.
         misfit = (RuntimeError, KeyError, UserWarning, *([ValueError] if part == "adapter" else []))
-        if isinstance(error, misfit) and type(error).__name__ != "OutOfMemoryError":
+        if isinstance(error, misfit) and type(error).__name__ not in ("OutOfMemoryError", "AcceleratorError"):
             reason = str(error).strip().splitlines()[-1].strip()
             raise ValueError(
                 f"model {spec}: its {part} does not fit together ({reason}): is it that of another base model, or of "

@@ -94,6 +94,9 @@ def run_program(
     except Exception as error:
         if full := _full_disk(error):
             return _say(f"error: no space left on the disk ({full}); free some and run the command again", 1)
+        if type(error).__name__ == "OutOfMemoryError":
+            reason = str(error).partition(" If reserved")[0]
+            return _say(f"error: the device's memory is full ({reason}); make batches smaller", 1)
         if str(error).startswith("Symlink loop"):  # RuntimeError of `Path.resolve` before Python 3.13
             loop = str(error).partition(" from ")[2].strip("'")
             error = OSError(errno.ELOOP, "a symbolic link that leads back to itself", loop)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -79,6 +80,8 @@ class Bm25Index:
     def __init__(
         self, folder: Path, wanted: dict[str, Any], rows: Rows, language: str, k1: float = 1.5, b: float = 0.75
     ) -> None:
+        # bm25s imports JAX where it is installed, which takes three quarters of a GPU's memory unless told otherwise.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         import bm25s
 
         # bm25s sets its own logger to DEBUG when it is imported.

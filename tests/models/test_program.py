@@ -6,6 +6,7 @@ import sys
 from importlib import metadata
 
 import pytest
+import torch
 
 from tripletune.models.files import check_new
 from tripletune.models.program import run_program, versions
@@ -30,6 +31,7 @@ class Pending(RuntimeError):
         ),
         (OSError("173324 requested and 99296 written"), 1, "no space left on the disk"),
         (RuntimeError("Symlink loop from '/a/b'"), 2, "/a/b: a symbolic link that leads back to itself"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), 1, "2 GiB.); make batches smaller"),
         (KeyboardInterrupt(), 130, "run the same command again"),
     ],
 )
