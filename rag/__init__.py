@@ -24,7 +24,8 @@ class TraceStep:
     """One round of retrieval and structuring.
 
     Attributes:
-        passages: `{"id", "title", "score"}` of the hits, best first.
+        passages: `{"id", "title", "score"}` of the hits, best first, and where the corpus names it their "source", of
+            document, page and heading; one without title has its first words.
         triples: The triples shown to the model, `[subject, predicate, object]`.
         passages_without_triples: Hits that the triple store does not know.
     """
@@ -109,7 +110,11 @@ class Trace:
 
     def add_step(self, step: Step, hits: Sequence[Retrieved], passages_without_triples: int = 0) -> None:
         """Add a round of retrieval."""
-        passages = [{"id": hit.passage.id, "title": hit.passage.title, "score": hit.score} for hit in hits]
+        passages = [
+            {"id": one.id, "title": one.label, "score": hit.score} | ({"source": one.source} if one.source else {})
+            for hit in hits
+            for one in [hit.passage]
+        ]
         triples = [triple.as_list() for triple in step.triples]
         self.steps.append(TraceStep(step.query, passages, triples, passages_without_triples))
         self.found |= {hit.passage.id: hit.passage for hit in hits if hit.passage.id not in self.found}
@@ -130,6 +135,12 @@ class Trace:
 WATCH: ContextVar[Callable[[TraceAction | TraceStep], None] | None] = ContextVar("watch", default=None)
 # The trace of the question under way, which notes the calls that read passages for it.
 NOTING: ContextVar[Trace | None] = ContextVar("noting", default=None)
+
+
+def cited(passage: dict[str, Any]) -> str:
+    """The title of a passage of a trace, in brackets and with its page where it comes from a document."""
+    name, page = passage["title"] or passage["id"], passage.get("source", {}).get("page")
+    return f"[{name}{f', p. {page}' if page else ''}]" if passage.get("source") else name
 
 
 def _show(part: TraceAction | TraceStep) -> None:

@@ -19,15 +19,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-from tripletune.models.data.records import one_line, read_corpus
+from tripletune.models.data.records import corpus_file, one_line, read_corpus
 from tripletune.models.llm import SetupError
 from tripletune.models.llm.backends import LLMOptions, add_chat_model
 from tripletune.models.program import CommandParser, add_arguments, add_short_flags, from_arguments, run_program
 from tripletune.models.tables import printable
-from tripletune.rag import Trace, TraceAction, TraceStep
+from tripletune.rag import Trace, TraceAction, TraceStep, cited
 from tripletune.rag.answering import SystemOptions, open_system
 from tripletune.rag.extract import (
     CorpusExtraction,
@@ -67,15 +66,16 @@ def event_line(event: TraceAction | TraceStep | Trace) -> str:
     if isinstance(event, TraceAction):
         return f"  plan      {one_line(event.reply)}"
     if isinstance(event, TraceStep):
-        titles = ", ".join(passage["title"] or passage["id"] for passage in event.passages)
-        return f"  retrieve  {titles or 'nothing found'}"
-    return f"  stop      {event.stop_reason}\nAnswer: {event.answer}"
+        return f"  retrieve  {', '.join(map(cited, event.passages)) or 'nothing found'}"
+    shown = {one["id"]: cited(one) for step in event.steps for one in step.passages if one.get("source")}
+    sources = ", ".join(dict.fromkeys(shown[name] for name in event.shown if name in shown))
+    return f"  stop      {event.stop_reason}\nAnswer: {event.answer}" + (f"\nSources: {sources}" if sources else "")
 
 
 def extract(args: argparse.Namespace) -> int:
     """Read the triples out of a corpus."""
     part = from_arguments(PartOptions, args)
-    if not Path(args.corpus).is_file():
+    if not corpus_file(args.corpus).is_file():
         raise FileNotFoundError(f"no such corpus: {args.corpus}")
     # A paid reply is kept even when its passage was not finished.
     extractor = open_extractor(args, ledger=f"{args.output}.ledger.sqlite")
@@ -153,7 +153,7 @@ def _add_export(commands: Any) -> None:
         example="tripletune rag export --corpus corpus.jsonl --store triples.sqlite --output triples.jsonl",
     )
     add = parser.add_argument
-    add("--corpus", required=True, help="the corpus that was read")
+    add("--corpus", required=True, help="the corpus that was read, a file or a folder of `build passages`")
     add("--store", required=True, nargs="+", help="stores of `extract`; a passage is taken from the first that has it")
     add("--output", required=True, metavar="FILE", help="JSON lines of title, text, triples")
     add("--extractor", help="which extractor's triples to take, by model or number, where a store holds several")

@@ -176,7 +176,7 @@ def open_system(options: SystemOptions, teacher: LLMOptions | None = None) -> Op
     loop = make_options(system, options.set)
     problems = system_problems(options, system, loop, teacher)
     if system.needs_corpus(loop) and not options.corpus:
-        problems.append(f"--system {system.name} retrieves: name a --corpus of JSON lines with title and text")
+        problems.append(f"--system {system.name} retrieves: name a --corpus: JSON lines, a folder of `build passages`")
     if problems:
         raise ValueError("; ".join(problems))
     scratch = None if options.index else tempfile.TemporaryDirectory()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.pairs import entity_triple, is_only_a_name, read_reply, render_source
-from tripletune.models.data.records import Passage, read_corpus
+from tripletune.models.data.records import Passage, corpus_file, read_corpus
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import check_new, json_line, new_file
 from tripletune.models.llm import CallError, RepliesPending, SetupError
@@ -214,7 +214,7 @@ class CorpusExtraction:
             counts.pending += 1
             raise
         except Exception as error:
-            self._count_failure(error, passage.title[:100])
+            self._count_failure(error, passage.label[:100])
             return
         self._failures = 0
         replies = [read_reply(completion.text) for completion in completions]
@@ -263,7 +263,7 @@ class PartOptions:
 def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
     """Give a parser the options of `tripletune rag extract`."""
     add = parser.add_argument
-    add("--corpus", required=True, help="passages: JSON lines with text and perhaps title")
+    add("--corpus", required=True, help="passages: a folder of `build passages`, or JSON lines with text")
     add("--output", required=True, metavar="STORE", help="SQLite file of the triples; several processes may share it")
     who = parser.add_mutually_exclusive_group(required=True)
     who.add_argument("--model", help="a trained model: run, checkpoint, export or merged folder, or hub id; decoder "
@@ -291,7 +291,7 @@ def export_triples(
     Triples come from the first store that has the passage; how many were written, and how many left out, is returned.
     """
     chosen = [(store, store.choose(extractor).id) for store in stores]
-    written = missing = 0
+    written, missing, corpus = 0, 0, corpus_file(corpus)
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     check_new(output, [corpus, *(store.path for store in stores)])
     with new_file(output) as scratch, scratch.open("w", encoding="utf-8", errors="replace", newline="\n") as file:

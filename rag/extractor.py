@@ -12,7 +12,6 @@ import hashlib
 import heapq
 import json
 import logging
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tripletune.models.data.pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs, render_source
+from tripletune.models.data.pieces import split_passage
 from tripletune.models.llm import CallError, Completion, Endpoint, LLMClient, Message, Sampling, SetupError
 from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
 from tripletune.models.llm.ledger import Ledger
@@ -324,30 +324,3 @@ def source_pieces(
     title = next(iter(split_passage(title, max(limit // 2 - 2, 1))), "")
     room = max(limit - len(title) - 2, 1)
     return [render(title, piece) for piece in split_passage(text, room)]
-
-
-def split_passage(text: str, limit: int = PIECE_LIMIT, overlap: int = 0) -> list[str]:
-    """Cut a text into pieces of whole sentences, as few as filling them one after the other gives.
-
-    A sentence that is longer than a piece is cut between words, a word that is longer anywhere. Together the pieces
-    hold every character of the text but white space.
-
-    Args:
-        limit: Longest piece, in characters.
-        overlap: Most characters that a piece repeats from the end of the one before, in whole sentences.
-    """
-    text = " ".join(text.split())
-    if len(text) <= limit:
-        return [text] if text else []
-    from sentencex import segment
-
-    pieces: list[list[str]] = [[]]
-    for sentence in segment("en", text):
-        for part in textwrap.wrap(sentence, limit, break_on_hyphens=False):
-            if pieces[-1] and len(" ".join([*pieces[-1], part])) > limit:
-                common = pieces[-1]
-                while common and (len(" ".join(common)) > overlap or len(" ".join([*common, part])) > limit):
-                    common = common[1:]
-                pieces.append(list(common))
-            pieces[-1].append(part)
-    return [" ".join(piece) for piece in pieces]

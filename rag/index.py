@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from tripletune.models.data.records import Passage, is_packed, json_value, read_corpus
+from tripletune.models.data.records import Passage, corpus_file, is_packed, json_value, read_corpus
 from tripletune.models.data.words import detect
 from tripletune.models.files import LOCK, check_folder, file_digest, lock_folder, new_folder, read_json, write_json
 
@@ -156,9 +156,9 @@ class PassageStore(Lines[Passage]):
     """
 
     def __init__(self, corpus: str | Path, index_dir: str | Path, overwrite: bool = False) -> None:
-        self.corpus = corpus = Path(corpus)
+        self.corpus = corpus = corpus_file(corpus)
         if not corpus.is_file():
-            raise FileNotFoundError(f"corpus {corpus} is {'a folder; name a file' if corpus.is_dir() else 'not there'}")
+            raise FileNotFoundError(f"corpus {corpus} is not there")
         if is_packed(corpus):
             raise ValueError(f"corpus {corpus} is a gzip file: unpack it first, since its lines are read in any order")
         self.sha256, folder = file_digest(corpus), Path(index_dir) / "passages"

@@ -29,7 +29,9 @@ class SearchOptions:
     """Corpus, triples, and how they are searched."""
 
     corpus: str | None = setting(
-        None, "passages to retrieve from: JSON lines with text, perhaps title, id (eval run: all contexts in --data)"
+        None,
+        "passages to retrieve from: a folder of `build passages`, or JSON lines with text, perhaps title, id (eval "
+        "run: all contexts in --data)",
     )
     triples: str | None = setting(
         None, 'triples of the passages: JSON lines of {"title", "text", "triples"}, or a store of `rag extract`'

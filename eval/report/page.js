@@ -430,7 +430,8 @@ function traceOf({ at, group, all }, number, place, drawn) {
   const found = [...gold].filter((id) => hits.includes(id)).length;
   const replies = trace.actions.map((one) => h("pre", {}, one.reply));
   const passage = (one) => {
-    const name = [gold.has(one.id) && h("b", { class: "good" }, "★ "), one.title || one.id];
+    const name = [gold.has(one.id) && h("b", { class: "good" }, "★ "), one.title || (texts[one.id] || "").slice(0, 60) || one.id,
+      one.source?.page ? `, p. ${one.source.page}` : ""];
     return h("li", {}, texts[one.id] ? h("details", {}, h("summary", {}, name), texts[one.id]) : name);
   };
   const passages = (some) => h("ul", {}, some.map(passage));

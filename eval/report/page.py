@@ -20,7 +20,7 @@ import pandas as pd
 
 from tripletune.eval.report.groups import Group
 from tripletune.eval.report.tables import NOTE, Section, about_of, group_title
-from tripletune.models.data.records import read_corpus
+from tripletune.models.data.records import corpus_file, read_corpus
 from tripletune.models.files import file_digest
 from tripletune.models.tables import Table
 from tripletune.rag.results import RESULTS, read_runs
@@ -127,7 +127,7 @@ def _corpora_of(groups: Sequence[Group], corpora: Sequence[str]) -> dict[str, tu
     """By `_corpus` of a run, the key of its texts on the page and the file they come from."""
     runs = [run for group in groups for run in group.runs]
     known = {_corpus(run) for run in runs}
-    found = {file_digest(path): path for path in corpora}
+    found = {file_digest(path): str(path) for path in map(corpus_file, corpora)}
     for digest, path in found.items():
         if digest not in known:
             raise ValueError(f"--corpus {path}: no run of this report used it, or it has been changed since")

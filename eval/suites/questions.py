@@ -34,7 +34,7 @@ from tripletune.eval.systems import (
     triples_settings,
 )
 from tripletune.models.data.questions import Question
-from tripletune.models.data.records import Passage, read_corpus
+from tripletune.models.data.records import Passage, corpus_file, read_corpus
 from tripletune.models.data.words import AUTO
 from tripletune.models.files import file_digest, read_json
 from tripletune.models.llm import Sampling, in_role
@@ -146,7 +146,7 @@ class QuestionSuite(Suite):
             "data": file_digest(options.data) if Path(options.data).is_file() else options.data,
             "limit": options.limit,
             **models,
-            "corpus": file_digest(options.corpus) if corpus and options.corpus else None,
+            "corpus": file_digest(corpus_file(options.corpus)) if corpus and options.corpus else None,
             "triples": found,
             "retriever": options.retriever if corpus else None,
             "encoder": options.encoder if embeds else None,

@@ -36,6 +36,8 @@ TASKS: tuple[Task, ...] = ("planning", "answering")
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 # Answers that are no names: a text may hold them by chance.
 YES_NO = ("yes", "no")
+# The corpus in a folder of passages; what cites a passage, and how long that may be; characters of a label.
+CORPUS, SOURCE, _LONGEST, _LABEL = "corpus.jsonl", ("document", "page", "heading"), 1000, 60
 # Of JSON lines, a part that a process takes at a time.
 PART_BYTES = 2**21
 _LAYOUT = {
@@ -347,11 +349,15 @@ def read_records(path: str | Path, split: str | None = None) -> Iterator[Record]
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A unit of retrieval. `id` is stable: it depends on title and text alone unless the corpus names one."""
+    """A unit of retrieval. `id` is stable: it depends on title and text alone unless the corpus names one.
+
+    `source` says where it stands, for citations: those of document, page and heading that the corpus names.
+    """
 
     title: str
     text: str
     id: str = ""
+    source: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -360,7 +366,14 @@ class Passage:
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str) -> Passage:
         """Read a row of a corpus or of triples; `where` (file and line) opens every error message."""
-        return cls(name_field(row, where, "title"), text_field(row, where, "text"), name_field(row, where, "id", "_id"))
+        title, text = name_field(row, where, "title"), text_field(row, where, "text")
+        return cls(title, text, name_field(row, where, "id", "_id"), source_of(row))
+
+    @property
+    def label(self) -> str:
+        """What people see: the title, or the first words of the text."""
+        words = " ".join(self.text[:_LABEL].split())
+        return self.title or (f"{words.rpartition(' ')[0] or words}…" if len(self.text) > _LABEL else words)
 
     @property
     def content(self) -> str:
@@ -376,14 +389,31 @@ class Passage:
         return passage_id(*("".join(unicodedata.normalize("NFKC", part).split()) for part in (self.title, self.text)))
 
 
+def source_of(row: dict[str, Any]) -> dict[str, Any]:
+    """Where a passage stands; a corpus may have something else under these names, as a whole document."""
+    found = {name: row[name] for name in SOURCE if name in row}
+    return {name: one for name, one in found.items() if isinstance(one, (str, int)) and 0 < len(str(one)) < _LONGEST}
+
+
 def passage_id(title: str, text: str) -> str:
     """Sixteen hexadecimal digits that name a passage by its content."""
     return hashlib.blake2b(f"{title}\n{text}".encode(), digest_size=8).hexdigest()
 
 
+def corpus_file(path: str | Path) -> Path:
+    """The JSON lines of a corpus: the file itself, or that of a folder of `tripletune build passages`."""
+    path = Path(path)
+    if path.is_dir() and not (path / CORPUS).is_file():
+        raise FileNotFoundError(
+            f"{path} is a folder without {CORPUS}: name a file of passages; documents are made one by "
+            f"`tripletune build passages --documents {path} --output DIR`"
+        )
+    return path / CORPUS if path.is_dir() else path
+
+
 def read_corpus(path: str | Path, blank_texts: bool = False) -> Iterator[Passage]:
-    """Stream a JSON-lines corpus; a line without a text is an error, an empty or null one unless `blank_texts`."""
-    empty = True
+    """Stream a corpus; a line without a text is an error, an empty or null one unless `blank_texts`."""
+    empty, path = True, corpus_file(path)
     for where, row in read_jsonl(path):
         passage = Passage.from_json(row, where)
         if not passage.text and ("text" not in row or not blank_texts):

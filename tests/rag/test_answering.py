@@ -7,6 +7,7 @@ from tests.cli import write_lines
 from tests.fakes import Client
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.rag import Trace, TraceAction, TraceStep
+from tripletune.rag.__main__ import event_line
 from tripletune.rag.answering import SystemOptions, open_system
 
 PASSAGES = [("Glass Harbour", "A novel by Ida Morn."), ("Ida Morn", "Born in Velsund.")]
@@ -90,3 +91,28 @@ def test_a_failure_is_raised_after_what_was_seen(system, client):
 def test_all_that_is_missing_is_in_one_message():
     with pytest.raises(ValueError, match=r"reads triples: .*--system ras needs a model.*--system ras retrieves"):
         open_system(SystemOptions())
+
+
+def test_a_folder_of_passages_is_a_corpus_whose_sources_are_cited(tmp_path, client):
+    rows = [
+        {"title": "a.pdf › Authors", "text": "Ida Morn was born in Velsund.", "document": "a.pdf", "page": 3,
+         "heading": "Authors", "position": [0, 29]},
+        {"text": "Ida Morn wrote " + "many long novels about the sea " * 3, "document": {"odd": 1}},
+    ]  # fmt: skip
+    write_lines(tmp_path / "mine" / "corpus.jsonl", rows)
+    options = SystemOptions.of(system="standard", corpus=str(tmp_path / "mine"), top_k=2)
+    with open_system(options, LLMOptions(backend="openai", model="m")) as system:
+        trace = system.answer("Where was Ida Morn born?")
+    passages = {one["title"]: one.get("source") for one in trace.to_json()["steps"][0]["passages"]}
+    assert passages == {
+        "a.pdf › Authors": {"document": "a.pdf", "page": 3, "heading": "Authors"},
+        "Ida Morn wrote many long novels about the sea many long…": None,
+    }
+    assert event_line(trace).splitlines()[-1] == "Sources: [a.pdf › Authors, p. 3]"
+    assert event_line(trace.steps[0]).startswith("  retrieve  [a.pdf › Authors, p. 3], Ida Morn wrote")
+
+
+def test_a_folder_without_a_corpus_names_the_program_that_makes_one(tmp_path, client):
+    options = SystemOptions.of(system="standard", corpus=str(tmp_path), top_k=2)
+    with pytest.raises(FileNotFoundError, match=r"without corpus\.jsonl: .*build passages --documents"):
+        open_system(options, LLMOptions(backend="openai", model="m"))

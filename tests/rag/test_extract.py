@@ -10,13 +10,14 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.fakes import Backend, Client, Rule
+from tripletune.models.data.pieces import split_passage
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import CallError, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted
 from tripletune.rag.extract import CorpusExtraction, ExtractionCounts
-from tripletune.rag.extractor import TextExtractor, source_pieces, split_passage
+from tripletune.rag.extractor import TextExtractor, source_pieces
 from tripletune.rag.triple_store import TripleStore
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,0 +1,81 @@
+"""Where texts are cut, be they documents, articles or what an extractor reads: between sentences, up to a size."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """A sentence, or a part of a long one: where it begins and ends, its text, and whether it ends a paragraph."""
+
+    start: int
+    end: int
+    text: str
+    last: bool = False
+
+
+def sentences(text: str, limit: int, language: str = "en", start: int = 0) -> Iterator[Span]:
+    """The sentences of a paragraph that begins at `start`, white space folded.
+
+    A sentence longer than `limit` characters is cut between words, a word that is longer anywhere.
+    """
+    from sentencex import get_sentence_boundaries
+
+    part = re.compile(rf"\S(?:.{{0,{limit - 1}}}(?<=\S)(?!\S)|\S{{0,{limit - 1}}})")
+    text = " ".join(text.split())
+    for found in get_sentence_boundaries(language, text):
+        for match in part.finditer(text, found["start_index"], found["end_index"]):
+            yield Span(start + match.start(), start + match.end(), match[0], match.end() == len(text))
+
+
+def pack(spans: Iterable[Span], limit: int, overlap: int = 0, by_content: bool = False) -> Iterator[list[Span]]:
+    """Fill pieces with spans one after the other.
+
+    Args:
+        limit: Longest piece, in characters.
+        overlap: Most characters that a piece repeats from the end of the one before, in whole spans.
+        by_content: End each piece in its second half, after a paragraph where one ends there, at the sentence with the
+            smallest digest. An edit then moves the ends of the next pieces, and soon none: those after it stay as they
+            are, which piece by piece filled to the limit they do not.
+    """
+    piece: list[Span] = []
+    for span in spans:
+        while piece and span.end - piece[0].start > limit:
+            count = _cut(piece, limit // 2) if by_content else len(piece)
+            yield piece[:count]
+            common = piece[1:count]
+            while common and (common[-1].end - common[0].start > overlap or span.end - common[0].start > limit):
+                common = common[1:]
+            piece = common + piece[count:]
+        piece.append(span)
+    if piece:
+        yield piece
+
+
+def _cut(piece: list[Span], least: int) -> int:
+    ends = [n for n in range(1, len(piece) + 1) if piece[n - 1].end - piece[0].start >= least] or [len(piece)]
+    digest = {n: hashlib.blake2b(piece[n - 1].text.encode("utf-8", "replace"), digest_size=8).digest() for n in ends}
+    return min(ends, key=lambda n: (not piece[n - 1].last, digest[n]))
+
+
+def joined(piece: Iterable[Span]) -> str:
+    """The text of a piece; a paragraph ends with a line break."""
+    text, before = "", Span(0, 0, "")
+    for span in piece:
+        text += ("\n" if before.last else " ") * bool(text and span.start > before.end) + span.text
+        before = span
+    return text
+
+
+def split_passage(text: str, limit: int, overlap: int = 0) -> list[str]:
+    """Cut a text into pieces of whole sentences, as few as filling them one after the other gives; see `pack`.
+
+    Together the pieces hold every character of the text but white space.
+    """
+    text = " ".join(text.split())
+    if len(text) <= limit:
+        return [text] if text else []
+    return [joined(piece) for piece in pack(sentences(text, limit), limit, overlap)]
