@@ -8,7 +8,8 @@ are kept. Retrieved candidates are context and not learned (eq. 8); `data.learn`
         --min-score exact_match=1 --no-repairs --no-repeated-query --min-recall 1
     tripletune build trajectories --system t2rag --roles resolve --results runs/eval/t2rag_train --output runs/t2rag
 
-A Graph-LLM has no chats: `--records` writes what it planned in these runs, and the gold answers, as records.
+A Graph-LLM has no chats: `--records` writes what it planned in these runs, or a chat model in its place, and the gold
+answers, as records.
 
 The paper names no filter, so none is the default. What each left out after those before it is in the card. Calls of no
 question, such as TH-RAG's extraction, have no score: all of them are kept.
@@ -34,6 +35,7 @@ from tripletune.data_builders.datasets.kinds import RECORDS, TRAJECTORIES
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset, split_of
 from tripletune.data_builders.ledger_chats import Chat, RoleCalls, calls_in
 from tripletune.models.data.pairs import Trajectory
+from tripletune.models.data.questions import DropReason
 from tripletune.models.data.records import Action, Record, Step, passage_id
 from tripletune.models.files import file_digest, read_json
 from tripletune.models.llm.ledger import canonical
@@ -53,7 +55,10 @@ class TrajectoryOptions(CheckedOptions):
     """Which trajectories are kept."""
 
     system: str = setting("cirag", "system whose calls are learned", choices=system_names())
-    records: bool = setting(False, "write planning and answering records, of runs of a Graph-LLM; no ledger is read")
+    records: bool = setting(
+        False,
+        "write planning and answering records, of runs of a Graph-LLM or a chat model in its place; no ledger is read",
+    )
     roles: tuple[str, ...] = setting(
         (), "which of its calls, for example resolve; repeatable (default: all; of cirag integrate, the paper's)"
     )
@@ -238,6 +243,7 @@ def _own_records(
             steps = tuple(map(Step.from_json, trace["steps"]))
             reasons = {
                 "the question failed": bool(row.get("error")),
+                str(DropReason.NO_ANSWER): not any(map(str.strip, row["answers"])),
                 "a plan was unreadable or out of place": trace["malformed"] + trace["unexpected"] > 0,
                 "no triples in any step": bool(steps) and not any(step.triples for step in steps),
             }
@@ -293,9 +299,10 @@ def _chats(row: dict[str, Any], opened: Sequence[RoleCalls], drops: Counter[str]
 
 
 def _has_score(name: str, least: float, row: dict[str, Any], chat: Chat) -> bool:
-    if name not in row["scores"]:
+    if row["scores"] and name not in row["scores"]:
         raise ValueError(f"the results have no score {name!r}; they have {', '.join(row['scores'])}")
-    return bool(row["scores"][name] >= least)
+    # Without a gold answer there are none.
+    return bool(row["scores"].get(name, -1) >= least)
 
 
 def _has_recall(least: float, row: dict[str, Any], chat: Chat) -> bool:

@@ -45,6 +45,7 @@ class Task:
             the benchmark's own.
         questions: Only the first N questions of the file are asked, as a protocol says; None: all.
         top_k: Passages per round, as a protocol says; None: as the system's paper says.
+        gold: Optional where questions without a gold answer are asked, too, and have no scores.
         refusal: The answer to a question that has none; there a refusal in other words is scored as this text.
     """
 
@@ -57,6 +58,7 @@ class Task:
     questions: int | None = setting(None, "questions of the file that are asked", at_least=1)
     top_k: int | None = setting(None, "passages per round", at_least=1)
     refusal: str | None = None
+    gold: Literal["optional"] | None = None
 
     def check(self) -> list[str]:
         """What can't work, one sentence each."""
@@ -85,6 +87,11 @@ def task_questions(task: Task, data: str, notes: Counter[str] | None = None) -> 
     notes = Counter() if notes is None else notes
     for item in get_reader(task.reader)(data, notes, source=task.name):
         if isinstance(item, Question):
+            if not item.answers and task.gold is None:
+                raise ValueError(
+                    f"{data}: question {item.id!r} has no gold answer; the task qa, or `tripletune ask --questions`, "
+                    "asks without"
+                )
             yield item
         else:
             notes[str(item.reason)] += 1

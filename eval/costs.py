@@ -142,10 +142,12 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) 
     seconds, costs = Counter[str](), Costs(prices)
     for row in log.rows():
         trace, steps = row["trace"], row["trace"]["steps"]
-        for name in names:
+        for name in names if row["scores"] else ():
             scores[name].append(row["scores"][name])
-        by_type.setdefault(row["type"] or "all", []).append(row["scores"][names[0]])
+            if name == names[0]:
+                by_type.setdefault(row["type"] or "all", []).append(row["scores"][name])
         recalls.append(recalls_of(row))
+        sums.update([] if row["scores"] else ["without_gold"])
         stops[trace["stop_reason"] or "error"] += 1
         actions.update(action["action"] or "malformed" for action in trace["actions"])
         tallies.update(trace["tallies"])
@@ -162,7 +164,7 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) 
         })  # fmt: skip
         seconds.update({name: trace.get(name, 0.0) for name in _SECONDS})
         costs.add(trace)
-    total = len(scores[names[0]])
+    total = stops.total()
     cost = weighted(costs.questions) | {name: sums[name] for name in _TRUNCATED}
     listed = {"stop_reasons": stops, "actions": actions, "tallies": tallies}
     return {

@@ -77,27 +77,37 @@ class RecordedTeacher(Teacher):
         return found is not None and is_true(found[1], found[0], "direct")
 
 
-class MusiqueTeacher(Teacher):
-    """Gold decompositions: the hops in order, each `#k` replaced by the gold answer of hop k.
+class DecomposingTeacher(Teacher):
+    """Gold decompositions, MuSiQue's or the steps of a plain file: the hops in order.
+
+    Each `#k` is replaced by the gold answer of hop k.
 
     Two hops that read the same paragraph give one document with the first hop's question: its triples are in the
     history by then, and asking for them again would teach a useless retrieval.
 
     Args:
-        triple_file: JSON lines `{"title", "text", "triples"}` that cover the supporting paragraphs.
+        triple_file: JSON lines `{"title", "text", "triples"}` that cover the supporting paragraphs; without it the
+            hops bring their triples.
     """
 
-    def __init__(self, triple_file: str | Path, issues: Counter[str]) -> None:
-        self.name = f"MuSiQue decompositions, triples of {Path(triple_file).name}"
-        self.triples_of = TripleLookup(triple_file, issues)
+    def __init__(self, triple_file: str | None, issues: Counter[str]) -> None:
+        self.name = "gold decompositions" + (f", triples of {Path(triple_file).name}" if triple_file else "")
+        self.triples_of = TripleLookup(triple_file, issues) if triple_file else None
 
     async def annotate(self, question: Question) -> list[Annotation]:
         """See `Teacher`."""
+        if not question.hops:
+            raise UnlabelledQuestion(DropReason.NO_ANNOTATION)
         asked: dict[int, tuple[str, str]] = {}
+        given: dict[int, list[Triple]] = {}
         for number, hop in enumerate(question.hops, 1):
             wordings = hop_question(question, number), hop_question(question, number, plain=True)
             asked.setdefault(hop.passage_index, wordings)
-        return [Annotation(d, one, self.triples_of(question.passages[d]), other) for d, (one, other) in asked.items()]
+            given.setdefault(hop.passage_index, []).extend(hop.triples)
+        for document, own in given.items():
+            if not own and self.triples_of:
+                given[document] = self.triples_of(question.passages[document])
+        return [Annotation(d, one, given[d], other) for d, (one, other) in asked.items()]
 
 
 class TwoWikiTeacher(Teacher):
@@ -220,6 +230,8 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
     if annotations is None:
         if reader == "two_wiki":
             return TwoWikiTeacher(None, issues)
+        if reader == "qa":
+            return DecomposingTeacher(None, issues)
         needed = "a triple file" if reader == "musique" else "a file of recorded teacher replies"
         raise ValueError(
             f"source {reader!r} has no annotations; add {needed}, {reader}:FILE:ANNOTATIONS, or a teacher LLM, for "
@@ -231,9 +243,9 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
     if "triples" in row and "title" in row:
         if reader == "two_wiki":
             return TwoWikiTeacher(annotations, issues)
-        if reader != "musique":
+        if reader not in ("musique", "qa"):
             raise ValueError(f"{annotations} holds triples alone, and {reader!r} needs recorded teacher replies")
-        return MusiqueTeacher(annotations, issues)
+        return DecomposingTeacher(annotations, issues)
     raise ValueError(
         f"{where}: neither recorded teacher replies (_id, helpful, subqueries, triples) nor a triple file "
         f"(title, text, triples); the line has {', '.join(row) or 'nothing'}"

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +160,11 @@ class _Build:
             reasons = "; ".join(f"{count} x {reason}" for reason, count in one.ordered_drops().items())
             left_out = f"{one.drops.total()} left out{f' ({reasons})' if reasons else ''}"
             logger.info("%s: %d questions labelled, %s", one.source.name, one.labelled, left_out)
+            if one.source.reader == "qa" and (count := one.drops[DropReason.NO_SUPPORT.value]):
+                logger.warning(
+                    "%s: %d questions name no supporting passages: let a loop find them, with `eval run --task qa` and "
+                    "then `build trajectories --records`", one.source.name, count,
+                )  # fmt: skip
 
     def _open(self, sources: list[Source], open_client: Callable[[], LLMClient] | None) -> None:
         """Open each source's annotations; the teacher LLM is asked for last, when all else is in order."""
@@ -196,8 +200,8 @@ class _Build:
         """Read what failed searches bring for other questions."""
         for one in self._opened:
             if one.teacher.collects_failures:
-                rows = get_reader(one.source.reader)(one.source.location, Counter(), one.source.name)
-                questions = (row for row in islice(rows, one.count) if isinstance(row, Question))
+                rows = one.source.rows(None, one.count, self._options.corpus)
+                questions = (row for row in rows if isinstance(row, Question))
                 await self._failures.collect(questions, one.teacher)
 
     def check_teacher(self) -> None:

@@ -15,7 +15,7 @@ from tripletune.data_builders.datasets import SeenTable
 from tripletune.data_builders.datasets.writer import FolderOptions, split_name_problems, split_of
 from tripletune.data_builders.hotpotqa_subq import FirstSubquery, Shown
 from tripletune.data_builders.hotpotqa_subq.annotations import PARTS
-from tripletune.data_builders.readers import get_reader
+from tripletune.data_builders.readers import get_reader, linked
 from tripletune.models.data.questions import Dropped, DropReason, Question
 from tripletune.models.llm.backends import LLMOptions, backend_names
 from tripletune.models.options import rare, require, setting
@@ -26,7 +26,7 @@ ANNOTATIONS = "annotations"
 _GROUPS = {
     "labels": ("first_subquery", "distractors", "failed_searches", "triple_file", "check_facts"),
     "what the teacher is asked": (
-        "triples_from", "show_documents", "prompts", "json_schema", "on_call_error", "concurrency"),
+        "corpus", "triples_from", "show_documents", "prompts", "json_schema", "on_call_error", "concurrency"),
     "direct-answer test": ("direct_answer_model", "direct_answers", "filtered_answers", "batch_size", "max_new_tokens"),
     "which questions": ("limit", "asqa_count", "arc_easy_count", "validation_fraction", "split_name", "seed"),
     "files": ("overwrite", "format", "shard_size", "tokenizer"),
@@ -74,6 +74,13 @@ class Source:
         # 2WikiMultiHopQA brings gold annotations of its own.
         return self.annotations is None and self.reader not in ("two_wiki", *PARTS)
 
+    def rows(self, issues: Counter[str] | None, count: int | None, corpus: str | None) -> Iterator[Question | Dropped]:
+        """Its first questions, with the passages that they name in a corpus."""
+        read = get_reader(self.reader)
+        # Counted in one pass alone.
+        passes = iter((Counter[str](), issues))
+        return linked(lambda: islice(read(self.location, next(passes), self.name), count), corpus)
+
 
 def check_names(sources: Sequence[Source]) -> None:
     """Raise `ValueError` when two sources have one name."""
@@ -104,6 +111,7 @@ class BuildOptions(FolderOptions):
     triple_file: str | None = setting(
         None, "triples of distractors and failed searches: a store, or JSON lines of title, text, triples"
     )
+    corpus: str | None = setting(None, "the corpus with the supporting passages that rows of qa name by id or title")
     triples_from: str = setting(
         "teacher", "where triples of kept documents come from: teacher, or a file like --triple-file"
     )
@@ -176,21 +184,21 @@ class BuildOptions(FolderOptions):
         """All files that a build of these sources reads."""
         named = {place for source in sources for place in (source.location, source.annotations)}
         triples = None if self.triples_from == "teacher" else self.triples_from
-        return sorted(filter(None, named | {self.triple_file, self.direct_answers, triples}))
+        return sorted(filter(None, named | {self.triple_file, self.direct_answers, self.corpus, triples}))
 
 
 def usable_questions(
     source: Source, options: BuildOptions, seen: SeenTable, drops: Counter[str], issues: Counter[str] | None = None
 ) -> Iterator[Question]:
     """The questions of a source that can be labelled; `seen` has the ids of the sources before it."""
-    rows = islice(
-        get_reader(source.reader)(source.location, issues, source.name), options.most_questions(source.reader)
-    )
+    rows = source.rows(issues, options.most_questions(source.reader), options.corpus)
     for row in progress(rows, source.name):
         if isinstance(row, Dropped):
             drops[row.reason.value] += 1
         elif seen.first("id", row.id) is not None:
             drops[DropReason.REPEATED_ID.value] += 1
+        elif not row.answers:
+            drops[DropReason.NO_ANSWER.value] += 1
         else:
             yield row
 

@@ -9,11 +9,13 @@ and is known by the module's name, so a new benchmark is one new file. Modules a
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Protocol
 
-from tripletune.models.data.questions import Dropped, Question
+from tripletune.models.data.questions import Dropped, DropReason, Question
+from tripletune.models.data.records import Passage, read_corpus
 from tripletune.models.options import not_one_of
 from tripletune.models.program import load_from, names_in
 
@@ -45,3 +47,30 @@ def get_reader(name: str) -> Reader:
     if not hasattr(module, "read_questions"):
         raise ValueError(not_one_of("question reader", name, names_with("read_questions")))
     return module.read_questions
+
+
+def linked(questions: Callable[[], Iterable[Question | Dropped]], corpus: str | None) -> Iterator[Question | Dropped]:
+    """The questions with the passages of a corpus that their `links` name; two passes over questions.
+
+    A name is an id of the corpus, or else a title that one passage alone has.
+    """
+    wanted = {name for one in questions() if isinstance(one, Question) for name in one.links}
+    if wanted and not corpus:
+        raise ValueError(
+            f"a question names supporting passages of a corpus, {min(wanted)!r} for one: give its --corpus"
+        )
+    ids, titles = dict[str, Passage](), defaultdict[str, list[Passage]](list)
+    for passage in read_corpus(str(corpus)) if wanted else ():
+        if passage.id in wanted:
+            ids[passage.id] = passage
+        if passage.title in wanted:
+            titles[passage.title].append(passage)
+    found = {title: several[0] for title, several in titles.items() if len(several) == 1} | ids
+    for one in questions():
+        if isinstance(one, Question) and one.links:
+            if not found.keys() >= {*one.links}:
+                yield Dropped(one.id, DropReason.SUPPORT_NOT_IN_CONTEXT)
+                continue
+            passages, count = (*one.passages, *map(found.__getitem__, one.links)), len(one.passages)
+            one = replace(one, passages=passages, supporting=tuple(range(count, len(passages))), links=())
+        yield one

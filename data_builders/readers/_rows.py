@@ -60,11 +60,13 @@ def whole_object(location: str) -> Row | None:
 
 
 def own_passages(row: Row, where: str) -> tuple[Passage, ...]:
-    """The passages retrieved for a question, best first: `ctxs` (Self-RAG's files), `docs` (ALCE's)."""
-    named = checked(row, where, {"ctxs?": [dict], "docs?": [dict]})
-    found = named.get("ctxs") or named.get("docs", ())
-    texts = [(name_field(one, where, "title"), text_field(one, where, "text")) for one in found]
-    return tuple(Passage(title, text) for title, text in texts if text)
+    """The passages of a question, best first: `context`, `ctxs` (Self-RAG's files), `docs` (ALCE's)."""
+    # UltraDomain's context is a text: a whole book.
+    names = ["context"] if isinstance(row.get("context"), list) else ["ctxs", "docs"]
+    named = checked(row, where, {f"{name}?": [dict] for name in names})
+    own = ("title", "text", "id") if "context" in named else ("title", "text")
+    rows = ({name: one.get(name) for name in own} for one in next(filter(None, named.values()), ()))
+    return tuple(passage for one in rows if (passage := Passage.from_json(one, where)).text)
 
 
 def required_text(row: Row, keys: tuple[str, ...], where: str, read: Callable[..., str] = text_field) -> str:

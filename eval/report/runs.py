@@ -165,9 +165,9 @@ def _rows(path: Path, settings: Mapping[str, Any], costs: Costs) -> tuple[pd.Dat
     """The table of a folder's results, and the scores that were added."""
     found, added, metrics = [], dict[str, None](), settings["task"]["metrics"]
     for row in read_scored(path, partial=True):
-        if lacking := [name for name in metrics if name not in row["scores"]]:
+        if row["answers"] and (lacking := [name for name in metrics if name not in row["scores"]]):
             raise ValueError(f"{path / RESULTS}: question {row['id']!r} has no score {', '.join(lacking)}")
-        found.append({**row["scores"], **_row(row, costs)})
+        found.append({**dict.fromkeys(metrics), **row["scores"], **_row(row, costs)})
         added |= dict.fromkeys(name for name in row["scores"] if name not in metrics)
     return pd.DataFrame(found), tuple(added)
 

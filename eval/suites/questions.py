@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from tripletune.data_builders.readers import linked
 from tripletune.eval import context_links, find_metrics, load_task, score_answer, task_questions, write_context_corpus
 from tripletune.eval.controls import LoopControl, OtherFacts, run_histories
 from tripletune.eval.costs import WEIGHTED, read_prices, summarise_questions, unused_roles
@@ -166,7 +167,8 @@ class QuestionSuite(Suite):
             if not self._passages:
                 raise ValueError(f"--gold {options.gold} names no passage of {place}: give the links of this corpus")
         elif options.corpus and (corpus or system.model == "none"):
-            links = partial(context_links, self.items(), Path(options.corpus))
+            questions = (one for one in linked(self.items, options.corpus) if isinstance(one, Question))
+            links = partial(context_links, questions, Path(options.corpus))
             self.gold = self.opened.once(("links", options.corpus, options.task, options.data, options.limit), links)
         llm = teacher = None
         if self.teacher is not None:
@@ -211,7 +213,8 @@ class QuestionSuite(Suite):
             asked = self.task.template.replace("{question}", item.question)
             reply = Trace(asked, error=reply.error, seconds=reply.seconds)
         reply.question_id = item.id
-        scores = score_answer(reply.answer, item.answers, self.metrics, item.short_answers, self.task.refusal)
+        gold = item.answers, self.metrics, item.short_answers, self.task.refusal
+        scores = score_answer(reply.answer, *gold) if item.answers else {}
         if self.gold is not None:
             wanted = self.gold.get(item.id, frozenset())
         else:
@@ -225,7 +228,7 @@ class QuestionSuite(Suite):
             "answers": list(item.answers),
             **({"short_answers": item.short_answers} if item.short_answers else {}),
             "prediction": reply.answer,
-            "scores": {name: 0.0 if reply.error else scores[name] for name in self.task.metrics},
+            "scores": {name: 0.0 if reply.error else scores[name] for name in self.task.metrics if name in scores},
             "supporting": sorted(wanted),
             "supporting_recall": recall(found, wanted) if wanted and reply.steps else None,
             "error": reply.error,

@@ -22,6 +22,7 @@ class DropReason(StrEnum):
 
     SUPPORT_NOT_IN_CONTEXT = "a supporting title is not in the context"
     NO_SUPPORT = "no supporting document"
+    NO_ANSWER = "no gold answer"
     UNANSWERABLE = "marked unanswerable by the benchmark"
     REPEATED_ID = "question id seen before"
     NO_ANNOTATION = "no annotation for the question"
@@ -50,11 +51,13 @@ class Hop:
     Attributes:
         question: The single-hop question; `#k` stands for the answer of the k-th hop, counted from 1.
         passage_index: Where the answer stands: an index into the question's passages.
+        triples: The passage's facts, where the row gives them.
     """
 
     question: str
     answer: str
     passage_index: int
+    triples: tuple[Triple, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class Question:
     """One benchmark question.
 
     Attributes:
-        answers: Gold answer first, then its aliases.
+        answers: Gold answer first, then its aliases; empty where none is known.
         passages: All passages of the row, distractors included.
         supporting: Indices of the supporting passages, distinct, in order of their first supporting fact or of the
             gold reasoning. Empty when the row names none.
@@ -70,6 +73,8 @@ class Question:
         evidences: Gold evidence triples, in reasoning order.
         search: The question as it is searched, where `question` has choices behind it.
         short_answers: Of a question with several readings the aliases of each one's short answer (ASQA).
+        links: Ids or titles of the supporting passages in a corpus; `data_builders.readers.linked` appends these to
+            `passages`.
     """
 
     id: str
@@ -83,6 +88,7 @@ class Question:
     evidences: tuple[Triple, ...] = ()
     search: str = ""
     short_answers: tuple[tuple[str, ...], ...] = ()
+    links: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

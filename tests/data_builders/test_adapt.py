@@ -103,6 +103,6 @@ def test_silver_triples_are_counted_and_other_rows_refused(tmp_path):
     ],
 )  # fmt: skip
 def test_questions_of_other_projects(tmp_path, row, identity):
-    (question,) = get_reader("short_form")(write_lines(tmp_path / "rows.jsonl", [row]))
+    (question,) = get_reader("qa")(write_lines(tmp_path / "rows.jsonl", [row]))
     assert (question.id, question.question, question.answers) == (identity, "Q?", ("A",))
     assert question.type == row.get("question_type", "")

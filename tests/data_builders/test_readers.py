@@ -268,7 +268,7 @@ def test_answers_in_every_layout_are_lists(tmp_path):
         {"question": "Q10?", "possible_answers": "['Ann' 'Bo']", "answer": None},
         {"question": "Q11?", "golden_answers": [], "answer": False, "answer_aliases": "['nope']"},
     ]
-    questions = read(tmp_path, "short_form", *rows)
+    questions = read(tmp_path, "qa", *rows)
     assert [question.answers for question in questions] == [
         ("Max Born", "Born"),
         ("Max Born", "Born"),
@@ -286,13 +286,13 @@ def test_answers_in_every_layout_are_lists(tmp_path):
     assert [question.id for question in questions[:3]] == ["17", "18", "t1"]
     assert len(questions[3].id) == 16
     with pytest.raises(ValueError, match=r"rows\.jsonl:1: the row has no gold answer"):
-        read(tmp_path, "short_form", {"question": "Q?", "answers": [""]})
+        read(tmp_path, "qa", {"question": "Q?", "answers": [""]})
     for answers in ("['Ann', 'b", "[Ann, Bo]", [["Ann"]], {"names": ["Ann"]}):
         with pytest.raises(ValueError, match=r"rows\.jsonl:1: "):
-            read(tmp_path, "short_form", {"question": "Q?", "answers": answers})
+            read(tmp_path, "qa", {"question": "Q?", "answers": answers})
 
 
-@pytest.mark.parametrize(("reader", "name"), [("short_form", "ctxs"), ("asqa", "docs")])
+@pytest.mark.parametrize(("reader", "name"), [("qa", "ctxs"), ("asqa", "docs")])
 def test_passages_that_come_with_a_question(tmp_path, reader, name):
     texts = [{"title": "Oslo", "text": "A city.", "score": 1.5}, {"title": "No text", "text": " "}, {"text": "x"}]
     row = {"id": "1", "question": "Q?", "answers": ["A"], "annotations": [{"long_answer": "A."}], name: texts}
@@ -346,8 +346,8 @@ def test_only_true_and_false_claims(tmp_path):
         ("hotpotqa", "hotpotqa_dev.jsonl", 240),
         ("two_wiki", "2wikimultihopqa_dev.jsonl", 64),
         ("musique", "musique_ans_dev.jsonl", 80),
-        ("short_form", "popqa.jsonl", 300),
-        ("short_form", "triviaqa.jsonl", 200),
+        ("qa", "popqa.jsonl", 300),
+        ("qa", "triviaqa.jsonl", 200),
         ("multiple_choice", "arc_challenge.jsonl", 299),
         ("multiple_choice", "arc_easy.jsonl", 400),
         ("arc_easy", "arc_easy.jsonl", 400),

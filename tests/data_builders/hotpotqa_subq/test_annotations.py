@@ -6,7 +6,7 @@ import pytest
 from tests.cli import write_lines
 from tripletune.data_builders.hotpotqa_subq.annotations import (
     MALFORMED_TRIPLES,
-    MusiqueTeacher,
+    DecomposingTeacher,
     RecordedTeacher,
     TripleLookup,
     TwoWikiTeacher,
@@ -112,7 +112,7 @@ def test_musique_documents_follow_the_hops_and_repeat_none(tmp_path):
     ]
     path = write_lines(tmp_path / "t.jsonl", rows)
     asked = question("Frank Herbert", "Dune", hops=(*HOPS, Hop("who is #2", "x", 1)))
-    documents, subqueries, triples = replies(MusiqueTeacher(path, Counter()), asked)
+    documents, subqueries, triples = replies(DecomposingTeacher(path, Counter()), asked)
     assert documents == [1, 0]
     assert subqueries == ["Who is the author of Dune?", "Where was Frank Herbert born?"]
     assert triples == [[Triple("Dune", "author", "Frank Herbert")], []]
@@ -165,7 +165,7 @@ def test_open_teacher_looks_into_the_file(tmp_path):
     triples = write_lines(tmp_path / "t.jsonl", [{"title": "A", "text": "x", "triples": []}])
     assert isinstance(open_teacher("hotpotqa", recorded, Counter()), RecordedTeacher)
     assert isinstance(open_teacher("musique", recorded, Counter()), RecordedTeacher)
-    assert isinstance(open_teacher("musique", triples, Counter()), MusiqueTeacher)
+    assert isinstance(open_teacher("musique", triples, Counter()), DecomposingTeacher)
     assert isinstance(open_teacher("two_wiki", None, Counter()), TwoWikiTeacher)
     with pytest.raises(ValueError, match="'hotpotqa' needs recorded teacher replies"):
         open_teacher("hotpotqa", triples, Counter())

@@ -1,0 +1,84 @@
+"""The plain format: questions with their answers, custom ones and those of PopQA, TriviaQA and files laid out alike.
+
+    {"id", "question", "answers", "supporting": [title or id, ...], "context": [{"id", "title", "text"}, ...],
+     "steps": [{"question", "passage": title or id, "triples": [[s, p, o]], "answer"}]}
+
+Only the question is required; without an answer it can be asked and not scored. `supporting` and `steps` name passages
+of `context` or else of a corpus (`linked`); a step without `passage` has the supporting passage of its number. The
+lines of a `.txt` file are questions.
+
+PopQA (Mallen et al., 2022): `{"id", "question", "possible_answers"}`, where copies store the answers as text. TriviaQA
+(Joshi et al., 2017): the hub's `{"question_id", "question", "answer": {"value", "aliases"}}`. FlashRAG's files
+of all sets: `{"id", "question", "golden_answers"}`. GraphRAG-Bench: `{"id", "source", "question", "answer",
+"question_type"}`; its novels share ids, so the id of a question begins with its source. UltraDomain: `{"_id", "input",
+"answers"}`. The texts of both are made a corpus by `tripletune data adapt`. A question's own passages, best first,
+stand under `ctxs` (Self-RAG's files) or `docs` (ALCE's), too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from tripletune.data_builders.readers._rows import (
+    Row,
+    find_passage,
+    gold_answers,
+    own_passages,
+    question_id,
+    required_text,
+    source_rows,
+)
+from tripletune.models.data.fields import checked, given, name_field, name_list, shown
+from tripletune.models.data.questions import Dropped, Hop, Question
+from tripletune.models.data.records import Passage
+from tripletune.models.data.triples import triples_from_json
+from tripletune.models.files import read_text
+
+_GOLD = ("possible_answers", "golden_answers", "answers", "answer")
+
+
+def read_questions(
+    location: str, issues: Counter[str] | None = None, source: str = "qa"
+) -> Iterator[Question | Dropped]:
+    """Stream the questions; see `data_builders.readers.Reader` for arguments and errors."""
+    for where, row in _lines(location) if location.endswith(".txt") else source_rows(location):
+        question = required_text(row, ("question", "input"), where)
+        identity = question_id(row, where, question, "id", "question_id", "_id")
+        kind, novel = name_field(row, where, "question_type", "type"), name_field(row, where, "source")
+        identity = f"{novel}:{identity}" if "question_type" in row and novel else identity
+        answers = gold_answers(row, where, _GOLD) if given(row, *_GOLD) is not None else ()
+        passages, names = own_passages(row, where), name_list(row, where, "supporting")
+        steps = [
+            _step(step, where, names[number : number + 1]) for number, step in enumerate(given(row, "steps") or ())
+        ]
+        wanted = dict.fromkeys([*names, *(name for name, _ in steps)])
+        found = {name: place for name in wanted if (place := _place(name, passages)) is not None}
+        links = tuple(wanted) if len(found) < len(wanted) else ()
+        index = {name: len(passages) + number for number, name in enumerate(links)} or found
+        hops = tuple(replace(hop, passage_index=index[name]) for name, hop in steps)
+        supporting = () if links else tuple(dict.fromkeys(found.values()))
+        yield Question(identity, question, answers, passages, supporting, kind, source, hops=hops, links=links)
+
+
+def _step(step: object, where: str, supporting: Sequence[str]) -> tuple[str, Hop]:
+    """A step and the name of its passage."""
+    found = checked(step, f"{where}: steps", {"question": str, "triples?": list, "passage?": str, "answer?": str})
+    name = found.get("passage") or "".join(supporting)
+    if not name:
+        raise ValueError(f"{where}: the step {shown(step)} names no passage, and no supporting one has its number")
+    triples = triples_from_json(found.get("triples", ()), where)
+    return name, Hop(found["question"], found.get("answer", ""), -1, tuple(triples))
+
+
+def _place(name: str, passages: Sequence[Passage]) -> int | None:
+    """The index of the passage with this id, else this title."""
+    ids = [passage.id for passage in passages]
+    return ids.index(name) if name in ids else find_passage(name, passages)
+
+
+def _lines(location: str) -> Iterator[tuple[str, Row]]:
+    for number, line in enumerate(read_text(location).splitlines(), 1):
+        if line.strip():
+            yield f"{location}:{number}", {"question": line.strip()}
