@@ -28,6 +28,10 @@ from tripletune.rag.systems.cirag import DEFAULT, GRANULARITIES
 LEVELS = (*GRANULARITIES, DEFAULT)
 COSTS = ("calls", "tokens_read", "tokens_written", WEIGHTED)
 _CALLS = "calls."
+# Columns of `_row` that are not known where one of these parts is not.
+_TOKENS = ("prompt_tokens", "completion_tokens")
+_SUMS = {"calls": ("calls",), "tokens_read": _TOKENS[:1], "tokens_written": _TOKENS[1:], "tokens": _TOKENS,
+         WEIGHTED: _TOKENS, "seconds": ("seconds",)}  # fmt: skip
 _SESSION = {"began": str, "version?": str, "commit?": str, "alone?": bool, "embedded?": int}
 _ABOUT = {"questions?": int, "concurrency?": int, "command?": [str], "sessions?": [_SESSION]}
 
@@ -130,7 +134,7 @@ def figures_of(run: Run) -> dict[str, Any]:
             "ended_by": _counted(rows["stop"]),
         },
         "cost": bootstrap_means(costs, None),
-        "indexing": weighted(run.indexing),
+        "indexing": {} if run.settings["system"] == "answers" else weighted(run.indexing),
         "embedded": max((one.get("embedded", 0) for one in run.sessions), default=None),
         "roles": {role: _per_question(found, len(rows)) for role, found in run.roles.items() if found} or None,
         "latency": {"unknown": reason}
@@ -157,8 +161,9 @@ def untimed(run: Run) -> str:
         return "another evaluation used the machine at the time"
     if None in alone:
         return "it is not known whether it had the machine for itself"
-    spared = (run.rows["calls"] - run.rows["sent"].astype(float)).sum()
-    return f"{spared:,.0f} of its calls were not sent: the ledger had the replies" if spared else ""
+    if spared := (run.rows["calls"].astype(float) - run.rows["sent"].astype(float)).sum():
+        return f"{spared:,.0f} of its calls were not sent: the ledger had the replies"
+    return "the file of answers does not tell it" if run.rows["seconds"].isna().any() else ""
 
 
 def _rows(path: Path, settings: Mapping[str, Any], costs: Costs) -> tuple[pd.DataFrame, tuple[str, ...]]:
@@ -178,8 +183,9 @@ def _row(row: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
     wanted = set(row.get("supporting") or ())
     kept, own = details.get("core_passages"), costs.add(trace)
     # Who notes no role of a call notes neither its price nor that it was not sent.
+    unknown = details.get("unknown", ())
     roles = sum(count for key, count in trace["tallies"].items() if key.startswith(_CALLS)) == trace["calls"]
-    return {
+    figures = {
         **{name: row[name] for name in ("id", "type", "question", "answers", "prediction")},
         "hops": len(wanted) or None,  # as far as the supporting passages are known
         "failed": bool(row["error"]),
@@ -201,6 +207,8 @@ def _row(row: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
         "recall": recalls_of(row),
         "kept": recall(kept, wanted) if wanted and not row["error"] and kept is not None else None,
     }
+    # What an outside program did not tell.
+    return figures | {name: None for name, parts in _SUMS.items() if any(part in unknown for part in parts)}
 
 
 def _counted(values: pd.Series) -> dict[str, int]:

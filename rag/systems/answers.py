@@ -36,6 +36,7 @@ async def answers(question: str, search: str, tools: Tools, options: AnswersOpti
     if row is None:
         raise ValueError(f"{options.answers} has no answer to question {tools.question_id}")
     counts: dict[str, Any] = {name: row.get(name) or 0 for name in (*_COUNTS, "seconds")}
+    counts["details"] = {"unknown": [name for name in counts if row.get(name) is None]}
     trace = Trace(question, answer=row["answer"].strip(), stop_reason="single_pass", **counts)
     if passages := row["passages"]:
         trace.add_step(Step(search), [Retrieved(passage, 0.0) for passage in passages])

@@ -9,6 +9,7 @@ from tests.cli import write_lines
 from tests.fakes import Client
 from tripletune.eval import load_task, task_names
 from tripletune.eval.__main__ import main, parser
+from tripletune.eval.report.runs import figures_of, read_folder
 from tripletune.eval.suites.questions import QuestionSuite, evaluate, suites_of
 from tripletune.eval.systems import QuestionOptions, read_options
 from tripletune.models.llm import Completion, Generator
@@ -379,6 +380,10 @@ def test_answers_of_another_program(files, error_of):
     assert found["metrics"]["exact_match"]["mean"] == pytest.approx(5 / 6)
     assert (found["failed"], found["cost"]["prompt_tokens"]) == (1, 45)
     assert found["recall"]["shown@2"]["mean"] == pytest.approx(5 / 6)
+    figures = figures_of(read_folder(str(files / "theirs")))
+    assert "calls" not in figures["cost"], "what the file does not tell is not known, not 0"
+    assert "tokens_read" in figures["cost"]
+    assert figures["indexing"] == {}
     write_lines(files / "theirs.jsonl", [*rows, rows[0]])
     assert main([*words, "--overwrite", "--answers", str(files / "theirs.jsonl")]) == 2
     assert "theirs.jsonl:6: a second answer to question h0" in error_of()
