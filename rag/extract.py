@@ -25,7 +25,7 @@ from tripletune.models.data.records import Passage, corpus_file, read_corpus
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import check_new, json_line, new_file
 from tripletune.models.llm import CallError, RepliesPending, SetupError
-from tripletune.models.llm.backends import LLMOptions, backend_names
+from tripletune.models.llm.backends import LLMOptions, add_llm, backend_names
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.replies import all_of, in_workers
 from tripletune.models.options import setting
@@ -269,6 +269,7 @@ def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
     who.add_argument("--model", help="a trained model: run, checkpoint, export or merged folder, or hub id; decoder "
         "or encoder-decoder")  # fmt: skip
     who.add_argument("--teacher", choices=backend_names(), help="a chat model behind this backend, see --teacher-model")
+    add_llm(who)
     add("--prompt", metavar="FILE", help="system prompt instead of ours (rag/prompts/extract_triples.md for a teacher; "
         "for a trained model that in its folder, or models/prompts/extract_triples.md)")  # fmt: skip
     add("--prompts-of", choices=PROMPTS_OF, help="with --teacher: prompts of a system's loop; cirag and ppr ask for "

@@ -5,6 +5,7 @@ import sys
 
 PROGRAMS = {
     "build subq": ("data_builders.hotpotqa_subq", "HotpotQA-SUBQ from questions and a teacher"),
+    "build questions": ("data_builders.questions", "questions over your own corpus, made and checked by a teacher"),
     "build pairs": ("data_builders.text_to_triples", "text-to-triples pairs"),
     "build trajectories": ("data_builders.trajectories", "chats of a teacher in a loop, for distillation"),
     "build corpus": ("data_builders.corpus", "passages of benchmark files, for retrieval"),

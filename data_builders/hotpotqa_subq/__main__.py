@@ -8,7 +8,6 @@ not label a single question; 130 interrupted.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -37,9 +36,8 @@ from tripletune.models.data.questions import Question
 from tripletune.models.files import check_new
 from tripletune.models.llm import LLMClient
 from tripletune.models.llm.backends import open_client
+from tripletune.models.llm.costs import cost_lines
 from tripletune.models.program import run_program
-
-_PRICE = re.compile(r"\d+(\.\d+)?,\d+(\.\d+)?")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -77,26 +75,14 @@ def open_base_model(options: BuildOptions, ledger: str) -> LLMClient:
 
 
 def _show(sources: list[Source], options: BuildOptions, price: str | None) -> None:
-    if price and not _PRICE.fullmatch(price):
-        raise ValueError(f"--price {price}: write dollars per million tokens as IN,OUT, for example 0.15,0.6")
-    dollars = [float(part) for part in price.split(",")] if price else None
     counted, count = "as characters / 4 (no --tokenizer)", None
     if options.tokenizer:
         count = token_counter(options.tokenizer)
         counted = f"as the tokenizer of {options.tokenizer} splits the first {SAMPLE} prompts"
     questions, stages = estimate(sources, options, count)
-    stages["all"] = [sum(numbers) for numbers in zip(*stages.values())]
-    lines = [f"{questions:,} questions; nothing was sent"]
-    lines.append(f"{'stage, at most':16}{'calls':>14}{'input tokens':>18}{'output tokens':>18}{'cost':>14}")
-    for role, (calls, read, written) in stages.items():
-        cost = "-" if dollars is None else f"${(read * dollars[0] + written * dollars[1]) / 1e6:,.2f}"
-        lines.append(f"{role:16}{calls:>14,}{read:>18,.0f}{written:>18,.0f}{cost:>14}")
-    lines.append(f"Tokens are counted {counted}.")
-    lines.append("Replies that the ledger has cost nothing, repair turns are not counted.")
+    lines = [f"{questions:,} questions; nothing was sent", *cost_lines(stages, price, counted)]
     if options.direct_answer_model or options.direct_answers:
         lines.append("Questions that the base model answers directly cost nothing either.")
-    if dollars is None:
-        lines.append("For the cost give the model's price: --price IN,OUT in dollars per million tokens.")
     print("\n".join(lines))
 
 

@@ -17,7 +17,7 @@ from tripletune.data_builders.hotpotqa_subq import FirstSubquery, Shown
 from tripletune.data_builders.hotpotqa_subq.annotations import PARTS
 from tripletune.data_builders.readers import get_reader, linked
 from tripletune.models.data.questions import Dropped, DropReason, Question
-from tripletune.models.llm.backends import LLMOptions, backend_names
+from tripletune.models.llm.backends import LLMOptions, add_llm, backend_names
 from tripletune.models.options import rare, require, setting
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, progress
 
@@ -221,6 +221,7 @@ def subq_parser() -> CommandParser:
         help="who labels: recorded replies and gold annotations, or an LLM of one of the backends, which labels "
         "the sources without annotations (default: annotations)")  # fmt: skip
     add_arguments(parser, LLMOptions, "teacher", only=("model",))
+    add_llm(parser)
     add("--dry-run", action="store_true", help="send nothing; show the most calls and tokens it would take")
     add("--price", metavar="IN,OUT", help="dollars per million tokens read and written, for --dry-run")
     for title, names in _GROUPS.items():

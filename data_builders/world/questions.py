@@ -19,6 +19,7 @@ from itertools import combinations, islice, pairwise
 from operator import itemgetter
 from string import ascii_uppercase
 
+from tripletune.data_builders.questions import CHAIN_KINDS, COMMON, COMPARISON, INTERSECTION
 from tripletune.data_builders.world import (
     RELATION_OF,
     RELATIONS,
@@ -30,10 +31,6 @@ from tripletune.data_builders.world import (
     Relation,
 )
 
-CHAIN_KINDS: tuple[str, ...] = ("1-hop", "2-hop", "3-hop", "4-hop")
-COMPARISON = "comparison"
-INTERSECTION = "intersection"
-COMMON = "common"
 KINDS: tuple[str, ...] = (*CHAIN_KINDS, COMPARISON, INTERSECTION, COMMON)
 _ATTEMPTS = 2000
 _YES_NO = 0.4

@@ -177,9 +177,14 @@ class _ChatModel(argparse.Action):
 
 def add_chat_model(group: Any, *others: str) -> None:
     """Give a group of a parser `--llm` and `--teacher-…`; the fields `others` have an argument elsewhere."""
+    add_llm(group)
+    add_arguments(group, LLMOptions, "teacher", only=[one.name for one in fields(LLMOptions) if one.name not in others])
+
+
+def add_llm(group: Any) -> None:
+    """Give a group of a parser with `--teacher-…` the flag `--llm`."""
     about = "the chat model, BACKEND:MODEL[@URL,URL], instead of --teacher, --teacher-model and --teacher-url"
     group.add_argument("--llm", action=_ChatModel, metavar="MODEL", help=about)
-    add_arguments(group, LLMOptions, "teacher", only=[one.name for one in fields(LLMOptions) if one.name not in others])
 
 
 def open_client(options: LLMOptions, environment: Mapping[str, str] = os.environ) -> LedgerClient:

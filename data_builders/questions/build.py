@@ -1,0 +1,278 @@
+"""Builds questions over a corpus of one's own, split by document: drafts, a teacher's words, files and card.
+
+The files are those of the fictional world: `train.jsonl` and `test.jsonl` in HotpotQA's layout, the gold decisions
+beside them in `train.teacher.jsonl`. Calls are kept in a ledger, so a build can be killed and run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, suppress
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from sentencex import segment
+
+from tripletune.data_builders.datasets import in_order
+from tripletune.data_builders.datasets.writer import CARD, DROPPED, STATISTICS, BuildFacts, card_body
+from tripletune.data_builders.hotpotqa_subq.annotations import TripleLookup
+from tripletune.data_builders.questions import decision_row, question_row
+from tripletune.data_builders.questions.facts import PATH_KINDS, Draft, FactGraph, hold_out, key, names, spoken
+from tripletune.data_builders.questions.teacher import (
+    MAX_TOKENS,
+    Rejection,
+    Wording,
+    load_question_prompts,
+    make_question,
+)
+from tripletune.data_builders.readers._rows import title_key
+from tripletune.models.data.records import Passage, corpus_file, read_corpus
+from tripletune.models.files import file_digest, json_line, new_folder, write_json, write_text
+from tripletune.models.llm import CallError, LLMClient, RepliesPending, Sampling, SetupError
+from tripletune.models.llm.ledger_client import RetriesExhausted
+from tripletune.models.llm.replies import UnusableReply
+from tripletune.models.options import CheckedOptions, rare, setting
+from tripletune.models.program import progress
+from tripletune.models.tables import Table
+
+logger = logging.getLogger(__name__)
+
+PARTS = TRAIN, TEST = "train", "test"
+MADE = (STATISTICS, CARD, DROPPED, *(f"{part}.*jsonl" for part in PARTS))
+UNTITLED = "passages without a title: a question can need one of them at most"
+_MIX = "1-hop=25,2-hop=40,3-hop=12,4-hop=5,comparison=10,intersection=8"
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionBuildOptions(CheckedOptions):
+    """What questions to make."""
+
+    corpus: str = field(metadata={"help": "passages: JSON lines, or the folder of `build passages`"})
+    triples: str = field(metadata={"help": "their triples: a store of `rag extract`, or JSON lines"})
+    count: int = setting(500, "questions to make, held-out ones included", at_least=1)
+    holdout: float = setting(
+        0.2, "share of the questions for testing, about documents with this share of the facts", at_least=0, below=1
+    )
+    seed: int = setting(0, "seed of split and draws")
+    kinds: str = setting(_MIX, "kinds of questions by weight; where one runs out the others fill in")
+    tries: float = setting(3.0, "most drafts for each question, since some are rejected", at_least=1)
+    context: int = setting(10, "passages in the context of a question, distractors included", at_least=4)
+    prompts: str | None = setting(
+        None, "folder with prompts of your own: questions_word.md, questions_read.md, questions_recall.md"
+    )
+    copied: int = rare(8, "words in a row that a question may not share with a passage", at_least=2)
+
+    def check(self) -> list[str]:
+        """What no single value shows."""
+        with suppress(ValueError):
+            if self.weights().keys() <= set(PATH_KINDS) and min(self.weights().values()) > 0:
+                return []
+        return [f"kinds: {self.kinds!r} is not like {_MIX}: a weight above 0 for some of {', '.join(PATH_KINDS)}"]
+
+    def weights(self) -> dict[str, float]:
+        """The weight of each kind."""
+        pairs = (part.split("=") for part in self.kinds.split(","))
+        return {name.strip(): float(weight) for name, weight in pairs}
+
+    def wanted(self) -> dict[str, int]:
+        """Questions by part."""
+        held_out = round(self.count * self.holdout)
+        return {part: number for part, number in zip(PARTS, (self.count - held_out, held_out)) if number}
+
+
+class Material:
+    """Passages with their triples, the part that each one is in, and the drafts over them."""
+
+    def __init__(self, options: QuestionBuildOptions) -> None:
+        self.options, self.counts = options, Counter[str]()
+        self.passages = list(read_corpus(options.corpus, blank_texts=True))
+        documents = [str(one.source.get("document") or one.title or one.id) for one in self.passages]
+        self.counts[UNTITLED] = sum(not passage.title for passage in self.passages)
+        lookup = TripleLookup(options.triples, self.counts)
+        self.triples = [lookup(passage) for passage in progress(self.passages, "passages")]
+        lookup.check()
+        self.graph = FactGraph(self.passages, self.triples)
+        sizes = Counter(documents[fact.passage] for fact in self.graph.facts)
+        if options.holdout and len(sizes) < 2:
+            raise ValueError(
+                f"{options.corpus}: facts that can be asked for stand in {len(sizes)} document(s), and a split by "
+                "document needs two: add documents, extract more triples, or set --holdout 0"
+            )
+        links = self.graph.links(documents) if options.holdout else {}
+        self.held_out = hold_out(sizes, links, options.holdout, options.seed) if options.holdout else set[str]()
+        self.numbers: dict[str, list[int]] = {part: [] for part in PARTS}
+        for number, document in enumerate(documents):
+            self.numbers[TEST if document in self.held_out else TRAIN].append(number)
+        self.documents = {part: len({documents[n] for n in numbers}) for part, numbers in self.numbers.items()}
+        self._about: dict[str, set[int]] = defaultdict(set)
+        for fact in self.graph.facts:
+            for name in fact.ends:
+                self._about[key(name)].add(fact.passage)
+
+    def drafts(self, part: str) -> Iterator[Draft]:
+        """The drafts of a part, `tries` times the questions wanted at most."""
+        seed, most = f"{self.options.seed}/{part}", round(self.options.tries * self.options.wanted()[part])
+        return islice(self.graph.drafts(set(self.numbers[part]), self.options.weights(), seed, self.counts), most)
+
+    def of(self, draft: Draft) -> list[Passage]:
+        """The passage of each fact."""
+        return [self.passages[fact.passage] for fact in draft.facts]
+
+    def rows(self, part: str, draft: Draft, made: Wording) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A question's row and that of its gold decisions."""
+        titles = [passage.title for passage in self.of(draft)]
+        context = map(self.passages.__getitem__, self._context(part, draft))
+        shown = {passage.title: list(segment("en", passage.text)) for passage in context}
+        facts = []
+        for title, sought in zip(titles, draft.sought):
+            stated = (n for n, sentence in enumerate(shown[title]) if names(spoken(sentence), sought))
+            facts.append((title, next(stated, 0)))
+        triples = {t: [one.as_list() for one in self.triples[f.passage]] for t, f in zip(titles, draft.facts)}
+        return (
+            question_row(draft.id, draft.kind, made.question, draft.answer, facts, shown),
+            decision_row(draft.id, draft.kind, dict(zip(titles, made.subqueries)), triples),
+        )
+
+    def _context(self, part: str, draft: Draft) -> list[int]:
+        """A question's passages and distractors of its part, half of them about the same things; no title twice."""
+        rng, size, own = random.Random(draft.id), self.options.context, self.numbers[part]
+        needed = [fact.passage for fact in draft.facts]
+        same = set().union(*(self._about[key(name)] for name in (*draft.given, *draft.sought)))
+        near = sorted(same.intersection(own))
+        near = rng.sample(near, min(len(near), (size - len(needed)) // 2))
+        chosen: dict[str, int] = {}
+        for n in [*needed, *near, *(rng.choice(own) for _ in range(20 * size))]:
+            if len(chosen) < size:
+                chosen.setdefault(title_key(self.passages[n].title), n)
+        return rng.sample(list(chosen.values()), len(chosen))
+
+
+class QuestionBuild:
+    """One pass over the drafts of both parts: what is kept, and what is rejected and why."""
+
+    def __init__(self, material: Material, client: LLMClient, sampling: Sampling) -> None:
+        self._material, self._options, self._client = material, material.options, client
+        self._prompts = load_question_prompts(self._options.prompts)
+        self._sampling = {role: replace(sampling, max_tokens=most) for role, most in MAX_TOKENS.items()}
+        self.kept: dict[str, list[tuple[Draft, Wording]]] = {part: [] for part in self._options.wanted()}
+        self.rejected: list[dict[str, Any]] = []
+        self._asked = set[str]()
+
+    async def run(self) -> None:
+        """Make the questions of each part; a rejected draft is replaced by the next one."""
+        for part, wanted in self._options.wanted().items():
+            drafts, kept = self._material.drafts(part), self.kept[part]
+            while batch := list(islice(drafts, wanted - len(kept))):
+                pending = None
+                # How many go out at once is the client's business.
+                async with aclosing(in_order(iter(progress(batch, part)), self._make, len(batch))) as results:
+                    async for draft, made in results:
+                        pending = made if isinstance(made, RepliesPending) else pending
+                        self._take(part, draft, made)
+                if pending:
+                    raise RepliesPending(self._client.pending_message() or str(pending))
+                logger.info(
+                    "%s: %d of %d questions, %d drafts rejected so far", part, len(kept), wanted, len(self.rejected)
+                )
+
+    async def _make(self, draft: Draft) -> Wording | Exception:
+        try:
+            return await make_question(
+                self._client, self._prompts, self._sampling, draft, self._material.of(draft), self._options.copied
+            )
+        except (RetriesExhausted, SetupError):
+            raise
+        except (UnusableReply, CallError, RepliesPending) as error:
+            return error.with_traceback(None)
+
+    def _take(self, part: str, draft: Draft, made: Wording | Exception) -> None:
+        if isinstance(made, Wording) and key(made.question) not in self._asked:
+            self._asked.add(key(made.question))
+            self.kept[part].append((draft, made))
+            return
+        reason = Rejection.REPEATED if isinstance(made, Wording) else Rejection.CALL_REFUSED
+        if isinstance(made, UnusableReply):
+            reason = Rejection(made.reason) if made.reason in list(Rejection) else Rejection.UNREADABLE
+        said = made.explanation if isinstance(made, UnusableReply) else str(made)
+        facts = [fact.triple.as_list() for fact in draft.facts]
+        row = {"split": part, "question_id": draft.id, "kind": draft.kind, "facts": facts, "answer": draft.answer}
+        self.rejected.append({**row, "reason": str(reason), "detail": said, "reply": getattr(made, "reply", "")})
+
+    def write(self, folder: Path) -> dict[str, int]:
+        """Write questions, gold decisions, rejected drafts, statistics and card; gives the number of questions."""
+        files: dict[str, Any] = {DROPPED: self.rejected}
+        for part, kept in self.kept.items():
+            pairs = [self._material.rows(part, *one) for one in kept]
+            files |= dict(zip((f"{part}.jsonl", f"{part}.teacher.jsonl"), zip(*pairs)))
+        for name, rows in files.items():
+            with (folder / name).open("w", encoding="utf-8", newline="\n") as file:
+                file.writelines(map(json_line, rows))
+        splits = {part: len(kept) for part, kept in self.kept.items()}
+        kinds = {part: Counter(draft.kind for draft, _ in kept) for part, kept in self.kept.items()}
+        numbers = {"records": sum(splits.values()), "splits": splits, "kinds": kinds, "samples": {}}
+        table = Table(["kind", *splits], [[k, *(str(one[k]) for one in kinds.values())] for k in PATH_KINDS], "Kinds")
+        card = card_body(_kind(table), facts := self._facts(), numbers)
+        shards = "".join(f"\n  - split: {part}\n    path: {part}.jsonl" for part in splits)
+        head = f"---\nconfigs:\n- config_name: default\n  data_files:{shards}\n---\n\n"
+        write_text(folder / CARD, head + card)
+        write_json(folder / STATISTICS, {"statistics": numbers, "build": asdict(facts)})
+        return splits
+
+    def _facts(self) -> BuildFacts:
+        found = {part: Counter(row["reason"] for row in self.rejected if row["split"] == part) for part in self.kept}
+        notes = [f"The part {part} is about {n:,} documents." for part, n in self._material.documents.items() if n]
+        for part, wanted in self._options.wanted().items():
+            if (made := len(self.kept[part])) < wanted:
+                notes.append(f"The part {part} has {made:,} of the {wanted:,} questions that were asked for.")
+                logger.warning("%s", notes[-1])
+        return BuildFacts(
+            title="Questions over a corpus",
+            summary="Questions over the facts of a corpus with answers, supporting passages, sub-queries and triples, "
+            "worded by a teacher, checked by program and by the teacher. Questions of `test` are about documents of "
+            f"which `train` has no passage; `{DROPPED}` has the rejected drafts.",
+            drops={part: {str(r): counts[r] for r in Rejection if counts[r]} for part, counts in found.items()},
+            issues=dict(+self._material.counts),
+            files={str(f): file_digest(f) for f in (corpus_file(self._options.corpus), self._options.triples)},
+            options=asdict(self._options) | {"held out": ", ".join(sorted(self._material.held_out))},
+            prompts={self._prompts.files[name]: digest for name, digest in self._prompts.digests().items()},
+            models={"teacher": self._client.model},
+            notes=notes,
+        )
+
+
+def _kind(table: Table) -> Any:
+    return SimpleNamespace(plural="questions", tables=lambda numbers, facts: [table])
+
+
+def build_questions(
+    options: QuestionBuildOptions,
+    output: str,
+    overwrite: bool,
+    open_client: Callable[[], LLMClient],
+    sampling: Sampling | None = None,
+) -> dict[str, int]:
+    """Build the folder; gives the number of questions by part."""
+
+    async def run(material: Material) -> QuestionBuild:
+        client = open_client()
+        try:
+            build = QuestionBuild(material, client, sampling or Sampling())
+            await build.run()
+            return build
+        finally:
+            await client.close()
+
+    with new_folder(output, MADE, overwrite, [options.corpus, options.triples]) as folder:
+        build = asyncio.run(run(Material(options)))
+        if not any(build.kept.values()):
+            reasons = Counter(row["reason"] for row in build.rejected)
+            found = "; ".join(f"{n} x {reason}" for reason, n in reasons.items())
+            raise ValueError(f"no question could be made ({found or 'the triples give no path of these kinds'})")
+        return build.write(folder)
