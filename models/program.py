@@ -49,7 +49,8 @@ _FULL = re.compile(
     re.IGNORECASE,
 )
 # Packages that not everybody has, and the extra that brings them.
-EXTRAS = {"anthropic": "teachers", "bitsandbytes": "qlora", "matplotlib": "plots", "mauve": "mauve",
+EXTRAS = {"anthropic": "teachers", "bitsandbytes": "qlora", "charset_normalizer": "documents", "mammoth": "documents",
+          "markdown_it": "documents", "matplotlib": "plots", "mauve": "mauve", "pypdfium2": "documents",
           "openai": "teachers", "ray": "ray"}  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import runpy
 import sys
 
 PROGRAMS = {
+    "build passages": ("data_builders.documents.build", "passages of documents: Markdown, PDF, HTML, DOCX, tables"),
     "build subq": ("data_builders.hotpotqa_subq", "HotpotQA-SUBQ from questions and a teacher"),
     "build questions": ("data_builders.questions", "questions over your own corpus, made and checked by a teacher"),
     "build pairs": ("data_builders.text_to_triples", "text-to-triples pairs"),

@@ -1,0 +1,1 @@
+"""Documents of one's own, and the passages they are cut into."""

@@ -1,0 +1,298 @@
+"""Documents as paragraphs under their headings: text, Markdown, HTML, DOCX, PDF, and rows with a column of text.
+
+Markdown and DOCX are read as the HTML that `markdown-it-py` and `mammoth` make of them, PDF by PDFium. Text, HTML and
+rows are streamed, of a PDF one page is in memory, Markdown is converted some MiB at a time, DOCX as a whole.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import regex
+
+from tripletune.data_builders.readers._rows import Row, source_rows
+from tripletune.models.data.fields import name_field, text_field
+
+TEXTS = ("text", "contents", "content", "body", "passage", "context", "page_content")
+TITLES = ("title", "name", "heading", "subject")
+_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe\0\0": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+# Encodings of a text whose words hold some bytes, and mostly bytes, that are not ASCII.
+_LATIN = ["cp1252", "cp1250", "cp1254", "cp1257"]
+_OTHERS = ["cp1251", "koi8_r", "cp1253", "cp1255", "cp1256", "cp932", "euc_jp", "gb18030", "big5", "euc_kr"]
+# Bytes by which an encoding is told; characters of a paragraph without end; of text that is converted at once.
+_SAMPLE, _PARAGRAPH, _PART = 1 << 16, 1 << 16, 1 << 20
+# A longer one is a paragraph that somebody has set large.
+_LONGEST_HEADING = 200
+_FRONT_MATTER = re.compile(r"\A---[ \t]*\n.*?\n(?:---|\.\.\.)[ \t]*\n", re.DOTALL)
+# Of a page: what may end a sentence of the page before.
+_SENTENCE_END = regex.compile(r"\p{Ll}.{0,600}?[.!?…](?=\s|$)", regex.DOTALL)
+# Of HTML: what is no text, what begins and ends a paragraph, and headings.
+_SKIPPED = re.compile("script|style|template|svg|nav|title|noscript|select|button")
+_BLOCKS = re.compile(
+    "address|article|aside|blockquote|body|caption|d[dlt]|details|div|fig(caption|ure)|footer|form|header|hr|html|li|main|"
+    "ol|p|pre|section|summary|table|t(body|foot|head|r)|ul|h[1-6]"
+)
+_HEADING = re.compile("h[1-6]")
+
+
+class Block(NamedTuple):
+    """A paragraph: its text, the headings that it stands under, and its page of a PDF or row of a table."""
+
+    text: str
+    heading: tuple[str, ...] = ()
+    page: int | None = None
+    row: int | None = None
+
+
+class Unreadable(ValueError):
+    """Why a document gives no text: a reason that documents share, a colon, and what more is known."""
+
+
+def read_blocks(path: Path, texts: Iterable[str], titles: Iterable[str], notes: Counter[str]) -> Iterator[Block]:
+    """The paragraphs of a document; `notes` counts what is odd.
+
+    Args:
+        texts: Names that the column of text may have where the document has rows.
+        titles: Names that the column of titles may have.
+
+    Raises:
+        Unreadable: It can't be read, or not to its end.
+    """
+    found, ending = False, path.suffix.lower()
+    if not path.stat().st_size:
+        raise Unreadable("empty")
+    try:
+        table = _TABLES[ending](path, notes) if ending in _TABLES else None
+        for block in _READERS[ending](path, notes) if table is None else _rows(table, texts, titles, notes):
+            if block.text.strip():
+                found = True
+                yield block
+    except (Unreadable, ImportError):
+        raise
+    except Exception as error:  # the parsers of foreign formats raise all kinds
+        said = str(error).removeprefix(f"{path}:").strip()
+        raise Unreadable(f"damaged: {said or type(error).__name__}") from None
+    if not found:
+        raise Unreadable("without text" + (": scanned pages?" if notes["pages without text"] else ""))
+
+
+def _text(path: Path, notes: Counter[str]) -> Iterator[Block]:
+    with _open(path, notes) as file:
+        yield from map(Block, _paragraphs(file))
+
+
+def _paragraphs(file: IO[str]) -> Iterator[str]:
+    """Lines up to a blank one; a paragraph that has no end is cut."""
+    text = ""
+    while line := file.readline(_PARAGRAPH):
+        text += line
+        if not line.strip() or len(text) > _PARAGRAPH:
+            yield text
+            text = ""
+    yield text
+
+
+def _markdown(path: Path, notes: Counter[str]) -> Iterator[Block]:
+    from markdown_it import MarkdownIt
+
+    render = MarkdownIt("commonmark").enable("table").render
+
+    def parts(file: IO[str]) -> Iterator[str]:
+        text = _FRONT_MATTER.sub("", file.read(_SAMPLE))
+        for paragraph in _paragraphs(file):
+            text += paragraph
+            if len(text) > _PART:
+                yield render(text)
+                text = ""
+        yield render(text)
+
+    with _open(path, notes) as file:
+        yield from _Html().blocks(parts(file))
+
+
+def _html(path: Path, notes: Counter[str]) -> Iterator[Block]:
+    with _open(path, notes) as file:
+        yield from _Html().blocks(iter(lambda: file.read(_SAMPLE), ""))
+
+
+def _docx(path: Path, notes: Counter[str]) -> Iterator[Block]:
+    import mammoth
+
+    no_image = mammoth.images.img_element(lambda image: {})
+    with path.open("rb") as file:
+        made = mammoth.convert_to_html(file, convert_image=no_image, style_map="p[style-name='Title'] => h1:fresh")
+    yield from _Html().blocks([made.value])
+
+
+class _Html(HTMLParser):
+    """Paragraphs of HTML; cells of a table's row are one, with bars between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ready, self._parts, self._path, self._skipped = list[Block](), list[str](), dict[str, str](), 0
+
+    def blocks(self, texts: Iterable[str]) -> Iterator[Block]:
+        for text in texts:
+            self.feed(text)
+            yield from self._ready
+            self._ready.clear()
+        self.close()
+        self._end()
+        yield from self._ready
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self._skipped += _SKIPPED.fullmatch(tag) is not None
+        if _BLOCKS.fullmatch(tag):
+            self._end()
+        elif tag in ("td", "th") and "".join(self._parts).strip():
+            self._parts.append(" | ")
+        elif tag == "br":
+            self._parts.append(" ")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._skipped = max(self._skipped - (_SKIPPED.fullmatch(tag) is not None), 0)
+        if _BLOCKS.fullmatch(tag):
+            self._end(tag)
+
+    def handle_data(self, data: str) -> None:
+        if not self._skipped:
+            self._parts.append(data)
+
+    def _end(self, tag: str = "") -> None:
+        """What was read is a heading or a paragraph."""
+        text = " ".join("".join(self._parts).split())
+        self._parts.clear()
+        if _HEADING.fullmatch(tag) and 0 < len(text) <= _LONGEST_HEADING:
+            self._path = {level: name for level, name in self._path.items() if level < tag} | {tag: text}
+        elif text:
+            self._ready.append(Block(text, tuple(self._path.values())))
+
+
+def _pdf(path: Path, notes: Counter[str]) -> Iterator[Block]:
+    import pypdfium2
+
+    try:
+        document = pypdfium2.PdfDocument(path)
+    except pypdfium2.PdfiumError as error:
+        raise Unreadable("needs a password" if "assword" in str(error) else f"damaged: {error}") from None
+    with closing(document):
+        marks: dict[int | None, list[tuple[int, str]]] = {}
+        for mark in document.get_toc():
+            place = mark.get_dest()
+            marks.setdefault(place and place.get_index(), []).append((mark.level, " ".join(mark.get_title().split())))
+        heading, before = list[str](), Block("")
+        for number in range(len(document)):
+            text = _page_text(document, number, notes)
+            # The end of a sentence that the page before began.
+            if before.text and before.text[-1] not in ".!?:;…" and (end := _SENTENCE_END.match(text)):
+                before, text = before._replace(text=f"{before.text} {end[0]}"), text[end.end() :].strip()
+            for level, title in marks.get(number, ()):
+                # What stands above it on the page belongs to the heading before.
+                words = r"\s+".join(map(re.escape, title.split()))
+                if title and (found := re.search(rf"^[\W\d]*{words}\s*$", text, re.MULTILINE)):
+                    yield before
+                    before = Block(text[: found.start()].strip(), tuple(heading), number + 1)
+                    text = text[found.end() :].strip()
+                heading = [*heading[:level], title]
+            yield before
+            before = Block(text, tuple(heading), number + 1)
+        yield before
+
+
+def _page_text(document: Any, number: int, notes: Counter[str]) -> str:
+    from pypdfium2 import PdfiumError
+
+    text = ""
+    try:
+        with closing(document[number]) as page, closing(page.get_textpage()) as found:
+            # U+FFFE is a hyphen at the end of a line.
+            text = found.get_text_range().replace("\ufffe", "").strip()
+            notes["pages without text"] += not text
+    except PdfiumError:
+        notes["pages that can't be read"] += 1
+    return text
+
+
+def _csv(path: Path, notes: Counter[str]) -> Iterator[tuple[str, Row]]:
+    csv.field_size_limit(sys.maxsize)
+    with _open(path, notes, newline="") as file:
+        head = file.readline(_PARAGRAPH)
+        file.seek(0)
+        rows = csv.DictReader(file, delimiter=max("\t;,|", key=head.count), skipinitialspace=True)
+        for number, row in enumerate(rows, 1):
+            yield f"row {number}", {str(name): value for name, value in row.items()}
+
+
+def _rows(
+    rows: Iterable[tuple[str, Row]], texts: Iterable[str], titles: Iterable[str], notes: Counter[str]
+) -> Iterator[Block]:
+    known, names = False, dict[str, None]()
+    for number, (where, row) in enumerate(rows, 1):
+        known, names = known or not row.keys().isdisjoint(texts), names or dict.fromkeys(row)
+        text, title = text_field(row, where, *texts), " ".join(name_field(row, where, *titles).split())
+        notes["rows without text"] += not text.strip()
+        for paragraph in re.split(r"\n\s*\n", text):
+            yield Block(paragraph, (title,) if title else (), row=number)
+    if not known:
+        raise Unreadable(f"no column of text: it has {', '.join(names) or 'nothing'}; name one with --text-column")
+
+
+def _open(path: Path, notes: Counter[str], newline: str | None = None) -> IO[str]:
+    encoding = _encoding(path)
+    notes[f"read as {encoding}"] += not encoding.startswith("utf-8")
+    return path.open(encoding=encoding, errors="replace", newline=newline)
+
+
+def _encoding(path: Path) -> str:
+    """The encoding of a text: by its byte-order mark, UTF-8 where all of it is, or a guess."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with path.open("rb") as file:
+        sample = file.read(_SAMPLE)
+        if marked := next((name for mark, name in _MARKS.items() if sample.startswith(mark)), None):
+            return marked
+        if b"\0" in sample:
+            raise Unreadable("binary")
+        try:
+            while sample:
+                decoder.decode(sample)
+                sample = file.read(_SAMPLE)
+            decoder.decode(b"", True)
+            return "utf-8"
+        except UnicodeDecodeError as error:
+            return _guess(sample or error.object)
+
+
+def _guess(sample: bytes) -> str:
+    from charset_normalizer import from_bytes
+
+    words = b"".join(word for word in sample.split() if not word.isascii())
+    latin = sum(byte > 127 for byte in words) < len(words) / 2
+    matches = from_bytes(sample, cp_isolation=_LATIN if latin else _OTHERS)
+    if (best := matches.best()) is None:
+        raise Unreadable("binary")
+    # In a short text, accents of Western languages are as likely to be those of another one.
+    equal = [one for one in matches if (one.chaos, one.coherence) == (best.chaos, best.coherence)]
+    return "cp1252" if any("cp1252" in one.could_be_from_charset for one in equal) else best.encoding
+
+
+_READERS: dict[str, Callable[[Path, Counter[str]], Iterator[Block]]] = {
+    **dict.fromkeys((".txt", ".text", ".rst"), _text),
+    **dict.fromkeys((".md", ".markdown"), _markdown),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), _html),
+    ".docx": _docx,
+    ".pdf": _pdf,
+}
+_TABLES: dict[str, Callable[[Path, Counter[str]], Iterator[tuple[str, Row]]]] = {
+    **dict.fromkeys((".jsonl", ".ndjson", ".json", ".parquet"), lambda path, _: source_rows(str(path))),
+    **dict.fromkeys((".csv", ".tsv"), _csv),
+}
+ENDINGS = {*_READERS, *_TABLES}

@@ -1,0 +1,268 @@
+"""Passages of documents: cut between sentences, under their headings, each with what cites it.
+
+    tripletune build passages --documents folder --output mine
+
+writes `corpus.jsonl`, `README.md` and `documents.sqlite`, where the same command finds what it need not read again:
+documents with the same digest, read with the same options. A passage's id depends on its title, which names document
+and headings, and its text alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass, field
+from itertools import chain, groupby, islice
+from pathlib import Path
+from typing import Any
+
+from tripletune.data_builders.documents.blocks import ENDINGS, TEXTS, TITLES, Block, Unreadable, read_blocks
+from tripletune.models.data.pieces import Span, joined, pack, sentences
+from tripletune.models.data.records import CORPUS, one_line, passage_id
+from tripletune.models.data.words import detect
+from tripletune.models.files import (
+    LOCK,
+    check_folder,
+    few,
+    file_digest,
+    json_line,
+    lock_folder,
+    new_file,
+    write_text,
+)
+from tripletune.models.options import CheckedOptions, setting
+from tripletune.models.program import CommandParser, add_arguments, from_arguments, progress, run_program
+from tripletune.models.sqlite import Kind, open_database
+from tripletune.models.tables import printable
+
+STORE, CARD = "documents.sqlite", "README.md"
+# "TDOC" in ASCII.
+_STORE = Kind("store of documents", 0x54444F43, 1, """
+CREATE TABLE documents (name TEXT PRIMARY KEY, digest TEXT NOT NULL, notes TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE passages (
+    document TEXT NOT NULL, number INTEGER NOT NULL, id TEXT NOT NULL, row TEXT NOT NULL,
+    PRIMARY KEY (document, number), UNIQUE (document, id)
+) WITHOUT ROWID;
+""")  # fmt: skip
+_CARD = f"""# Passages of documents
+
+`{CORPUS}`, a `--corpus`, holds passages of at most {{size:,}} characters, one on a line: `id`, `title` (document ›
+headings), `text`, `document`, `page` (of a PDF), `heading`, `position` (first and last character in the document's
+text, without markup and with white space folded). `tripletune build passages` reads unchanged documents from `{STORE}`.
+"""
+# Raised when documents are read or cut in another way.
+_VERSION = 1
+# Paragraphs by which the language of a document is told, and characters of each.
+_PARAGRAPHS, _READ = 20, 300
+
+
+@dataclass(frozen=True, slots=True)
+class PassageOptions(CheckedOptions):
+    """How documents are cut."""
+
+    size: int = setting(1000, "most characters of a passage (about 250 tokens)", at_least=50)
+    text_column: str | None = setting(
+        None, f"column of the text in JSONL, CSV and Parquet (default: the first of {', '.join(TEXTS)})"
+    )
+    title_column: str | None = setting(None, f"column of titles (default: the first of {', '.join(TITLES)})")
+
+
+@dataclass
+class Build:
+    """What a build did.
+
+    Attributes:
+        left_out: Files that gave no passage, and why: a reason that files share, a colon, what more is known.
+        notes: What is odd about documents that were read, and in which how often.
+        counts: Documents by what became of them, and passages: added, gone, all.
+    """
+
+    left_out: dict[str, str]
+    notes: defaultdict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def changes(self) -> str:
+        """What became of documents and passages, in words."""
+        states = {name: n for name, n in self.counts.items() if n and name not in ("added", "gone", "all")}
+        documents = f"{sum(states.values()):,} documents: {', '.join(f'{n:,} {name}' for name, n in states.items())}"
+        added, gone, passages = (self.counts[name] for name in ("added", "gone", "all"))
+        return f"{documents}; {added:,} passages new, {gone:,} gone, {passages:,} in all"
+
+    def oddities(self, most: int) -> list[str]:
+        """What was left out, and what else is odd, each with the names of a few files."""
+        found = defaultdict[str, list[str]](list)
+        for name, problem in sorted(self.left_out.items()):
+            reason, _, more = problem.partition(": ")
+            found[f"left out, {reason}"].append(f"{name} ({more})" if more else name)
+        for note, where in self.notes.items():
+            found[note] = [f"{name} ({count})" if count > 1 else name for name, count in sorted(where.items())]
+        return [f"{reason} ({len(names):,}): {few(names, most)}" for reason, names in sorted(found.items())]
+
+
+def find_documents(paths: Sequence[str | Path]) -> tuple[dict[str, Path], dict[str, str]]:
+    """The documents in folders, or files, by name, and why other files are left out.
+
+    A document is named by its path in the one folder, or in that which holds all `paths`.
+    """
+    if missing := [str(path) for path in paths if not Path(path).exists()]:
+        raise FileNotFoundError(f"no such file or folder: {', '.join(missing)}")
+    places = [Path(os.path.abspath(path)) for path in paths]
+    top = os.path.commonpath([place if place.is_dir() else place.parent for place in places])
+    found, left_out = dict[str, Path](), dict[str, str]()
+    for place in places:
+        for path, problem in _walk(place) if place.is_dir() else [(place, _problem(place))]:
+            name = os.fsencode(os.path.relpath(path, top)).decode("utf-8", "replace").replace(os.sep, "/")
+            if problem:
+                left_out[name] = problem
+            else:
+                found[name] = path
+    return dict(sorted(found.items())), left_out
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Files with "" or why they are left out, and so the folders that are not entered."""
+    closed = list[OSError]()
+    for root, folders, files in os.walk(folder, onerror=closed.append):
+        for name in [*folders, *files]:
+            path = Path(root, name)
+            problem = "hidden" if name.startswith(".") else "links, which are not followed" if path.is_symlink() else ""
+            if name in files:
+                yield path, problem or _problem(path)
+            elif problem:
+                folders.remove(name)
+                yield path, problem
+    yield from ((Path(error.filename), "can't be opened") for error in closed)
+
+
+def _problem(path: Path) -> str:
+    if not path.is_file():
+        return "no regular file"
+    return "" if path.suffix.lower() in ENDINGS else f"of a kind that is not read: {path.suffix or 'no ending'}"
+
+
+def passages_of(document: str, blocks: Iterable[Block], size: int) -> Iterator[dict[str, Any]]:
+    """Rows of a corpus; positions are those in the blocks' text, a line each."""
+    blocks = iter(blocks)
+    head = list(islice(blocks, _PARAGRAPHS))
+    language = detect("\n".join(block.text[:_READ] for block in head))
+    end = -1
+
+    def spans(group: Iterable[Block]) -> Iterator[Span]:
+        nonlocal end
+        for block in group:
+            for span in sentences(block.text, size, language, end + 1):
+                yield span
+            end = span.end
+
+    for (heading, page, _), group in groupby(chain(head, blocks), key=lambda block: block[1:]):
+        title = one_line(" › ".join([document, *heading]))
+        about = {"document": document} | ({"page": page} if page else {})
+        about |= {"heading": " › ".join(heading)} if heading else {}
+        for piece in pack(spans(group), size, by_content=True):
+            text, position = joined(piece), [piece[0].start, piece[-1].end]
+            yield {"id": passage_id(title, text), "title": title, "text": text, **about, "position": position}
+
+
+def build_passages(options: PassageOptions, documents: Sequence[str | Path], output: str | Path) -> Build:
+    """Make or update a folder of passages; a build that was stopped is continued.
+
+    Raises:
+        ValueError: No document could be read.
+    """
+    folder = Path(output)
+    check_folder(folder, (STORE, f"{STORE}-*", LOCK), True, documents, continues=STORE)
+    found, left_out = find_documents(documents)
+    build = Build(left_out)
+    lock = lock_folder(folder, f"output folder {folder}: another program is writing it")
+    with lock or nullcontext(), closing(open_database(folder / STORE, _STORE)) as database:
+        for name, path in progress(found.items(), "reading", "document"):
+            _read(database, name, path, options, build)
+        for (name,) in database.execute("SELECT name FROM documents").fetchall():
+            if name not in found:
+                build.counts["gone"] += len(_forget(database, name))
+                build.counts["deleted"] += 1
+        for name, notes in database.execute("SELECT name, notes FROM documents"):
+            for note, count in json.loads(notes).items():
+                build.notes[note][name] = count
+        ((build.counts["all"],),) = database.execute("SELECT COUNT(*) FROM passages")
+        if not build.counts["all"]:
+            raise ValueError("; ".join(["nothing could be read", *build.oddities(3)]))
+        with new_file(folder / CORPUS) as scratch, scratch.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(row for (row,) in database.execute("SELECT row FROM passages ORDER BY document, number"))
+        odd = "".join(f"- {line}\n" for line in build.oddities(20))
+        write_text(folder / CARD, f"{_CARD.format(size=options.size)}\n{odd}")
+        (folder / LOCK).unlink(missing_ok=True)
+    return build
+
+
+def _read(database: sqlite3.Connection, name: str, path: Path, options: PassageOptions, build: Build) -> None:
+    """Bring the passages of a document up to date."""
+    columns = (
+        (options.text_column,) if options.text_column else TEXTS,
+        (options.title_column,) if options.title_column else TITLES,
+    )
+    known = database.execute("SELECT digest FROM documents WHERE name = ?", (name,)).fetchone()
+    notes, new, digest = Counter[str](), set[str](), ""
+    try:
+        digest = f"{file_digest(path)} {_VERSION} {json.dumps(asdict(options))}"
+        if known == (digest,):
+            build.counts["kept"] += 1
+            return
+        with database:
+            database.execute("BEGIN IMMEDIATE")
+            old = _forget(database, name)
+            rows = passages_of(name, read_blocks(path, *columns, notes), options.size)
+            stored = ((name, number, row["id"], json_line(row)) for number, row in enumerate(rows))
+            database.executemany("INSERT OR IGNORE INTO passages VALUES (?, ?, ?, ?)", stored)
+            database.execute("INSERT INTO documents VALUES (?, ?, ?)", (name, digest, json.dumps(+notes)))
+            new = _ids(database, name)
+    except (OSError, Unreadable) as problem:
+        old = _forget(database, name)
+        build.left_out[name] = (
+            str(problem) if isinstance(problem, Unreadable) else f"can't be opened: {problem.strerror or problem}"
+        )
+    state = "changed" if known and new else "no longer read" if known else "new"
+    build.counts.update({state: int(bool(known or new)), "added": len(new - old), "gone": len(old - new)})
+
+
+def _ids(database: sqlite3.Connection, document: str) -> set[str]:
+    return {name for (name,) in database.execute("SELECT id FROM passages WHERE document = ?", (document,))}
+
+
+def _forget(database: sqlite3.Connection, document: str) -> set[str]:
+    """Remove a document; gives the ids of its passages."""
+    old = _ids(database, document)
+    database.execute("DELETE FROM passages WHERE document = ?", (document,))
+    database.execute("DELETE FROM documents WHERE name = ?", (document,))
+    return old
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; bad input, and documents none of which can be read, end it with one line and exit code 2."""
+    parser = CommandParser(
+        prog="tripletune build passages",
+        description="Cut documents (text, Markdown, HTML, PDF, DOCX, JSONL, CSV, Parquet) into passages for retrieval; "
+        "run again, it reads what has changed.",
+        example="tripletune build passages --documents folder --output mine",
+    )
+    about = "folders and files; hidden files and links in folders are left out"
+    parser.add_argument("--documents", required=True, nargs="+", action="extend", metavar="PATH", help=about)
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder of the passages, new or to be updated")
+    add_arguments(parser, PassageOptions)
+    given = parser.parse_args(arguments)
+
+    def program() -> None:
+        build = build_passages(from_arguments(PassageOptions, given), given.documents, given.output)
+        lines = [f"{given.output}: {build.changes()}", *build.oddities(3)]
+        print(printable("\n  ".join(lines)))  # noqa: T201
+
+    return run_program(program)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,266 @@
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli import read_lines, run
+from tests.data_builders.files import LOCKED, docx, pdf
+from tripletune.data_builders.documents.build import PassageOptions, build_passages
+from tripletune.models.data.records import Passage, read_corpus
+
+MARKDOWN = """---
+title: not shown
+
+tags: [a]
+---
+# Handbook
+The *rules* of [Velo](http://velo.example/x). All of them.
+
+## Leave
+- Twenty days.
+- Ask Ida.
+
+```
+# no heading
+```
+
+| Name | Role |
+|---|---|
+| Ida | boss |
+
+# Prices
+Low.
+"""
+HTML = (
+    "<title>T</title><style>p {}</style><nav>menu</nav><h1>Site</h1><p>One<br>two &amp; three.<table><tr><th>A<th>B"
+    "<tr><td>1<td>2</table><h3>Deep</h3>bare <b>text</b><h2>Next</h2><div>End.</div>"
+)
+PAGES = [
+    ["Velo Corp 2024", "Handbook", "The com-", "pany makes bicycles in Kelm and"],
+    ["sells them in Oslo.", "2. Price List", "Prices are high."],
+    [],
+]
+
+
+def build(tmp_path, files, *words, output="mine"):
+    """Write these documents beside those that are there; rows of the corpus, and what was printed."""
+    for name, content in files.items():
+        path = tmp_path / "docs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    ran = run("build passages", "--documents", tmp_path / "docs", "--output", tmp_path / output, *words)
+    assert ran.code == 0, ran.err
+    return read_lines(tmp_path / output / "corpus.jsonl"), ran.out
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a/b.md", MARKDOWN, [
+            ("Handbook", "The rules of Velo. All of them."),
+            ("Handbook › Leave", "Twenty days.\nAsk Ida.\n# no heading\nName | Role\nIda | boss"),
+            ("Prices", "Low."),
+        ]),
+        ("c.HTML", HTML, [
+            ("Site", "One two & three.\nA | B\n1 | 2"), ("Site › Deep", "bare text"), ("Site › Next", "End."),
+        ]),
+        ("d.docx", docx([("Title", "T"), ("Normal", "Of it."), ("Heading1", "A & B"), ("Normal", "One."),
+                         ("Heading2", "Sub"), ("Normal", "Two.")]),
+         [("T", "Of it."), ("A & B", "One."), ("A & B › Sub", "Two.")]),
+        ("e.txt", "One line\nand another.\n\nA paragraph.", [("", "One line and another.\nA paragraph.")]),
+        ("f.jsonl", '{"contents": "One.", "title": 7}\n{"contents": "One."}\n{"contents": "Two."}\n',
+         [("7", "One."), ("", "One."), ("", "Two.")]),
+        ("g.json", '[{"text": "One.", "name": "N"}]', [("N", "One.")]),
+        ("h.csv", 'title;body\nX;"a ""b"", c;d"\nY;"two\n\nparts"\n', [("X", 'a "b", c;d'), ("Y", "two\nparts")]),
+        ("i.tsv", "text\tid\nOne, two.\t1\n", [("", "One, two.")]),
+    ],
+)  # fmt: skip
+def test_each_kind_of_document_is_read_under_its_headings(tmp_path, name, content, expected):
+    rows, _ = build(tmp_path, {name: content})
+    assert [(row.get("heading", ""), row["text"]) for row in rows] == expected
+    assert {row["document"] for row in rows} == {name}
+    assert [row["title"] for row in rows] == [" › ".join(filter(None, (name, heading))) for heading, _ in expected]
+    text = "\n".join(row["text"] for row in rows)
+    assert all(text[slice(*row["position"])] == row["text"] for row in rows)
+    (first, *_) = read_corpus(tmp_path / "mine")
+    assert (first.id, first.source["document"]) == (Passage(first.title, first.text).id, name)
+
+
+def test_a_page_of_a_pdf_is_cited_and_a_sentence_over_two_pages_is_one(tmp_path):
+    rows, out = build(tmp_path, {"a.pdf": pdf(PAGES, [("Handbook", 0), ("Price  List", 1)])})
+    assert [(row.get("heading"), row["page"], row["text"]) for row in rows] == [
+        (None, 1, "Velo Corp 2024"),
+        ("Handbook", 1, "The company makes bicycles in Kelm and sells them in Oslo."),
+        ("Price List", 2, "Prices are high."),
+    ]
+    assert "pages without text (1): a.pdf" in out
+
+
+def test_parquet_has_a_column_that_is_named(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (tmp_path / "docs").mkdir()
+    pq.write_table(pa.table({"answer": ["One.", None], "text": ["x", "y"]}), tmp_path / "docs" / "a.parquet")
+    rows, out = build(tmp_path, {}, "--text-column", "answer")
+    assert [row["text"] for row in rows] == ["One."]
+    assert "rows without text (1): a.parquet" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "read"),
+    [
+        ("Müller wohnt in Köln und heißt Jürgen.", "cp1252", "cp1252"),
+        ("Zażółć gęślą jaźń, proszę bardzo.", "cp1250", "cp1250"),
+        ("Привет, это короткий текст о городе Москва.", "cp1251", "cp1251"),
+        ("これは日本語の文章です。東京に住んでいます。", "shift_jis", "cp932"),
+        ("Grüße aus Köln.", "utf-16", "utf-16"),
+        ("Grüße aus Köln.", "utf-8-sig", None),
+        ("a" * 70_000 + " Grüße.", "utf-8", None),
+        (
+            "The old house stands near the river.\n" * 2_000 + " Straße am Nordufer, Grüße aus München, schöne Häuser.",
+            "cp1252",
+            "cp1252",
+        ),
+    ],
+)
+def test_encodings(tmp_path, text, encoding, read):
+    rows, out = build(tmp_path, {"a.txt": text.encode(encoding)}, "--size", "100000")
+    assert [row["text"].replace("\n", "") for row in rows][-1].endswith(text[-12:])
+    assert (f"read as {read} (1): a.txt" in out) == (read is not None)
+
+
+def test_what_can_not_be_read_is_named_by_reason_and_stops_nothing(tmp_path):
+    docs = tmp_path / "docs"
+    files = {
+        "good.txt": "Good.", "blank.md": " \n\n", "empty.md": "", "binary.txt": bytes(range(256)), "noend": "x",
+        "image.png": "x", ".hidden.md": "x", ".git/a.md": "x", "broken.pdf": b"%PDF-1.4 junk", "broken.docx": b"PK",
+        "locked.pdf": pdf([["a"]], extra=LOCKED), "scan.pdf": pdf([[], []]), "other.csv": "a,b\n1,2\n",
+        "bad.jsonl": '{"text": "fine"}\nnot json\n', "cut.parquet": b"PAR1", "number.jsonl": '{"text": 7}\n',
+    }  # fmt: skip
+    docs.mkdir()
+    (docs / "link.md").symlink_to(docs / "good.txt")
+    (docs / "out").symlink_to(tmp_path)
+    os.mkfifo(docs / "pipe.txt")
+    rows, out = build(tmp_path, files)
+    assert [row["document"] for row in rows] == ["good.txt"]
+    reasons = {
+        "hidden": [".git", ".hidden.md"], "empty": ["empty.md"], "without text": ["blank.md", "scan.pdf (scanned"],
+        "needs a password": ["locked.pdf"], "links, which are not followed": ["link.md", "out"],
+        "binary": ["binary.txt"], "of a kind that is not read": ["image.png (.png)", "noend (no ending)"],
+        "no regular file": ["pipe.txt"],
+        "damaged": ["bad.jsonl (2: not", "broken.docx", "broken.pdf", "cut.parquet", "number.jsonl (1: text"],
+        "no column of text": ["other.csv (it has a, b; name one with --text-column)"],
+    }  # fmt: skip
+    card = (tmp_path / "mine" / "README.md").read_text()
+    lines = {line.split(" (")[0]: line for line in card.splitlines() if line.startswith("- ")}
+    assert set(lines) == {f"- left out, {reason}" for reason in reasons}
+    for reason, names in reasons.items():
+        line = lines[f"- left out, {reason}"]
+        assert f"({len(names)}): " in line
+        assert all(name in line for name in names)
+    assert "1 documents: 1 new; 1 passages new, 0 gone, 1 in all" in out
+
+
+def test_where_nothing_can_be_read_it_says_why(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.png").write_text("x")
+    words = ["--output", tmp_path / "mine"]
+    ran = run("build passages", "--documents", tmp_path / "docs", *words)
+    assert ran.code == 2
+    assert ran.error == "error: nothing could be read; left out, of a kind that is not read (1): a.png (.png)"
+    assert run("build passages", "--documents", tmp_path / "none", *words).error.endswith(f"{tmp_path / 'none'}")
+    assert not (tmp_path / "mine" / "corpus.jsonl").exists()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "corpus.jsonl").write_text("mine")
+    ran = run("build passages", "--documents", tmp_path / "docs", "--output", tmp_path / "other")
+    assert "files that this program did not make (corpus.jsonl)" in ran.error
+
+
+def test_several_paths_are_named_from_the_folder_that_holds_them(tmp_path):
+    for name in ("x/docs/a.md", "y/docs/a.md", "z.md", "y/other.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("Text.")
+    paths = [tmp_path / one for one in ("x/docs", "y/docs", "y/docs/a.md", "z.md")]
+    build_passages(PassageOptions(), paths, tmp_path / "mine")
+    assert [one.title for one in read_corpus(tmp_path / "mine")] == ["x/docs/a.md", "y/docs/a.md", "z.md"]
+
+
+def sentences(count, seed=0):
+    rng = random.Random(seed)
+    return " ".join(f"Part {rng.randrange(10**6)} of it is in {rng.randrange(10**6)}." for _ in range(count))
+
+
+def test_only_what_has_changed_is_read_and_counted(tmp_path, monkeypatch):
+    files = {
+        "a.md": f"# A\n{sentences(400)}\n## B\nEnd.",
+        "b.txt": sentences(9, 1),
+        "c.txt": "Gone. Soon.",
+        "d.txt": "D",
+    }
+    before, out = build(tmp_path, files)
+    assert f"4 documents: 4 new; {len(before)} passages new, 0 gone, {len(before)} in all" in out
+    read = []
+    from tripletune.data_builders.documents import build as module
+
+    plain = module.read_blocks
+    monkeypatch.setattr(module, "read_blocks", lambda path, *more: read.append(path.name) or plain(path, *more))
+    (tmp_path / "docs" / "c.txt").unlink()
+    (tmp_path / "docs" / "d.txt").write_text("")
+    after, out = build(tmp_path, {"a.md": f"# A\nA new sentence. {files['a.md'][4:]}", "e.txt": "New."})
+    assert sorted(read) == ["a.md", "d.txt", "e.txt"]
+    old, new = ({row["id"] for row in rows} for rows in (before, after))
+    changes = f"{len(new - old)} passages new, {len(old - new)} gone, {len(after)} in all"
+    assert f"5 documents: 1 changed, 1 kept, 1 no longer read, 1 new, 1 deleted; {changes}" in out
+    assert 2 <= len(new - old) <= 5 < len(before) / 2
+    # Built at once it has the same bytes; with another size it is read again.
+    build(tmp_path, {}, output="again")
+    for name in ("corpus.jsonl", "README.md"):
+        assert (tmp_path / "mine" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    _, out = build(tmp_path, {}, "--size", "500")
+    assert "3 documents: 3 changed" in out
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tripletune.data_builders.documents import build
+plain = build.read_blocks
+def read(path, *more):
+    for number, block in enumerate(plain(path, *more)):
+        if path.name == "b.txt" and number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield block
+build.read_blocks = read
+build.build_passages(build.PassageOptions(), [sys.argv[1]], sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("update", [False, True])
+def test_a_build_that_was_killed_is_continued(tmp_path, update):
+    files = {"a.txt": "A.", "b.txt": "B.\n\nC.", "d.txt": "D."}
+    if update:
+        old, _ = build(tmp_path, {name: "Old. " for name in files})
+    else:
+        build(tmp_path, files, output="other")
+    for name, text in files.items():
+        (tmp_path / "docs" / name).write_text(text)
+    words = [sys.executable, "-c", KILLED, tmp_path / "docs", tmp_path / "mine"]
+    assert subprocess.run(words, check=False).returncode == -signal.SIGKILL
+    corpus = tmp_path / "mine" / "corpus.jsonl"
+    assert read_lines(corpus) == old if update else not corpus.exists()
+    rows, out = build(tmp_path, {})
+    assert "1 kept, 2 changed" in out if update else "1 kept, 2 new" in out
+    assert [row["text"] for row in rows] == ["A.", "B.\nC.", "D."]
+
+
+def test_an_own_file_beside_the_corpus_stays(tmp_path):
+    build(tmp_path, {"a.txt": "A."})
+    (tmp_path / "mine" / "triples.sqlite").write_text("mine")
+    build(tmp_path, {"a.txt": "B."})
+    assert (tmp_path / "mine" / "triples.sqlite").read_text() == "mine"
+    assert json.loads((tmp_path / "mine" / "corpus.jsonl").read_text())["text"] == "B."
