@@ -1,7 +1,7 @@
 """Builds questions over a corpus of one's own, split by document: drafts, a teacher's words, files and card.
 
-The files are those of the fictional world: `train.jsonl` and `test.jsonl` in HotpotQA's layout, the gold decisions
-beside them in `train.teacher.jsonl`. Calls are kept in a ledger, so a build can be killed and run again.
+`train.jsonl` and `test.jsonl` are in the plain format, with steps. Calls are kept in a ledger, so a build can be killed
+and run again.
 """
 
 from __future__ import annotations
@@ -18,13 +18,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from sentencex import segment
-
 from tripletune.data_builders.datasets import in_order
 from tripletune.data_builders.datasets.writer import CARD, DROPPED, STATISTICS, BuildFacts, card_body
 from tripletune.data_builders.hotpotqa_subq.annotations import TripleLookup
-from tripletune.data_builders.questions import decision_row, question_row
-from tripletune.data_builders.questions.facts import PATH_KINDS, Draft, FactGraph, hold_out, key, names, spoken
+from tripletune.data_builders.questions.facts import PATH_KINDS, Draft, FactGraph, hold_out, key
 from tripletune.data_builders.questions.teacher import (
     MAX_TOKENS,
     Rejection,
@@ -32,7 +29,6 @@ from tripletune.data_builders.questions.teacher import (
     load_question_prompts,
     make_question,
 )
-from tripletune.data_builders.readers._rows import title_key
 from tripletune.models.data.records import Passage, corpus_file, read_corpus
 from tripletune.models.files import file_digest, json_line, new_folder, write_json, write_text
 from tripletune.models.llm import CallError, LLMClient, RepliesPending, Sampling, SetupError
@@ -45,8 +41,7 @@ from tripletune.models.tables import Table
 logger = logging.getLogger(__name__)
 
 PARTS = TRAIN, TEST = "train", "test"
-MADE = (STATISTICS, CARD, DROPPED, *(f"{part}.*jsonl" for part in PARTS))
-UNTITLED = "passages without a title: a question can need one of them at most"
+MADE = (STATISTICS, CARD, DROPPED, *(f"{part}.jsonl" for part in PARTS))
 _MIX = "1-hop=25,2-hop=40,3-hop=12,4-hop=5,comparison=10,intersection=8"
 
 
@@ -94,7 +89,6 @@ class Material:
         self.options, self.counts = options, Counter[str]()
         self.passages = list(read_corpus(options.corpus, blank_texts=True))
         documents = [str(one.source.get("document") or one.title or one.id) for one in self.passages]
-        self.counts[UNTITLED] = sum(not passage.title for passage in self.passages)
         lookup = TripleLookup(options.triples, self.counts)
         self.triples = [lookup(passage) for passage in progress(self.passages, "passages")]
         lookup.check()
@@ -125,33 +119,30 @@ class Material:
         """The passage of each fact."""
         return [self.passages[fact.passage] for fact in draft.facts]
 
-    def rows(self, part: str, draft: Draft, made: Wording) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A question's row and that of its gold decisions."""
-        titles = [passage.title for passage in self.of(draft)]
-        context = map(self.passages.__getitem__, self._context(part, draft))
-        shown = {passage.title: list(segment("en", passage.text)) for passage in context}
-        facts = []
-        for title, sought in zip(titles, draft.sought):
-            stated = (n for n, sentence in enumerate(shown[title]) if names(spoken(sentence), sought))
-            facts.append((title, next(stated, 0)))
-        triples = {t: [one.as_list() for one in self.triples[f.passage]] for t, f in zip(titles, draft.facts)}
-        return (
-            question_row(draft.id, draft.kind, made.question, draft.answer, facts, shown),
-            decision_row(draft.id, draft.kind, dict(zip(titles, made.subqueries)), triples),
-        )
+    def row(self, part: str, draft: Draft, made: Wording) -> dict[str, Any]:
+        """A question in the plain format (`data_builders/readers/qa.py`)."""
+        steps = [
+            {"question": asked, "passage": self.passages[fact.passage].id, "answer": sought,
+             "triples": [triple.as_list() for triple in self.triples[fact.passage]]}
+            for fact, asked, sought in zip(draft.facts, made.subqueries, draft.sought)
+        ]  # fmt: skip
+        context = [self.passages[number] for number in self._context(part, draft)]
+        return {
+            "id": draft.id, "question": made.question, "answers": [draft.answer], "type": draft.kind,
+            "supporting": [step["passage"] for step in steps], "steps": steps,
+            "context": [{"id": one.id, "title": one.title, "text": one.text} for one in context],
+        }  # fmt: skip
 
     def _context(self, part: str, draft: Draft) -> list[int]:
-        """A question's passages and distractors of its part, half of them about the same things; no title twice."""
+        """A question's passages, and distractors of its part, half of them about the same things; in any order."""
         rng, size, own = random.Random(draft.id), self.options.context, self.numbers[part]
         needed = [fact.passage for fact in draft.facts]
         same = set().union(*(self._about[key(name)] for name in (*draft.given, *draft.sought)))
-        near = sorted(same.intersection(own))
+        near = sorted(same.intersection(own).difference(needed))
         near = rng.sample(near, min(len(near), (size - len(needed)) // 2))
-        chosen: dict[str, int] = {}
-        for n in [*needed, *near, *(rng.choice(own) for _ in range(20 * size))]:
-            if len(chosen) < size:
-                chosen.setdefault(title_key(self.passages[n].title), n)
-        return rng.sample(list(chosen.values()), len(chosen))
+        far = (rng.choice(own) for _ in range(20 * size))
+        chosen = list(islice(dict.fromkeys([*needed, *near, *far]), size))
+        return rng.sample(chosen, len(chosen))
 
 
 class QuestionBuild:
@@ -209,8 +200,7 @@ class QuestionBuild:
         """Write questions, gold decisions, rejected drafts, statistics and card; gives the number of questions."""
         files: dict[str, Any] = {DROPPED: self.rejected}
         for part, kept in self.kept.items():
-            pairs = [self._material.rows(part, *one) for one in kept]
-            files |= dict(zip((f"{part}.jsonl", f"{part}.teacher.jsonl"), zip(*pairs)))
+            files[f"{part}.jsonl"] = [self._material.row(part, *one) for one in kept]
         for name, rows in files.items():
             with (folder / name).open("w", encoding="utf-8", newline="\n") as file:
                 file.writelines(map(json_line, rows))

@@ -19,7 +19,6 @@ from functools import cache
 
 from tripletune.data_builders.hotpotqa_subq import BRACKETED
 from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON, INTERSECTION
-from tripletune.data_builders.readers._rows import title_key
 from tripletune.models.data.records import Passage, normalize_answer, passage_id
 from tripletune.models.data.triples import Triple
 
@@ -112,7 +111,6 @@ class FactGraph:
 
     def __init__(self, passages: Sequence[Passage], triples: Sequence[Sequence[Triple]]) -> None:
         self._texts = [spoken(passage.content) for passage in passages]
-        self._titles = [title_key(passage.title) for passage in passages]
         # What fits beside a name and a predicate: objects beside a subject, and the other way round.
         self._fits: dict[tuple[str, str, int], set[str]] = defaultdict(set)
         self._of: dict[str, list[StatedFact]] = defaultdict(list)
@@ -186,13 +184,10 @@ class FactGraph:
         return self._is_single(fact) and not any(
             fact.relation[1] == one.relation[1]
             or key(fact.triple.object) == one.relation[0]
-            or not self._differ(one, fact)
+            or fact.passage == one.passage
             or names(self._texts[one.passage], fact.triple.object)
             for one in path
         )
-
-    def _differ(self, one: StatedFact, other: StatedFact) -> bool:
-        return one.relation[0] != other.relation[0] and self._titles[one.passage] != self._titles[other.passage]
 
     def _says(self, fact: StatedFact) -> bool:
         return all(names(self._texts[fact.passage], name) for name in fact.ends)
@@ -200,7 +195,8 @@ class FactGraph:
     def _comparison(self, one: StatedFact, peers: Mapping[str, list[StatedFact]], rng: random.Random) -> Draft | None:
         """Which has less or more; or, of values that several things have, whether two have the same."""
         group = peers[one.relation[1]]
-        known = [fact for fact in _some(group, rng) if self._differ(one, fact) and self._says(fact)]
+        known = [fact for fact in _some(group, rng) if fact.relation[0] != one.relation[0] and self._says(fact)]
+        known = [fact for fact in known if fact.passage != one.passage]
         if not self._says(one):
             return None
         mine, test, answer = quantity(one.triple.object), "yes or no", "no"
@@ -235,7 +231,7 @@ class FactGraph:
                 ]
                 if (
                     is_name(thing)
-                    and self._titles[one.passage] != self._titles[other.passage]
+                    and one.passage != other.passage
                     and len({*map(key, given), key(thing)}) == 3
                     and min(map(len, fits)) > 1
                     and fits[0] & fits[1] == {key(thing)}

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tripletune.data_builders.questions import COMMON, decision_row, question_row
+from tripletune.data_builders.questions import COMPARISON
 from tripletune.data_builders.world import (
     MINIMUM_ARTICLES,
     RELATION_OF,
@@ -29,6 +29,7 @@ from tripletune.data_builders.world import (
     Relation,
 )
 from tripletune.data_builders.world.questions import (
+    COMMON,
     KINDS,
     QuestionMaker,
     WorldQuestion,
@@ -42,6 +43,7 @@ from tripletune.models.program import CommandParser, add_arguments, from_argumen
 logger = logging.getLogger(__name__)
 
 MANIFEST = "world.json"
+_LEVELS = {"1-hop": "easy", "3-hop": "hard", "4-hop": "hard", COMMON: "easy"}
 _NOUN_OPENING, _KIND_OPENING, _SHARED_SENTENCE, _FULL_STATEMENT = 0.7, 0.6, 0.4, 0.3
 _WEIGHTS = ("one_hop", "two_hop", "three_hop", "four_hop", "comparison", "intersection")
 _PREDICATES = sorted({relation.predicate for relation in RELATIONS})
@@ -239,17 +241,34 @@ class World:
     def question_rows(self) -> Iterator[dict[str, Any]]:
         """The questions in HotpotQA's official layout."""
         for number, (question, context) in enumerate(zip(self.questions, self.contexts)):
-            pairs = zip(question.helpful, question.predicates)
-            facts = [(title, self.articles[title].sentence_of[predicate]) for title, predicate in pairs]
-            shown = {title: list(self.articles[title].sentences) for title in context}
-            yield question_row(self._id(number), question.kind, question.text, question.answer, facts, shown)
+            yield {
+                "_id": self._id(number),
+                "question": question.text,
+                "answer": question.answer,
+                "type": COMPARISON if question.kind == COMPARISON else "bridge",
+                "level": _LEVELS.get(question.kind, "medium"),
+                "supporting_facts": [
+                    [title, self.articles[title].sentence_of[predicate]]
+                    for title, predicate in zip(question.helpful, question.predicates)
+                ],
+                "context": [[title, list(self.articles[title].sentences)] for title in context],
+            }
 
     def teacher_rows(self) -> Iterator[dict[str, Any]]:
-        """The gold decisions in the layout of recorded teacher replies."""
+        """The gold decisions in the layout of recorded teacher replies, with the kind of question added."""
         for number, question in enumerate(self.questions):
-            triples = {title: self.articles[title].rows for title in question.helpful}
-            asked = dict(zip(question.helpful, question.subqueries))
-            yield decision_row(self._id(number), question.kind, asked, triples)
+            yield {
+                "_id": self._id(number),
+                "helpful": list(question.helpful),
+                "subqueries": [
+                    {"title": title, "question": text} for title, text in zip(question.helpful, question.subqueries)
+                ],
+                "triples": {title: self.articles[title].rows for title in question.helpful},
+                "closed_book": "",
+                "note": "",
+                "kind": question.kind,
+                **({"direct": True} if question.kind == COMMON else {}),
+            }
 
     def article_rows(self, triples: bool) -> Iterator[dict[str, Any]]:
         """Every article as `{"title", "text"}`, with or without its `"triples"`."""

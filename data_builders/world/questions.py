@@ -19,7 +19,7 @@ from itertools import combinations, islice, pairwise
 from operator import itemgetter
 from string import ascii_uppercase
 
-from tripletune.data_builders.questions import CHAIN_KINDS, COMMON, COMPARISON, INTERSECTION
+from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON, INTERSECTION
 from tripletune.data_builders.world import (
     RELATION_OF,
     RELATIONS,
@@ -31,6 +31,7 @@ from tripletune.data_builders.world import (
     Relation,
 )
 
+COMMON = "common"
 KINDS: tuple[str, ...] = (*CHAIN_KINDS, COMPARISON, INTERSECTION, COMMON)
 _ATTEMPTS = 2000
 _YES_NO = 0.4
