@@ -1,7 +1,5 @@
-"""Ask one question, extract the triples of a corpus, index it: `tripletune ask`, `rag extract`, `export` and `index`.
+"""Extract the triples of a corpus, and index it: `tripletune rag extract`, `export` and `index`.
 
-tripletune ask "Who …?" --model FOLDER --corpus FILE --triples FILE
-tripletune ask "Who …?" --system ircot --llm openai:NAME --corpus FILE
 tripletune rag extract --corpus FILE --model FOLDER --output triples.sqlite
 tripletune rag export --corpus FILE --store triples.sqlite --output triples.jsonl
 tripletune rag index --corpus FILE --triples FILE --retriever dense --encoder SPEC --index DIR
@@ -17,17 +15,12 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from itertools import islice
 from typing import Any
 
-from tripletune.models.data.records import corpus_file, one_line, read_corpus
+from tripletune.models.data.records import corpus_file, read_corpus
 from tripletune.models.llm import SetupError
-from tripletune.models.llm.backends import LLMOptions, add_chat_model
-from tripletune.models.program import CommandParser, add_arguments, add_short_flags, from_arguments, run_program
-from tripletune.models.tables import printable
-from tripletune.rag import Trace, TraceAction, TraceStep, cited
-from tripletune.rag.answering import SystemOptions, open_system
+from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
 from tripletune.rag.extract import (
     CorpusExtraction,
     ExtractionCounts,
@@ -37,39 +30,9 @@ from tripletune.rag.extract import (
 )
 from tripletune.rag.extractor import open_extractor
 from tripletune.rag.search import SearchOptions, build_indexes
-from tripletune.rag.systems import SHORT, LoopOptions
 from tripletune.rag.triple_store import TripleStore
 
 logger = logging.getLogger(__name__)
-
-_SEARCH = [item.name for item in fields(SearchOptions)]
-
-
-def _ask(args: argparse.Namespace) -> None:
-    """Answer the question and show every step as it happens."""
-    if not args.question.strip():
-        raise ValueError("the question is empty")
-    if not args.teacher_model and args.teacher != LLMOptions.backend:
-        raise ValueError(f"--teacher {args.teacher}: name its --teacher-model")
-    teacher = from_arguments(LLMOptions, args, "teacher") if args.teacher_model else None
-
-    def show(event: TraceAction | TraceStep | Trace) -> None:
-        print(printable(event_line(event)), flush=True)
-
-    with open_system(from_arguments(SystemOptions, args), teacher) as system:
-        print(printable(f"Question: {args.question}"))
-        show(system.answer(args.question, watch=show))
-
-
-def event_line(event: TraceAction | TraceStep | Trace) -> str:
-    """A plan, what was retrieved for a sub-query, or why the loop ended and the answer."""
-    if isinstance(event, TraceAction):
-        return f"  plan      {one_line(event.reply)}"
-    if isinstance(event, TraceStep):
-        return f"  retrieve  {', '.join(map(cited, event.passages)) or 'nothing found'}"
-    shown = {one["id"]: cited(one) for step in event.steps for one in step.passages if one.get("source")}
-    sources = ", ".join(dict.fromkeys(shown[name] for name in event.shown if name in shown))
-    return f"  stop      {event.stop_reason}\nAnswer: {event.answer}" + (f"\nSources: {sources}" if sources else "")
 
 
 def extract(args: argparse.Namespace) -> int:
@@ -114,26 +77,6 @@ def export(args: argparse.Namespace) -> int:
     return 0
 
 
-def _add_ask(commands: Any) -> None:
-    about = "an option of the system's own, for example max_passages=10; repeatable"
-    parser = commands.add_parser(
-        "ask",
-        prog="tripletune ask",
-        help="answer one question",
-        others=about,
-        example='tripletune ask "Who wrote it?" --model runs/demo/export --corpus corpus.jsonl --triples triples.jsonl',
-    )
-    parser.add_argument("question")
-    # The calls of a teacher are kept in --teacher-ledger.
-    own = [item.name for item in fields(SystemOptions) if item.name not in ("set", "ledger", *_SEARCH)]
-    add_arguments(parser, SystemOptions, only=own)
-    add_arguments(parser.add_argument_group("retrieval"), SearchOptions)
-    add_short_flags(parser.add_argument_group("options of the system", SHORT), LoopOptions)
-    about = "a chat model instead of --model; with both, RAS plans with it and answers with --model"
-    add_chat_model(parser.add_argument_group("teacher model", about))
-    parser.set_defaults(run=_ask, level=logging.WARNING, ledger=None)
-
-
 def _add_extract(commands: Any) -> None:
     parser = commands.add_parser(
         "extract",
@@ -173,7 +116,7 @@ def _add_index(commands: Any) -> None:
     parser.set_defaults(run=lambda args: build_indexes(from_arguments(SearchOptions, args)), level=logging.INFO)
 
 
-_COMMANDS = {"ask": _add_ask, "extract": _add_extract, "export": _add_export, "index": _add_index}
+_COMMANDS = {"extract": _add_extract, "export": _add_export, "index": _add_index}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,9 +5,9 @@ import pytest
 
 from tests.cli import write_lines
 from tests.fakes import Client
+from tripletune.eval.ask import event_lines
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.rag import Trace, TraceAction, TraceStep
-from tripletune.rag.__main__ import event_line
 from tripletune.rag.answering import SystemOptions, open_system
 
 PASSAGES = [("Glass Harbour", "A novel by Ida Morn."), ("Ida Morn", "Born in Velsund.")]
@@ -108,8 +108,8 @@ def test_a_folder_of_passages_is_a_corpus_whose_sources_are_cited(tmp_path, clie
         "a.pdf › Authors": {"document": "a.pdf", "page": 3, "heading": "Authors"},
         "Ida Morn wrote many long novels about the sea many long…": None,
     }
-    assert event_line(trace).splitlines()[-1] == "Sources: [a.pdf › Authors, p. 3]"
-    assert event_line(trace.steps[0]).startswith("  retrieve  [a.pdf › Authors, p. 3], Ida Morn wrote")
+    _, retrieved = event_lines(trace.steps[0])
+    assert retrieved.startswith("  retrieve  [a.pdf › Authors, p. 3], Ida Morn wrote")
 
 
 def test_a_folder_without_a_corpus_names_the_program_that_makes_one(tmp_path, client):

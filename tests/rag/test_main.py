@@ -4,7 +4,7 @@ import pytest
 
 import tripletune.rag.extractor as extractor_options
 from tests.cli import read_lines, write_lines
-from tests.fakes import Client, Model
+from tests.fakes import Client
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import RepliesPending
@@ -161,62 +161,6 @@ def world(tmp_path):
     write_lines(corpus, passages)
     write_lines(triples, ({**p, "triples": t} for p, t in zip(passages, facts)))
     return ["--corpus", str(corpus), "--triples", str(triples), "--top-k", "1"]
-
-
-def test_ask_shows_every_step_and_the_answer(serve, tmp_path, world, capsys):
-    llm = serve(Model("[SUBQ] q0", "[SUBQ] Where was Ida Morn born?", "[SUFFICIENT]", answer="Velsund"))
-    question = "Where was the author of Glass Harbour born?"
-    assert main(["ask", question, "--model", str(tmp_path / "model"), *world]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"Question: {question}"
-    assert [line.split(None, 1)[1] for line in lines if line.startswith("  retrieve")] == ["Glass Harbour", "Ida Morn"]
-    assert lines[-2:] == ["  stop      sufficient", "Answer: Velsund"]
-    assert llm.inputs[-1][0].steps[-1].triples == (Triple("Ida Morn", "Birthplace", "Velsund"),)
-    assert main(["ask", "  ", "--model", str(tmp_path / "model"), *world]) == 2
-    assert capsys.readouterr().err == "error: the question is empty\n"
-
-
-@pytest.fixture
-def chat_model(monkeypatch):
-    """A chat model behind `--teacher`, that replies by the role of the call."""
-    replies = {"ircot.think": "So the answer is: Velsund.", "ircot.answer": "Answer: Velsund", "ras.answer": "Velsund"}
-
-    def answer(asked):
-        return replies.get(asked.role) or ("[SUFFICIENT]" if "[SUBQ]" in asked.text else "[SUBQ] Who wrote it?")
-
-    client = Client(answer=answer)
-    monkeypatch.setattr("tripletune.rag.answering.open_client", lambda options: client)
-    return client
-
-
-@pytest.mark.parametrize("system", ["ras", "ircot"])
-def test_ask_with_a_chat_model(world, chat_model, capsys, system):
-    teacher = ["--system", system, "--teacher", "openai", "--teacher-model", "m"]
-    assert main(["ask", "Where was Ida Morn born?", *teacher, *world, "--set", "top_k=1"]) == 0
-    out, err = capsys.readouterr()
-    lines = out.splitlines()
-    assert lines[-2:] == ["  stop      sufficient", "Answer: Velsund"]
-    assert "  retrieve  Ida Morn" in lines
-    assert ("triples.jsonl: without effect, since ircot reads none" in err) == (system == "ircot")
-    assert chat_model.closed
-
-
-def test_the_chat_model_reads_the_triples_and_a_second_question_finds_them(world, chat_model, tmp_path):
-    triple, answer = "(S> Ida Morn| P> born in| O> Velsund)", chat_model.answer
-    chat_model.answer = lambda asked: triple if asked.role == "extract.triples" else answer(asked)
-    ask = ["ask", "Where was Ida Morn born?", "--teacher", "openai", "--teacher-model", "m", *world[:2], "--top-k", "1"]
-    ask += ["--extractor", "teacher", "--triples", str(tmp_path / "read.sqlite")]
-    for _ in range(2):
-        assert main(ask) == 0
-        assert chat_model.roles.count("extract.triples") == 1
-        assert triple in chat_model.asked[-1].text
-
-
-def test_a_chat_model_and_a_graph_llm_share_the_work(serve, tmp_path, world, chat_model, capsys):
-    serve(Model(answer="Ida Morn"))
-    both = ["--teacher", "openai", "--teacher-model", "m", "--model", str(tmp_path / "model")]
-    assert main(["ask", "Who wrote Glass Harbour?", *both, *world]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "Answer: Ida Morn", "the Graph-LLM answers"
 
 
 def test_indexes_are_built_beforehand(world, tmp_path, tiny_encoder, capsys):

@@ -1,0 +1,173 @@
+"""Answer one question and show every step, or answer all questions of a file (`tripletune ask`).
+
+Many questions run as those of `tripletune eval run` do, and need no gold answers: the same command continues a run that
+was stopped, and asks again what failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from tripletune.eval.costs import COSTS, PRICE_HELP, Prices, read_prices, spent
+from tripletune.eval.results import METRICS, read_results
+from tripletune.eval.suites import run_suites
+from tripletune.eval.suites.questions import suites_of
+from tripletune.eval.systems import QuestionOptions
+from tripletune.models.files import json_line, new_file, read_json
+from tripletune.models.llm.backends import LLMOptions, add_chat_model
+from tripletune.models.options import default_of
+from tripletune.models.program import CommandParser, add_arguments, add_short_flags, from_arguments, run_program
+from tripletune.models.tables import on_one_line, printable
+from tripletune.rag import Trace, TraceAction, TraceStep, cited
+from tripletune.rag.answering import SystemOptions, open_system
+from tripletune.rag.results import RESULTS
+from tripletune.rag.search import SearchOptions
+from tripletune.rag.systems import SHORT, LoopOptions
+
+logger = logging.getLogger(__name__)
+ANSWERS = "answers.jsonl"
+
+
+def answer_of(row: Mapping[str, Any], prices: Prices) -> dict[str, Any]:
+    """The answer of a row of results: its sources, the triples that were found, and what it cost.
+
+    Tokens and dollars are those of all its calls, also of those that a ledger answered.
+    """
+    trace = row["trace"]
+    found = {one["id"]: one for step in trace["steps"] for one in step["passages"]}
+    shown = [found[name] for name in trace["shown"] if name in found] or found.values()
+    triples = dict.fromkeys(tuple(triple) for step in trace["steps"] for triple in step["triples"])
+    dollars = sum(role.get("dollars", 0) for role in spent(trace, prices).values())
+    return {
+        **{"id": row["id"], "question": row["question"], "answer": row["prediction"]},
+        "sources": [{"id": one["id"], "title": one["title"], **one.get("source", {})} for one in shown],
+        "triples": [list(triple) for triple in triples],
+        "rounds": len(trace["steps"]),
+        "calls": trace["calls"],
+        "tokens": {"read": trace["prompt_tokens"], "written": trace["completion_tokens"]},
+        **({"dollars": round(dollars, 8)} if prices else {}),
+        **{"seconds": round(trace["seconds"], 3), "error": row["error"]},
+    }
+
+
+def event_lines(event: TraceAction | TraceStep) -> Iterator[str]:
+    """A plan, or what was searched and found: passages and triples."""
+    if isinstance(event, TraceAction):
+        yield f"  plan      {on_one_line(event.reply)}"
+        return
+    yield f"  search    {on_one_line(event.query)}"
+    yield f"  retrieve  {on_one_line(', '.join(map(cited, event.passages)) or 'nothing found')}"
+    for triple in event.triples:
+        yield f"  triple    {on_one_line(' | '.join(triple))}"
+
+
+def _end_lines(trace: Trace, answer: Mapping[str, Any]) -> Iterator[str]:
+    names = {one["id"]: cited(one) for step in trace.steps for one in step.passages}
+    sources = dict.fromkeys(names[one["id"]] for one in answer["sources"])
+    yield f"  stop      {trace.stop_reason}"
+    yield f"  sources   {on_one_line(', '.join(sources) or 'none')}"
+    tokens = answer["tokens"]
+    cost = _cost(answer["calls"], tokens["read"], tokens["written"], answer.get("dollars"))
+    yield f"  cost      {cost}, {answer['seconds']} s"
+    yield f"Answer: {printable(trace.answer)}"
+
+
+def _one(args: argparse.Namespace, teacher: LLMOptions | None) -> None:
+    """Answer the question and show every step as it happens."""
+    if not args.question.strip():
+        raise ValueError("the question is empty")
+
+    def show(lines: Iterator[str]) -> None:
+        if not args.json:
+            print("\n".join(lines), flush=True)
+
+    prices = read_prices(args.price)
+    with open_system(from_arguments(SystemOptions, args), teacher) as system:
+        show(iter([f"Question: {on_one_line(args.question)}"]))
+        trace = system.answer(args.question, watch=lambda event: show(event_lines(event)))
+    row = {"id": "", "question": args.question, "prediction": trace.answer, "error": trace.error}
+    answer = answer_of({**row, "trace": trace.to_json()}, prices)
+    show(_end_lines(trace, answer))
+    if args.json:
+        print(json.dumps(answer, ensure_ascii=False))
+
+
+def _many(args: argparse.Namespace, teacher: LLMOptions | None) -> int:
+    """Answer the questions of a file and write their answers."""
+    rest = {item.name: default_of(item) for item in fields(QuestionOptions) if not hasattr(args, item.name)}
+    given = rest | {"task": "qa", "data": args.questions, "llm": [], "retry_errors": not args.overwrite}
+    (suite,) = suites_of(from_arguments(QuestionOptions, args, **given), teacher)
+    suite.command = ["tripletune", "ask", *sys.argv[1:]]
+    code = run_suites([suite])
+    folder = Path(args.output)
+    with new_file(folder / ANSWERS) as scratch, scratch.open("w", encoding="utf-8") as file:
+        for row in read_results(folder / RESULTS):
+            file.write(json_line(answer_of(row, suite.prices)))
+    found = read_json(folder / METRICS)
+    names = [name for name in (*COSTS, "dollars") if name in found["cost"]]
+    cost = _cost(*(found["cost"][name] + found["indexing"][name] for name in names))
+    answered, failed = found["questions"] - found["failed"], found["failed"]
+    again = ", which the same command asks again" if failed else ""
+    logger.info("%s: %d answered, %d failed%s; %s", folder / ANSWERS, answered, failed, again, cost)
+    return code
+
+
+def _cost(calls: int, read: int, written: int, dollars: float | None = None) -> str:
+    money = "" if dollars is None else f", ${dollars:.4g}"
+    return f"{calls:,} calls, {read:,} tokens read, {written:,} written{money}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; the exit codes are those of `tripletune eval run`."""
+    parser = CommandParser(
+        prog="tripletune ask",
+        description="Answer one question and show every step, or all questions of a file.",
+        others="an option of the system's own, for example max_passages=10; repeatable",
+        example='tripletune ask "Who wrote it?" --model runs/demo/export --corpus mine --triples triples.jsonl\n'
+        "  tripletune ask --questions questions.jsonl --output runs/answers --llm openai:NAME --corpus mine …",
+    )
+    add = parser.add_argument
+    add("question", nargs="?")
+    add("--json", action="store_true", help="print the answer as one JSON object, with sources, triples and cost")
+    group = parser.add_argument_group("many questions")
+    group.add_argument("--questions", metavar="FILE",
+        help="answer all questions of a file: JSON lines, or a .txt with a question per line")  # fmt: skip
+    group.add_argument("--output", metavar="DIR",
+        help=f"folder of {ANSWERS}; the same command continues, and asks again what failed")  # fmt: skip
+    add_arguments(group, QuestionOptions, only=("limit", "concurrency", "max_failed"))
+    # The calls of a teacher are kept in --teacher-ledger.
+    apart = ("set", "ledger", *(item.name for item in fields(SearchOptions)))
+    add_arguments(parser, SystemOptions, only=[one.name for one in fields(SystemOptions) if one.name not in apart])
+    add_arguments(parser.add_argument_group("retrieval"), SearchOptions)
+    add_short_flags(parser.add_argument_group("options of the system", SHORT), LoopOptions)
+    about = "a chat model instead of --model; with both, RAS plans with it and answers with --model"
+    group = parser.add_argument_group("teacher model", about)
+    add_chat_model(group)
+    group.add_argument("--price", action="append", default=[], metavar="IN,OUT", help=PRICE_HELP)
+    parser.set_defaults(ledger=None)
+    args = parser.parse_args(argv)
+
+    def program() -> int | None:
+        if (args.question is None) == (args.questions is None) or bool(args.questions) != bool(args.output):
+            raise ValueError("give one question, or --questions FILE with its --output DIR")
+        if not args.teacher_model and args.teacher != LLMOptions.backend:
+            raise ValueError(f"--teacher {args.teacher}: name its --teacher-model")
+        teacher = from_arguments(LLMOptions, args, "teacher") if args.teacher_model else None
+        if args.questions:
+            return _many(args, teacher)
+        _one(args, teacher)
+        return None
+
+    stopped = "stopped; what was answered is kept, run the same command again to continue"
+    return run_program(program, level=logging.INFO if args.questions else logging.WARNING, stopped=stopped)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
