@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.checkpoints.card import CARD, PROVENANCE, Provenance, collect_provenance, public, write_model_card
+from tripletune.checkpoints.standalone import MODELING, write_modeling
 from tripletune.checkpoints.verify import (
     REFERENCE,
     Comparison,
@@ -38,6 +39,7 @@ from tripletune.models.run_folders import (
     ADAPTER,
     ADAPTER_CONFIG,
     CONFIG,
+    INDEX,
     PROCESSOR,
     PROMPT_FILE,
     TASK_FILES,
@@ -56,7 +58,7 @@ TEMPLATES = "additional_chat_templates"
 DTYPES = ("float32", "bfloat16", "float16")
 # All that an exported or merged folder may hold: one with other files in it is never replaced.
 MADE = (PROVENANCE, CARD, REFERENCE, CONFIG, "generation_config.json", ADAPTER_CONFIG, ADAPTER, PROCESSOR, PROMPT_FILE,
-        *TASK_FILES, *TOKENIZER_FILES, TEMPLATES, "model*.safetensors", "model.safetensors.index.json")  # fmt: skip
+        MODELING, *TASK_FILES, *TOKENIZER_FILES, TEMPLATES, "model*.safetensors", INDEX)  # fmt: skip
 
 
 def export_adapter(
@@ -95,6 +97,8 @@ def export_adapter(
     whole = (CONFIG, "generation_config.json", *(path.name for path in source.glob("model*.safetensors*")))
     with new_folder(output, MADE, overwrite, (run, source)) as folder:
         _copy_files(source, folder, provenance, (ADAPTER, ADAPTER_CONFIG) if is_adapter(source) else whole)
+        if loaded.processor:
+            write_modeling(folder, loaded.tokenizer)
         write_model_card(folder, provenance, "adapter" if is_adapter(source) else "merged", output.name)
         write_json(folder / REFERENCE, {**reference, "weights": weight_digests(folder)})
     return output
@@ -133,7 +137,10 @@ def merge_adapter(
             if (scratch / name).is_file():
                 keep = (provenance.base_model, provenance.encoder) if provenance.use_graph and not alone else ()
                 write_json(scratch / name, public(read_json(scratch / name), keep))
-        observed = observe(load(scratch, alone), reference["cases"])
+        result = load(scratch, alone)
+        if result.processor:
+            write_modeling(scratch, result.tokenizer)
+        observed = observe(result, reference["cases"])
         comparison = compare_observations(reference, observed, against="the adapter")
         if dtype == "float32" and not comparison.passed:
             raise ValueError(f"the merged model does not say what the adapter says; nothing was written ({comparison})")

@@ -12,7 +12,8 @@ from tripletune.models.files import file_digest
 
 WANTED = {
     "README.md", "adapter_config.json", "adapter_model.safetensors", "chat_template.jinja", "config.json",
-    "processor_config.json", "provenance.json", "tokenizer.json", "tokenizer_config.json", "verify.json",
+    "generation_config.json", "modeling_graph_llm.py", "processor_config.json", "provenance.json",
+    "tokenizer.json", "tokenizer_config.json", "verify.json",
 }  # fmt: skip
 
 

@@ -1,0 +1,174 @@
+"""What the modelling file of an exported Graph-LLM has beyond the modules that it is made of.
+
+`checkpoints.standalone` writes the file: the definitions here, and those of the project's modules that they need. A
+definition here replaces one of the same name there.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BatchFeature,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import cached_file
+
+from tripletune.models.control_tokens import read_text_alone
+from tripletune.models.data.records import ModelInput, Step, Task
+from tripletune.models.data.triples import Triple
+from tripletune.models.graph_llm.graphs import batch_graphs
+from tripletune.models.graph_llm.model import GraphLLM
+from tripletune.models.graph_llm.processor import GraphLLMProcessor, ProcessorSettings
+
+
+def _only_default(default: Any, help: str, **_: Any) -> Any:
+    return default
+
+
+setting = rare = _only_default
+
+
+def folder_of(spec: str) -> str:
+    """A folder or hub id as it is; of `pypi:package` the folder in that package."""
+    if not spec.startswith("pypi:"):
+        return spec
+    package = spec.removeprefix("pypi:")
+    try:
+        files = importlib.metadata.files(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    found = {file.name: str(Path(str(file.locate())).parent) for file in reversed(files)}
+    if "modules.json" not in found and "config.json" not in found:
+        raise FileNotFoundError(
+            f"{spec}: there is no installed Python package {package} with a model folder in it; pass another place of "
+            "this model, base_model=FOLDER for the model or encoder=FOLDER for the processor"
+        )
+    return found.get("modules.json") or found["config.json"]
+
+
+def read_settings(place: str, name: str) -> Any:
+    """The content of a JSON file of a model, a folder or a hub id; None where it has no such file."""
+    found = cached_file(place, name, _raise_exceptions_for_missing_entries=False)
+    return None if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
+
+
+class NodeEncoder:
+    """A sentence-transformers model run by transformers alone: mean or first token, then unit length where it says so.
+
+    Vectors are rounded to float16, as in training.
+    """
+
+    def __init__(self, spec: str) -> None:
+        place = folder_of(spec)
+        paths = {one["type"].rpartition(".")[2]: one["path"] for one in read_settings(place, "modules.json") or ()}
+        pooling = read_settings(place, f"{paths['Pooling']}/config.json") if "Pooling" in paths else {}
+        old = [name for name, on in pooling.items() if name.startswith("pooling_mode_") and on is True]
+        mode = pooling.get("pooling_mode") or ",".join(old)
+        mean, self.first = mode in ("mean", "pooling_mode_mean_tokens"), mode in ("cls", "pooling_mode_cls_token")
+        texts = read_settings(place, "sentence_bert_config.json") or {}
+        prompts = (read_settings(place, "config_sentence_transformers.json") or {}).get("default_prompt_name")
+        turns = prompts or "message" in texts.get("modality_config", ())
+        if not (mean or self.first) or turns or paths.keys() - {"Transformer", "Pooling", "Normalize"}:
+            raise ValueError(
+                f"encoder {spec}: only sentence-transformers models that take the mean or the first token of a text as "
+                "it is are read here; set processor.vectors to a function that makes (n, D) floats of n texts"
+            )
+        self.unit = "Normalize" in paths
+        self.tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+        read_text_alone(self.tokenizer)
+        safe = {"use_safetensors": True, "trust_remote_code": False}
+        self.model = AutoModel.from_pretrained(place, dtype=torch.float32, **safe).eval()
+        longest = getattr(self.model.config, "max_position_embeddings", self.tokenizer.model_max_length)
+        self.limit = texts.get("max_seq_length") or min(longest, self.tokenizer.model_max_length)
+
+    @torch.no_grad()
+    def __call__(self, texts: Sequence[str]) -> torch.Tensor:
+        """(n, D) floats."""
+        distinct, found = list(dict.fromkeys(texts)), [torch.zeros(0, self.model.config.hidden_size)]
+        for start in range(0, len(distinct), 256):
+            some = distinct[start : start + 256]
+            inputs = self.tokenizer(some, padding=True, truncation=True, max_length=self.limit, return_tensors="pt")
+            hidden, mask = self.model(**inputs).last_hidden_state, inputs["attention_mask"].unsqueeze(-1)
+            pooled = hidden[:, 0] if self.first else (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
+            found.append(torch.nn.functional.normalize(pooled, dim=-1) if self.unit else pooled)
+        rows = {text: row for row, text in enumerate(distinct)}
+        return torch.cat(found)[[rows[text] for text in texts]].half().float()
+
+
+class AutoGraphLLM(GraphLLM):
+    """The model that `AutoModel.from_pretrained(FOLDER, trust_remote_code=True)` gives."""
+
+    @classmethod
+    def from_pretrained(cls, folder: Any, *args: Any, config: Any = None, dtype: Any = "auto", **options: Any) -> Any:
+        """A whole model, or an adapter with the base model that `config.base_model` names."""
+        if read_settings(folder, "adapter_config.json") is None:
+            return super().from_pretrained(folder, *args, config=config, dtype=dtype, **options)
+        safe = {"use_safetensors": True, "trust_remote_code": False, "revision": config.base_revision or "main"}
+        place = folder_of(config.base_model)
+        language_model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **safe)
+        adapted = PeftModel.from_pretrained(cls(config, language_model), str(folder), autocast_adapter_dtype=False)
+        model = adapted.get_base_model().eval()
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+        return model
+
+
+class AutoGraphLLMProcessor(GraphLLMProcessor):
+    """The processor that `AutoProcessor.from_pretrained(FOLDER, trust_remote_code=True)` gives.
+
+    Attributes:
+        vectors: Makes (n, D) floats of n node and edge texts; None until the first graph, then a `NodeEncoder`.
+    """
+
+    encoder: str = ""
+    vectors: Callable[[Sequence[str]], torch.Tensor] | None = None
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoProcessor") -> None:
+        """Asked for by transformers; the folder names the class already."""
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, encoder: str = "", **_: Any) -> AutoGraphLLMProcessor:
+        """The folder's tokenizer and prompts; `encoder` is another place of the text encoder."""
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        processor = cls(tokenizer, ProcessorSettings(**read_settings(str(folder), "processor_config.json")))
+        processor.encoder = encoder or read_settings(str(folder), "config.json")["encoder"]
+        return processor
+
+    def __call__(
+        self,
+        question: str,
+        steps: Sequence[tuple[str, Sequence[Sequence[str]]]] = (),
+        task: Task = "answering",
+    ) -> BatchFeature:
+        """What `model.generate` takes for one question.
+
+        Args:
+            steps: What was asked and found so far: (sub-query, [(subject, predicate, object), …]) of each round.
+            task: "planning" or "answering".
+        """
+        history = tuple(Step(query, tuple(Triple(*one) for one in triples)) for query, triples in steps)
+        encoded = self.encode_input(ModelInput(task, question, history))
+        ids = torch.tensor([encoded.input_ids])
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if encoded.graphs:
+            self.vectors = self.vectors or NodeEncoder(self.encoder)
+            inputs["graphs"] = batch_graphs(encoded.graphs, self.vectors)
+        return BatchFeature(inputs)
+
+    def decode(self, output: torch.Tensor, inputs: BatchFeature) -> str:
+        """The reply in the output of `generate` for these inputs."""
+        reply = output[0, inputs["input_ids"].shape[1] :]
+        return str(self.tokenizer.decode(reply, skip_special_tokens=True)).strip()

@@ -1,0 +1,106 @@
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from tests.cli import run
+from tripletune.checkpoints import export_adapter
+from tripletune.checkpoints.modeling_graph_llm import NodeEncoder, folder_of
+from tripletune.checkpoints.standalone import modeling_source
+from tripletune.models.data.records import ModelInput, Step
+from tripletune.models.graph_llm import load_generator
+from tripletune.models.graph_llm.embeddings import TextEncoder
+
+STRINGS = ["Ada Lovelace", "inverse_born in", "[EOS] x", "紫式部 " * 99]
+# Neither this project nor what only it needs can be imported.
+ALONE = """
+import json, sys
+for name in ("tripletune", "checkpoints", "models", "sentence_transformers", "faiss", "datasets"):
+    sys.modules[name] = None
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoProcessor
+for kind, folder in ((AutoModel, "adapter"), (AutoModelForCausalLM, "merged")):
+    model = kind.from_pretrained(folder, trust_remote_code=True)
+    processor = AutoProcessor.from_pretrained(folder, trust_remote_code=True)
+    replies = []
+    for case in json.load(open(f"{folder}/verify.json"))["cases"]:
+        inputs = processor(case["question"], [(one["query"], one["triples"]) for one in case["steps"]], case["task"])
+        assert inputs["input_ids"][0].tolist() == case["prompt_ids"]
+        replies.append(processor.decode(model.generate(**inputs, max_new_tokens=12), inputs))
+    print(json.dumps(replies))
+"""
+
+
+def alone(code, cwd):
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    ran = subprocess.run(command, cwd=cwd, env={**env, "HF_HOME": str(cwd)}, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.fixture(scope="session")
+def text_encoder(tiny_encoder, tmp_path_factory):
+    """Saves the tiny encoder with this pooling; it reads texts as they are, and not as turns of a chat."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
+    core = SentenceTransformer(str(tiny_encoder))[0]
+    core.tokenizer.chat_template = None
+    core.save(str(plain := tmp_path_factory.mktemp("plain")))
+
+    def make(mode, *more):
+        modules = [Transformer(str(plain)), Pooling(16, mode), *(Normalize() for _ in more)]
+        SentenceTransformer(modules=modules).save(str(folder := tmp_path_factory.mktemp(mode)))
+        return str(folder)
+
+    return make
+
+
+@pytest.mark.slow
+def test_folders_answer_without_the_project(tiny_run, text_encoder, tmp_path):
+    folder = export_adapter(tiny_run, tmp_path / "adapter", encoder=text_encoder("mean"))
+    assert run("checkpoints", "merge", folder, "--output", tmp_path / "merged").code == 0
+    lines = alone(ALONE, tmp_path).splitlines()
+    cases = json.loads((folder / "verify.json").read_text())["cases"]
+    samples = [ModelInput(one["task"], one["question"], tuple(map(Step.from_json, one["steps"]))) for one in cases]
+    expected = [one.text for one in load_generator(folder).generate_many(samples, 12)]
+    assert [json.loads(line) for line in lines] == [expected] * 2
+    assert len(set(expected)) == 3
+    example = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[1]
+    assert alone(ALONE.split("from transformers")[0] + example, tmp_path).strip()
+
+
+def test_the_file_is_whole_and_of_one_piece():
+    source = modeling_source()
+    assert not re.search(r"^\s*(from|import) tripletune", source, re.M)
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F,E9", "-"]
+    ran = subprocess.run(ruff, input=source, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout
+    names = Counter(one.name for one in ast.parse(source).body if isinstance(one, ast.FunctionDef | ast.ClassDef))
+    assert names["GraphEncoder"] == names["render_parts"] == max(names.values()) == 1
+    assert "encode_label" not in source
+
+
+@pytest.mark.parametrize("pooling", [("mean",), ("cls", "Normalize")])
+def test_vectors_are_those_of_sentence_transformers(pooling, text_encoder):
+    folder = text_encoder(*pooling)
+    mine, theirs = NodeEncoder(folder)(STRINGS), TextEncoder(folder).encode(STRINGS)
+    assert abs(mine.numpy() - theirs).max() < 2e-3 * abs(theirs).max()
+    assert NodeEncoder(folder)([]).shape == (0, 16)
+
+
+def test_an_encoder_that_reads_otherwise_is_refused(text_encoder, tiny_encoder):
+    for folder in (text_encoder("max"), str(tiny_encoder)):
+        with pytest.raises(ValueError, match=r"only sentence-transformers models that take the mean or the first"):
+            NodeEncoder(folder)
+
+
+def test_models_in_packages():
+    assert folder_of("owner/name") == "owner/name"
+    with pytest.raises(FileNotFoundError, match=r"no installed Python package no-such-thing .* base_model="):
+        folder_of("pypi:no-such-thing")
