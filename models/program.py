@@ -41,7 +41,7 @@ from tripletune.models.tables import printable
 T = TypeVar("T")
 # Third parties that log each HTTP request and index build.
 NOISY = ("absl", "anthropic", "bm25s", "faiss", "httpcore", "httpcore2", "httpx", "httpx2", "openai",
-         "sentence_transformers", "urllib3")  # fmt: skip
+         "sentence_transformers", "urllib3", "uvicorn")  # fmt: skip
 # How torch, numpy, safetensors, Arrow and SQLite report a full disk, besides `ENOSPC`.
 _FULL = re.compile(
     r"no space left|disk quota|disk is full|file write failed|inline_container.*unexpected pos|\d+ requested and \d+ "
@@ -51,7 +51,8 @@ _FULL = re.compile(
 # Packages that not everybody has, and the extra that brings them.
 EXTRAS = {"anthropic": "teachers", "bitsandbytes": "qlora", "charset_normalizer": "documents", "mammoth": "documents",
           "markdown_it": "documents", "matplotlib": "plots", "mauve": "mauve", "pypdfium2": "documents",
-          "openai": "teachers", "ray": "ray"}  # fmt: skip
+          "openai": "teachers", "prometheus_client": "serve", "ray": "ray", "starlette": "serve",
+          "uvicorn": "serve"}  # fmt: skip
 
 
 def run_program(

@@ -174,16 +174,20 @@ def open_system(options: SystemOptions, teacher: LLMOptions | None = None) -> Op
     require(options)
     system = find_system(options.system)
     loop = make_options(system, options.set)
-    problems = system_problems(options, system, loop, teacher)
-    if system.needs_corpus(loop) and not options.corpus:
-        problems.append(f"--system {system.name} retrieves: name a --corpus: JSON lines, a folder of `build passages`")
-    if problems:
+    if problems := system_problems(options, system, loop, teacher) + corpus_problem(options, system, loop):
         raise ValueError("; ".join(problems))
     scratch = None if options.index else tempfile.TemporaryDirectory()
     index = Path(options.index or scratch.name)  # type: ignore[union-attr]
     corpus = options.corpus if system.needs_corpus(loop) else None
     tools = open_tools(options, system, loop, corpus, index, teacher=teacher)
     return OpenSystem(system, loop, tools, scratch)
+
+
+def corpus_problem(options: SystemOptions, system: System, loop: Any) -> list[str]:
+    """What to say where no questions bring a corpus and none is named."""
+    if options.corpus or not system.needs_corpus(loop):
+        return []
+    return [f"--system {system.name} retrieves: name a --corpus: JSON lines, a folder of `build passages`"]
 
 
 def system_problems(options: SystemOptions, system: System, loop: Any, teacher: LLMOptions | None) -> list[str]:

@@ -104,31 +104,31 @@ class TextExtractor(Endpoint):
         self.render, self._entities = titled_source if prompts_of else render_source, list[str]()
         if prompts_of:
             instruction, *self._entities = load_prompts(PROMPTS_OF[prompts_of]).texts.values()
-        self._client, self._instruction, self._examples = client, instruction, list[Message]()
+        self.client, self.instruction, self._examples = client, instruction, list[Message]()
         for text, reply in shots:
             self._examples += [{"role": "user", "content": text}, {"role": "assistant", "content": reply or NO_FACTS}]
-        self._sampling = sampling or Sampling(max_tokens=TEACHER_TOKENS)
+        self.sampling = sampling or Sampling(max_tokens=TEACHER_TOKENS)
         about = {"instruction": "\n\n".join([*self._entities, instruction])} | (
             {"shots": [list(shot) for shot in shots]} if shots else {}
         )
-        depends = {**about, **self._sampling.to_json(), **(settings or {})}
+        depends = {**about, **self.sampling.to_json(), **(settings or {})}
         self.settings = json.dumps(depends, ensure_ascii=False)
 
     async def extract(self, texts: Sequence[str]) -> list[Completion]:
         """Reply to each text, made by `render`; `read_reply` reads the replies."""
         notes = NOTING.get()
-        client = QuestionClient(self._client, notes) if notes else self._client
+        client = QuestionClient(self.client, notes) if notes else self.client
 
         async def read(text: str) -> Completion:
             spent = list[Completion]()
             for prompt in self._entities:
-                spent.append(await client.chat(extraction_chat(text, prompt), role=ROLE, sampling=self._sampling))
+                spent.append(await client.chat(extraction_chat(text, prompt), role=ROLE, sampling=self.sampling))
                 names: tuple[str, ...] = ()
                 with suppress(UnusableReply):  # without a list the triples are asked for all the same
                     names = read_entities(spent[-1].text)
                 text = with_entities(text, names)
-            system, user = extraction_chat(text, self._instruction)
-            reply = await client.chat([system, *self._examples, user], role=ROLE, sampling=self._sampling)
+            system, user = extraction_chat(text, self.instruction)
+            reply = await client.chat([system, *self._examples, user], role=ROLE, sampling=self.sampling)
             sent = [one for one in (*spent, reply) if not one.cached]
             tokens = sum(one.prompt_tokens for one in sent), sum(one.completion_tokens for one in sent)
             return (
@@ -139,18 +139,22 @@ class TextExtractor(Endpoint):
 
     def reject(self, replies: Iterable[Completion]) -> bool:
         """Have the next run ask again for replies that are of no use; a model on this machine writes them again."""
-        if isinstance(self._client, LedgerClient) and not self.by_length:
+        if isinstance(self.client, LedgerClient) and not self.by_length:
             for reply in replies:
-                self._client.ledger.reject(reply.key, "no triples can be read in the reply")
+                self.client.ledger.reject(reply.key, "no triples can be read in the reply")
         return not self.by_length
 
     def pending_message(self) -> str | None:
         """See `Endpoint.pending_message`."""
-        return self._client.pending_message()
+        return self.client.pending_message()
+
+    def load(self) -> None:
+        """See `Endpoint.load`."""
+        self.client.load()
 
     async def close(self) -> None:
         """Close the client."""
-        await self._client.close()
+        await self.client.close()
 
 
 def open_local_extractor(

@@ -32,7 +32,19 @@ SECTIONS = [item for item in fields(GraphConfig) if is_dataclass(getattr(GraphCo
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
 DOCUMENTS = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))]
-ROOMS = ("recipes", "train", "eval", "data_builders", "rag", "checkpoints", "models", "benchmarks", "docs", "tests")
+ROOMS = (
+    "recipes",
+    "train",
+    "eval",
+    "data_builders",
+    "rag",
+    "serve",
+    "checkpoints",
+    "models",
+    "benchmarks",
+    "docs",
+    "tests",
+)
 
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

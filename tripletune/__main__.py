@@ -16,6 +16,7 @@ PROGRAMS = {
     "iterate": ("recipes.expert_iteration", "train a student on its own best runs, round after round"),
     "ray": ("recipes.ray_corpus", "label questions, extract triples and embed a corpus on a Ray cluster"),
     "ask": ("eval.ask", "answer a question with a system and show every step, or a file of questions"),
+    "serve": ("serve", "answer questions over HTTP as a model of OpenAI's API, with a page to watch"),
     "rag": ("rag", "extract triples of a corpus, index it"),
     "eval": ("eval", "run systems on tasks, compare and report"),
     "checkpoints": ("checkpoints", "export, verify and merge trained models"),

@@ -1,6 +1,4 @@
-"use strict";
-// All text of the data goes into text nodes and attributes by DOM calls: none of it is ever read as markup.
-const byId = (id) => document.getElementById(id);
+"use strict"; // what stands in rag/trace.js, before it
 const DATA = JSON.parse(byId("data").textContent), GROUPS = DATA.figures.groups;
 const LINES = new Map(byId("lines").textContent.split("\n").map((line) => {
   const at = line.indexOf("\t");
@@ -13,7 +11,7 @@ const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowR
 const TURNS = [0, -4, 8, 4, -2, -6, 2, 6, -1, -3, -5, -7, 1, 3, 5, 7].map((eighth) => eighth * Math.PI / 8);
 const LOOKS = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "opacity", "paint-order",
   "font-size", "font-family", "font-weight", "text-anchor"];
-const PAGE_SIZE = 25, MOST_TRIPLES = 30, MOST_PASSAGES = 10;
+const PAGE_SIZE = 25;
 const OUTCOMES = {
   right: ["✓", "good", "right"], partly: ["~", "part", "partly right"], wrong: ["✗", "bad", "wrong"],
   failed: ["!", "bad", "failed"], none: ["·", "", "no result"],
@@ -23,24 +21,9 @@ const COSTS = {
   sent: "calls sent per question", seconds: "seconds per question, as measured", dollars: "dollars per 1,000 questions",
 };
 
-function maker(create) {
-  return (tag, attributes, ...children) => {
-    const node = create(tag);
-    for (const [name, value] of Object.entries(attributes || {})) {
-      if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-      else if (value !== undefined && value !== false) node.setAttribute(name, value);
-    }
-    node.append(...children.flat(Infinity).filter((child) => child || child === 0));
-    return node;
-  };
-}
-const h = maker((tag) => document.createElement(tag));
-const s = maker((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag));
-
 // Eight colours and seven shapes: 56 marks that all differ, in print and for the colour-blind too.
 const SHAPES = ["M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0z", "M-5-5H5V5H-5z", "M0-7L6 5H-6z", "M0-7L7 0L0 7L-7 0z",
   "M0 7L-6-5H6z", "M-2-6H2V-2H6V2H2V6H-2V2H-6V-2H-2z", "M-6-4L-4-6L0-2L4-6L6-4L2 0L6 4L4 6L0 2L-4 6L-6 4L-2 0z"];
-const colour = (number) => `var(--c${number % 8})`;
 const dot = (number, x, y) => s("path", { class: "dot", d: SHAPES[number % 7], transform: `translate(${x} ${y})`,
   style: `fill:${colour(number)}` });
 const words = (x, y, text, kind, anchor) => s("text", { x, y, class: kind, "text-anchor": anchor }, text);
@@ -59,10 +42,7 @@ const whole = (value) => value.toLocaleString("en");
 const chance = (gap) => (gap.p_holm < 0.001 ? "< 0.001" : gap.p_holm.toFixed(3));
 const interval = (value, form = percent) =>
   !value || value.mean === null ? "–" : `${form(value.mean)} (${form(value.low)} to ${form(value.high)})`;
-const short = (text, most) => (text.length > most ? text.slice(0, most - 1) + "…" : text);
-const note = (...text) => h("p", { class: "note" }, text);
 const section = (title, told, ...body) => h("section", {}, h("h2", {}, title), told && note(told), body);
-const fold = (title, ...body) => h("details", {}, h("summary", { class: "soft" }, title), body);
 
 // A picture, and a button that saves it in its light colours, for a paper.
 const plot = (name, width, height, ...parts) =>
@@ -91,16 +71,6 @@ function table(head, rows, kind) {
   const line = (row) => (row instanceof Node ? row : h("tr", {}, row.map(kept)));
   return scrolled("scroll", h("table", { class: kind, role: kind === "matrix" && "grid" },
     h("thead", {}, h("tr", {}, head.map((cell) => h("th", {}, cell)))), h("tbody", {}, rows.map(line))));
-}
-
-// What is wider than its place says so, and is reached by the keyboard.
-const watch = new ResizeObserver((seen) => seen.forEach(({ target }) => {
-  target.tabIndex = target.classList.toggle("wide", target.scrollWidth > target.clientWidth) - 1;
-}));
-function scrolled(kind, inner) {
-  const node = h("div", { class: kind, role: "region", "aria-label": "figures" }, inner);
-  watch.observe(node);
-  return node;
 }
 
 // The tables that report.md has, under their headings.
@@ -434,14 +404,7 @@ function traceOf({ at, group, all }, number, place, drawn) {
       one.source?.page ? `, p. ${one.source.page}` : ""];
     return h("li", {}, texts[one.id] ? h("details", {}, h("summary", {}, name), texts[one.id]) : name);
   };
-  const passages = (some) => h("ul", {}, some.map(passage));
-  const rounds = trace.steps.map((step, n) => h("div", { class: "round", style: `--own:${colour(n)}` },
-    h("div", {}, h("span", { class: "soft" }, `Round ${n + 1}: `), step.query),
-    passages(step.passages.slice(0, MOST_PASSAGES)),
-    step.passages.length > MOST_PASSAGES && fold(`${step.passages.length - MOST_PASSAGES} more passages`,
-      passages(step.passages.slice(MOST_PASSAGES))),
-    step.triples.length > 0 && fold(`${step.triples.length} triples`,
-      h("ul", {}, step.triples.map((triple) => h("li", {}, triple.join(" | ")))))));
+  const rounds = trace.steps.map((step, n) => roundOf(step, n, passage));
   const told = h("div", {}, trace.error && h("p", { class: "bad" }, trace.error),
     rounds.length ? rounds : note("Nothing was retrieved."),
     gold.size > 0 && note(`★ ${found} of ${gold.size} supporting passages were found.`),
@@ -449,121 +412,9 @@ function traceOf({ at, group, all }, number, place, drawn) {
     fold("What else the system noted", h("pre", {}, JSON.stringify(trace.details, null, 1))));
   const why = `No graph: the trace of ${group.runs[number].name} has no triples`
     + (trace.error ? ", since the question failed." : trace.steps.length ? ", only passages." : " and no passage.");
-  return [h("div", { class: "trace" }, told, graph(trace, all.question[place], all.answers[place])
-    || note(why, drawn.length ? ` Runs that have one: ${drawn.join(", ")}.` : " No run has one for this question."))];
-}
-
-// Lists of triples, wherever a system notes them: what it kept.
-function keptIn(value, found = []) {
-  const triple = (one) => Array.isArray(one) && one.length === 3 && one.every((part) => typeof part === "string");
-  if (Array.isArray(value) && value.length && value.every(triple)) found.push(...value);
-  else if (value && typeof value === "object") Object.values(value).forEach((inner) => keptIn(inner, found));
-  return found;
-}
-
-// What a system read and kept, each triple once.
-function triplesOf(trace) {
-  const triples = new Map();
-  const add = (triple, round, kept) => {
-    const [from, predicate, to] = triple, ends = [from.toLowerCase(), to.toLowerCase()];
-    const key = [ends[0], predicate.toLowerCase(), ends[1]].join("\t");
-    if (triples.has(key)) triples.get(key).kept ||= kept;
-    else triples.set(key, { from, predicate, to, ends, round, kept });
-  };
-  trace.steps.forEach((step, round) => step.triples.forEach((triple) => add(triple, round, false)));
-  keptIn(trace.details).forEach((triple) => add(triple, -1, true));
-  return triples;
-}
-
-function graph(trace, asked, gold) {
-  const triples = triplesOf(trace), nodes = new Map(), named = [asked, ...gold].join(" ").toLowerCase();
-  const isNamed = (key) => key.length > 2 && named.includes(key);
-  const isGold = (key) => gold.some((text) => text.toLowerCase() === key);
-  if (!triples.size) return null;
-  const edges = nearest([...triples.values()], isNamed);
-  for (const edge of edges) {
-    [edge.from, edge.to] = edge.ends.map((key, n) => {
-      const name = n ? edge.to : edge.from, label = short(name, 22), half = 3.4 * label.length + 8;
-      const kind = isGold(key) ? "gold" : isNamed(key) ? "asked" : "";
-      if (!nodes.has(key)) nodes.set(key, { name, kind, label, half });
-      return nodes.get(key);
-    });
-  }
-  layout([...nodes.values()], edges);
-  const left = edges.length < triples.size ? ": those it kept, and those near what the question names" : "";
-  const [svg, button] = saved(picture([...nodes.values()], edges), "graph");
-  return h("div", {}, scrolled("graph", svg), button, note(`${edges.length} of ${triples.size} triples${left}. `
-    + "Yellow: named in the question. Green: a gold answer. Thick: kept by the system. Colours: rounds."));
-}
-
-// Triples that are kept, and those at most two steps from what the question and its answers name; else the first ones.
-function nearest(triples, isNamed) {
-  const far = new Map(triples.flatMap((one) => one.ends).map((key) => [key, isNamed(key) ? 0 : 9]));
-  for (let step = 0; step < 3; step++) {
-    for (const { ends: [one, two] } of triples) {
-      far.set(one, Math.min(far.get(one), far.get(two) + 1));
-      far.set(two, Math.min(far.get(two), far.get(one) + 1));
-    }
-  }
-  const rank = (one) => (one.kept ? -1 : Math.min(...one.ends.map((key) => far.get(key))));
-  const sorted = [...triples].sort((a, b) => rank(a) - rank(b)).slice(0, MOST_TRIPLES);
-  return rank(sorted[0]) < 2 ? sorted.filter((one) => rank(one) < 2) : sorted;
-}
-
-// Springs along edges, repulsion between all, from fixed places: the same triples give the same picture.
-function layout(nodes, edges) {
-  const push = (one, two, x, y) => { one.dx += x; one.dy += y; two.dx -= x; two.dy -= y; };
-  nodes.forEach((node, n) => {
-    [node.x, node.y] = [Math.cos(2.4 * n), Math.sin(2.4 * n)].map((value) => 40 * Math.sqrt(n + 1) * value);
-  });
-  for (let heat = 14; heat > 0.2; heat -= 0.035) {
-    for (const node of nodes) [node.dx, node.dy] = [-0.02 * node.x, -0.02 * node.y];
-    nodes.forEach((one, n) => nodes.slice(n + 1).forEach((two) => {
-      const x = one.x - two.x, y = one.y - two.y, apart = Math.max(x * x + y * y, 60);
-      if (apart < 40000) push(one, two, 700 * x / apart, 700 * y / apart);
-    }));
-    for (const { from, to } of edges) {
-      const x = to.x - from.x, y = to.y - from.y, length = Math.hypot(x, y) || 1, pull = 0.1 * (length - 60) / length;
-      push(from, to, pull * x, pull * y);
-    }
-    for (const node of nodes) {
-      const by = Math.min(1, heat / (Math.hypot(node.dx, node.dy) || 1));
-      [node.x, node.y] = [node.x + by * node.dx, node.y + by * node.dy];
-    }
-  }
-  for (const node of nodes) node.x *= 1.7; // names are wide
-}
-
-function picture(nodes, edges) {
-  const left = Math.min(...nodes.map((node) => node.x - node.half)) - 14;
-  const top = Math.min(...nodes.map((node) => node.y)) - 24;
-  const width = Math.max(...nodes.map((node) => node.x + node.half)) + 14 - left;
-  const height = Math.max(...nodes.map((node) => node.y)) + 24 - top;
-  const border = (node, x, y) => { // where a line to (x, y) leaves the node's box
-    const by = Math.min((node.half + 3) / (Math.abs(x - node.x) || 1e-6), 14 / (Math.abs(y - node.y) || 1e-6), 1);
-    return [node.x + by * (x - node.x), node.y + by * (y - node.y)];
-  };
-  const between = new Map();
-  const drawn = edges.map(({ from, to, predicate, round, kept }) => {
-    // Several triples about the same two entities: arcs beside each other.
-    const pair = [from.name, to.name].sort().join("\t"), turn = between.get(pair) || 0;
-    between.set(pair, turn + 1);
-    const x = to.x - from.x, y = to.y - from.y, length = Math.hypot(x, y) || 1;
-    const bend = 26 * Math.ceil(turn / 2) * (turn % 2 === (from.name < to.name ? 1 : 0) ? 1 : -1) / length;
-    const mx = (from.x + to.x) / 2 - bend * y, my = (from.y + to.y) / 2 + bend * x;
-    const [x1, y1] = border(from, mx, my), [x2, y2] = border(to, mx, my);
-    return [s("path", { d: `M${x1} ${y1}Q${mx} ${my} ${x2} ${y2}`, stroke: round < 0 ? "var(--soft)" : colour(round),
-      "stroke-width": kept ? 3 : 1.2, "marker-end": "url(#arrow)" }),
-    s("text", { class: "edge", x: (x1 + 2 * mx + x2) / 4, y: (y1 + 2 * my + y2) / 4 + 3 }, short(predicate, 26))];
-  });
-  const box = (node) => s("g", { class: node.kind }, s("title", {}, node.name),
-    s("rect", { x: node.x - node.half, y: node.y - 11, width: 2 * node.half, height: 22, rx: 8 }),
-    s("text", { x: node.x, y: node.y + 4 }, node.label));
-  const arrow = s("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7,
-    orient: "auto", markerUnits: "userSpaceOnUse" }, s("path", { d: "M0 0L8 4L0 8z", style: "fill:var(--soft)" }));
-  return s("svg", { viewBox: `${left} ${top} ${width} ${height}`, style: `width:${width}px;min-width:${0.6 * width}px`,
-    role: "img", "aria-label": "graph of the triples" }, s("defs", {}, arrow),
-  drawn.map(([line]) => line), drawn.map(([, text]) => text), nodes.map(box));
+  const [svg, says] = graph(trace, all.question[place], all.answers[place], "a gold answer") || [];
+  return [h("div", { class: "trace" }, told, svg ? h("div", {}, scrolled("graph", svg), saved(svg, "graph")[1], note(says))
+    : note(why, drawn.length ? ` Runs that have one: ${drawn.join(", ")}.` : " No run has one for this question."))];
 }
 
 const missing = h("ul", {}, [...new Set(DATA.figures.missing)].map((sentence) => h("li", {}, sentence)));

@@ -1,9 +1,10 @@
 """The report as one HTML file that loads nothing from a network: figures, answers, and traces of some questions.
 
-The page is `page.html`, `page.css` and `page.js` beside this file; here they get their data. All of it stands in two
-blocks that a browser does not run: one JSON value, and lines of a key and a JSON value, of which the page reads one
-when it is opened. No `<` of the data is left in them, and the page makes text nodes of what they hold. Its content
-security policy lets the browser run this one script and load nothing.
+The page is `page.html`, `page.css` and `page.js` beside this file, and `rag/trace.css` and `rag/trace.js`, which it
+shares with that of `tripletune serve`; here they get their data. All of it stands in two blocks that a browser does not
+run: one JSON value, and lines of a key and a JSON value, of which the page reads one when it is opened. No `<` of the
+data is left in them, and the page makes text nodes of what they hold. Its content security policy lets the browser run
+this one script and load nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tripletune.models.tables import Table
 from tripletune.rag.results import RESULTS, read_runs
 
 _HERE = Path(__file__).parent
+_ROOT = _HERE.parents[1]
 _COLUMNS = ("prediction", "failed", "rounds", "stop", "calls", "tokens_read", "tokens_written", "seconds")
 # What a trace has beyond what the columns and the tables say.
 _TRACE, _ELSEWHERE = ("steps", "actions", "details", "error"), ("tokens", "calls", "read", "index", "ranking")
@@ -63,9 +65,13 @@ def write_page(
             for questions, figures, group in zip(found, report["groups"], groups)
         ],
     }
-    html, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.html", "page.js"))
+    html = (_HERE / "page.html").read_text(encoding="utf-8")
+    style, script = (
+        "".join((_ROOT / f"{name}.{end}").read_text(encoding="utf-8") for name in ("rag/trace", "eval/report/page"))
+        for end in ("css", "js")
+    )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    html = html.replace("{{digest}}", digest).replace("{{style}}", (_HERE / "page.css").read_text(encoding="utf-8"))
+    html = html.replace("{{digest}}", digest).replace("{{style}}", style)
     before, between, after = html.replace("{{script}}", script).split("{{data}}")
     with path.open("wb") as file:
         file.write(before.replace("{{title}}", escape(report["title"])).encode("utf-8", "replace"))
