@@ -44,15 +44,15 @@ def test_what_can_not_work_is_said_before_the_port_opens(model, files, monkeypat
 
 
 def test_a_signal_under_load_ends_it_with_0(model, files, monkeypatch):
-    model.delay = 0.2
+    model.delay = 0.4
     monkeypatch.setenv("SERVE_KEY", "secret")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    found, url = [], f"http://127.0.0.1:{port}"
+    found, url, key = [], f"http://127.0.0.1:{port}", {"Authorization": "Bearer secret"}
     asked = {"model": "ras", "messages": [{"role": "user", "content": QUESTION}]}
 
     def ask():
-        found.append(httpx.post(f"{url}/v1/chat/completions", json=asked, headers={"Authorization": "Bearer secret"}))
+        found.append(httpx.post(f"{url}/v1/chat/completions", json=asked, headers=key))
 
     def client():
         def ready():
@@ -66,7 +66,7 @@ def test_a_signal_under_load_ends_it_with_0(model, files, monkeypatch):
             asking = [threading.Thread(target=ask) for _ in range(8)]
             for one in asking:
                 one.start()
-            until(lambda: model.under_way >= 6)
+            until(lambda: "questions_waiting 2.0" in httpx.get(f"{url}/metrics", headers=key).text)
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
         for one in asking:
