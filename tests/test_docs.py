@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from tests.cli import write_lines
+from tripletune import docs
 from tripletune.__main__ import PROGRAMS
 from tripletune.data_builders.hotpotqa_subq import label_question
 from tripletune.data_builders.hotpotqa_subq.annotations import RecordedTeacher
@@ -31,7 +32,7 @@ from tripletune.train.tasks.ras import GraphConfig
 SECTIONS = [item for item in fields(GraphConfig) if is_dataclass(getattr(GraphConfig(), item.name))]
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
-DOCUMENTS = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").rglob("*.md"))]
 ROOMS = (
     "recipes",
     "train",
@@ -217,6 +218,13 @@ def test_commands_have_their_flags():
     commands = [one for path in DOCUMENTS for one in commands_in(text_of(path), str(path.relative_to(ROOT)))]
     assert len(commands) > 50
     assert [trouble for command in commands for trouble in troubles_of(command)] == []
+
+
+def test_reference_is_what_the_code_declares():
+    written = {path.stem: text_of(path) for path in (ROOT / "docs/reference").glob("*.md")}
+    made = docs.pages()
+    stale = [name for name in made.keys() | written.keys() if made.get(name) != written.get(name)]
+    assert stale == [], "run `python -m tripletune.docs`"
 
 
 def test_paper_index_covers_the_equations_of_ras():
