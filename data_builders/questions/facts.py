@@ -123,8 +123,12 @@ class FactGraph:
                 self._of[ends[0]].append(fact)
         self.facts = [fact for found in self._of.values() for fact in found]
 
+    def _others(self, fact: StatedFact, place: int) -> set[str]:
+        """What stands beside one end of a fact, its subject (0) or object, in all facts of its predicate."""
+        return self._fits[key(fact.ends[place]), fact.relation[1], place]
+
     def _is_single(self, fact: StatedFact) -> bool:
-        return len(self._fits[*fact.relation, 0]) == 1
+        return len(self._others(fact, 0)) == 1
 
     def links(self, documents: Sequence[str]) -> Counter[tuple[str, str]]:
         """By two documents, given for each passage, how often a fact of one leads to a fact of the other."""
@@ -221,22 +225,20 @@ class FactGraph:
         return Draft(COMPARISON, pair, subjects, objects, answer, test)
 
     def _intersection(self, one: StatedFact, peers: Mapping[str, list[StatedFact]], rng: random.Random) -> Draft | None:
+        """What has two facts, each of which other things have too; no passage names what the other is read for."""
         for place, thing in enumerate(one.ends):
-            for other in _some(peers[key(thing)], rng):
-                side = int(key(other.triple.object) == key(thing))
+            for other in _some(peers[key(thing)], rng) if is_name(thing) else ():
+                side = 0 if key(other.triple.subject) == key(thing) else 1
                 given = one.ends[1 - place], other.ends[1 - side]
-                fits = [
-                    self._fits[key(name), fact.relation[1], place]
-                    for name, fact, place in zip(given, (one, other), (1 - place, 1 - side))
-                ]
+                fits = self._others(one, 1 - place), self._others(other, 1 - side)
                 if (
-                    is_name(thing)
-                    and one.passage != other.passage
-                    and len({*map(key, given), key(thing)}) == 3
-                    and min(map(len, fits)) > 1
+                    min(map(len, fits)) > 1
                     and fits[0] & fits[1] == {key(thing)}
+                    and len({*map(key, given), key(thing)}) == 3
                     and self._says(one)
                     and self._says(other)
+                    and not names(self._texts[one.passage], given[1])
+                    and not names(self._texts[other.passage], given[0])
                 ):
                     return Draft(INTERSECTION, (one, other), given, (thing, thing), thing)
         return None
