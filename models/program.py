@@ -446,6 +446,6 @@ def _flag(item: dataclasses.Field[Any], prefix: str) -> str:
 
 
 def _help(item: dataclasses.Field[Any], default: Any) -> str:
-    shown = ", ".join(default) if isinstance(default, (list, tuple)) else default
+    shown = ", ".join(map(str, default)) if isinstance(default, (list, tuple)) else default
     end = "" if default is None or default is False or shown == "" else f" (default: {shown})"
     return f"{item.metadata.get('help', '')}{end}".replace("%", "%%")

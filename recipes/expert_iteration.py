@@ -22,7 +22,7 @@ from tripletune.eval.systems import read_options
 from tripletune.models.files import check_folder, read_text, write_text
 from tripletune.models.options import other_default, setting, to_yaml
 from tripletune.models.program import parse_command_line, run_program, to_arguments
-from tripletune.recipes.demo import run as run_step
+from tripletune.recipes.demo import walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +132,7 @@ def main(config: ExpertConfig, dry_run: bool = False) -> int:
         raise ValueError(f"{about} is of another run: give another --output_dir, or the settings that it has")
     about.parent.mkdir(parents=True, exist_ok=True)
     write_text(about, now)
-    for title, command, done in steps(config):
-        sys.stdout.write(f"\n{title}\n")
-        if status := run_step(command, done=bool(done) and Path(done).exists()):
-            return status
-    return 0
+    return walk(list(steps(config)))
 
 
 def run(argv: list[str] | None = None) -> int:

@@ -19,6 +19,7 @@ from tripletune.models.files import check_folder, write_text
 from tripletune.models.options import setting, to_yaml
 from tripletune.models.program import parse_command_line, run_program
 from tripletune.recipes.demo import run as run_step
+from tripletune.recipes.demo import walk
 
 
 @dataclass
@@ -95,10 +96,8 @@ def main(config: RoadConfig, dry_run: bool = False) -> int:
     check_folder(config.output_dir, (), True, continues="config.yaml")
     home.mkdir(parents=True, exist_ok=True)
     write_text(home / "config.yaml", to_yaml(config))
-    for number, (title, command, done) in enumerate(all_steps, 1):
-        sys.stdout.write(f"\n[{number}/{len(all_steps)}] {title}\n")
-        if status := run_step(command, done=bool(done) and (home / done).exists()):
-            return status
+    if status := walk(all_steps, home):
+        return status
     served = f"tripletune serve {home}/export --corpus {home}/passages --triples {home}/triples.sqlite --top-k 2"
     sys.stdout.write(f"\nAsk it, at http://127.0.0.1:8000:\n  $ {served} --first-query generated\n")
     return 0

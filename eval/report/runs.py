@@ -21,6 +21,7 @@ from tripletune.eval.metrics import recall
 from tripletune.eval.results import ABOUT, METRICS, SETTINGS, mean_recalls, read_results, read_scored, recalls_of
 from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
 from tripletune.models.data.fields import checked
+from tripletune.models.data.records import mentions, normalize_answer
 from tripletune.models.files import read_json
 from tripletune.rag.results import RESULTS
 from tripletune.rag.systems.cirag import DEFAULT, GRANULARITIES
@@ -28,6 +29,7 @@ from tripletune.rag.systems.cirag import DEFAULT, GRANULARITIES
 LEVELS = (*GRANULARITIES, DEFAULT)
 COSTS = ("calls", "tokens_read", "tokens_written", WEIGHTED)
 _CALLS = "calls."
+_FACTS = ("facts_shown", "facts_kept", "answer_kept")
 # Columns of `_row` that are not known where one of these parts is not.
 _TOKENS = ("prompt_tokens", "completion_tokens")
 _SUMS = {"calls": ("calls",), "tokens_read": _TOKENS[:1], "tokens_written": _TOKENS[1:], "tokens": _TOKENS,
@@ -122,7 +124,7 @@ def read_folder(spec: str, prices: Prices | None = None) -> Run:
 def figures_of(run: Run) -> dict[str, Any]:
     """All figures of a run that has results; what these do not allow is None."""
     rows, metrics = run.rows, run.scores
-    seconds, reason = rows["seconds"], untimed(run)
+    seconds, reason, facts = rows["seconds"], untimed(run), rows[list(_FACTS)].dropna()
     costs = {name: rows[name] for name in (*COSTS, "tokens", "sent", "dollars") if rows[name].notna().all()}
     return {
         "scores": _means_of(rows, metrics),
@@ -147,6 +149,7 @@ def figures_of(run: Run) -> dict[str, Any]:
             "concurrency": run.about.get("concurrency"),
         },
         "granularity": _granularity(rows, metrics),
+        "facts": bootstrap_means(facts, None) if len(facts) else None,
         "recall": mean_recalls(rows["recall"]) if rows["rounds"].any() else {},
         "kept": bootstrap_mean(rows["kept"].dropna()),
         "decisions": _decisions(rows),
@@ -182,6 +185,11 @@ def _row(row: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
     details, steps = trace.get("details", {}), trace["steps"]
     wanted = set(row.get("supporting") or ())
     kept, own = details.get("core_passages"), costs.add(trace)
+    core = [" ".join(triple) for one in details.get("rounds", ()) for triple in one.get("core_triples", ())]
+    free = [answer for answer in row["answers"] if normalize_answer(answer) not in ("yes", "no", "noanswer")]
+    facts = {"facts_shown": sum(len(step["triples"]) for step in steps), "facts_kept": len(core),
+             "answer_kept": any(mentions(fact, answer) for fact in core for answer in free)}  # fmt: skip
+    integrated = "rounds" in details and len(free) == len(row["answers"]) > 0
     # Who notes no role of a call notes neither its price nor that it was not sent.
     unknown = details.get("unknown", ())
     roles = sum(count for key, count in trace["tallies"].items() if key.startswith(_CALLS)) == trace["calls"]
@@ -204,6 +212,7 @@ def _row(row: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
         "tallies": trace["tallies"],
         "malformed": trace["malformed"],
         "granularity": details.get("granularity"),
+        **{name: float(value) if integrated else None for name, value in facts.items()},
         "recall": recalls_of(row),
         "kept": recall(kept, wanted) if wanted and not row["error"] and kept is not None else None,
     }

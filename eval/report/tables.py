@@ -161,6 +161,7 @@ def _group(group: Mapping[str, Any]) -> Iterator[Section]:
         ("By type of question", _slices(runs, group["metrics"], "by_type")),
         ("By number of hops", _slices(runs, group["metrics"], "by_hops")),
         ("Which granularity answered", _granularity(runs, group["metrics"])),
+        ("Facts that were kept", _facts(runs)),
         ("Supporting passages found", _recall(runs)),
         ("Rounds", _rounds(runs)),
         ("Calls and tokens", _cost(runs)),
@@ -275,6 +276,17 @@ def _granularity(runs: Runs, metrics: Sequence[str]) -> list[str | Table]:
         Table(["run", "answered from", "share", *metrics], rows),
         '"default": no level said that its evidence was enough, so the last level\'s answer stands.',
     ]
+
+
+def _facts(runs: Runs) -> list[str | Table]:
+    known = [run for run in runs if run["figures"]["facts"]]
+
+    def cells(figures: Mapping[str, Any]) -> list[str]:
+        found = figures["facts"]
+        return [interval(found["answer_kept"]), *(interval(found[name], 1) for name in ("facts_kept", "facts_shown"))]
+
+    told = "Where no answer is a yes or no: does one stand in a core triple; core triples and candidates a question."
+    return [_by_run(known, ["answer kept", "facts kept", "facts shown"], cells), told] if known else []
 
 
 def _recall(runs: Runs) -> list[str | Table]:

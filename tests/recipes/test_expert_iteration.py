@@ -8,7 +8,7 @@ import pytest
 from tripletune.eval.__main__ import parser
 from tripletune.models.options import ConfigError, load_config
 from tripletune.models.program import parse_command_line
-from tripletune.recipes import expert_iteration
+from tripletune.recipes import demo
 from tripletune.recipes.expert_iteration import ExpertConfig, run, steps
 from tripletune.train.tasks.cirag_distill import StudentConfig
 
@@ -74,7 +74,7 @@ def test_it_continues_and_refuses_other_settings(tmp_path, monkeypatch, capsys):
             (folder / "README.md").touch()
         return 7 if "accelerate" in command else 0
 
-    monkeypatch.setattr(expert_iteration, "run_step", step)
+    monkeypatch.setattr(demo, "run", step)
     words = ["--student", "s", "--loop", "{system: cirag, task: hotpotqa}", "--questions", "{data: q}"]
     words += ["--exam", "{data: e}", "--train.config", "c.yaml"]
     words += ["--samples", "2", "--rounds", "1", "--output_dir", str(tmp_path / "out")]

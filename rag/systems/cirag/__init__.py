@@ -78,6 +78,11 @@ class CiragOptions(AnswerOptions):
         "how the integrator reads earlier rounds: as turns of the chat, in which one sequence holds a whole "
         "trajectory, or as the section historical_context of one turn (figure 11)",
     )
+    keep: int | None = setting(
+        None,
+        "instead of an integrator, a rule that reads nothing: keep so many of the first round's candidates and stop",
+        at_least=1,
+    )
     repairs: int = setting(1, "most repair turns for a reply that can't be used; the paper has none", at_least=0)
     prompts: str | None = setting(None, "folder of custom prompts: any of cirag_*.md")
     max_prompt_tokens: int | None = setting(
@@ -126,7 +131,10 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
             candidates = tuple(top(candidates, await reranker.scores(query, texts), options.candidates))
         trace.add_step(Step(query, candidates), hits, sum(read[hit.passage.id] is None for hit in hits))
         # Integration: eq. 1 with the history of eq. 2, then the projections of eq. 3 and 4.
-        decision = await integrate(question, candidates, history, integrator, options)
+        if options.keep is None:
+            decision = await integrate(question, candidates, history, integrator, options)
+        else:
+            decision = Decision("", candidates[: options.keep], "")
         history.append(Round(candidates, decision))
         for fact in map(facts.__getitem__, decision.core):
             pools.setdefault((fact.triple, fact.passage.id), fact)

