@@ -74,7 +74,7 @@ def _options(parser: Any) -> str:
     settable = {f"`{name}`": about.replace("%%", "%") for name, (_, about) in getattr(parser, "settable", {}).items()}
     groups[f"more settings, by `{getattr(parser, 'how', '')}`"] = list(settable.items())
     text = "\n".join(f"**{title}**\n\n{_table(('option', 'what'), rows)}" for title, rows in groups.items() if rows)
-    return re.sub(r"/\S*/tripletune-\d+", "TMP/tripletune-UID", text)
+    return re.sub(r"/\S*/tripletune-\d+", "TMP/tripletune-UID", text.replace(f"{ROOT}/tripletune/", ""))
 
 
 def _head_of(path: Path) -> str:
