@@ -9,6 +9,7 @@ import pytest
 
 from tripletune.models.options import ConfigError, load_config, problems
 from tripletune.models.program import load_from, names_in, parse_command_line
+from tripletune.recipes.own_documents import RoadConfig
 from tripletune.recipes.real_distillation import DistilConfig
 from tripletune.train import TASKS
 from tripletune.train.tasks.ras import GraphConfig
@@ -18,7 +19,7 @@ FOLDER = ROOT / "recipes" / "configs"
 CONFIGS = [
     path for path in sorted(FOLDER.rglob("*.yaml")) if not {"trajectories", "expert"} & set(path.stem.split("_"))
 ]
-KINDS: dict[str, type] = {"cirag_real": DistilConfig} | {
+KINDS: dict[str, type] = {"cirag_real": DistilConfig, "documents": RoadConfig} | {
     name: load_from(TASKS, task, "").TASK.Config
     for name, task in (("grpo", "grpo"), ("cirag", "cirag_distill"), ("t2t", "text_to_triples"), ("", "ras"))
 }
