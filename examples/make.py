@@ -25,6 +25,8 @@ from tripletune.data_builders.questions.teacher import READ_ROLE, RECALL_ROLE, W
 from tripletune.models.data.records import normalize_answer as key
 from tripletune.models.data.triples import Triple, format_triples
 from tripletune.rag.extractor import TEACHER_PROMPT
+from tripletune.recipes.own_documents import RoadConfig
+from tripletune.recipes.own_documents import road as walk
 
 HOME = Path(__file__).parent
 DOCUMENTS, RECORDED = HOME / "documents", HOME / "teacher.jsonl.gz"
@@ -272,17 +274,12 @@ def record():
     ThreadingHTTPServer.request_queue_size = 256
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/v1"
     with tempfile.TemporaryDirectory() as scratch:
-        ledger = f"{scratch}/ledger.sqlite"
-        llm = f"--llm openai:tarnbeck-teacher@http://127.0.0.1:{server.server_port}/v1 --teacher-ledger {ledger}"
-        for command in (
-            f"build passages --documents {DOCUMENTS} --output {scratch}/passages",
-            f"rag extract --corpus {scratch}/passages --output {scratch}/triples.sqlite {llm}",
-            f"build questions --corpus {scratch}/passages --triples {scratch}/triples.sqlite "
-            f"--output {scratch}/questions {QUESTIONS} {llm}",
-            f"ledger export {ledger} --output {scratch}/calls.jsonl",
-        ):
-            subprocess.run([sys.executable, "-m", "tripletune", *command.split()], check=True)
+        commands = [command for command in road(f"{scratch}/road", url) if command.split()[1] in ("build", "rag")]
+        commands.append(f"tripletune ledger export {scratch}/road/ledger.sqlite --output {scratch}/calls.jsonl")
+        for command in commands:
+            subprocess.run([sys.executable, "-m", *command.split()], check=True)
         calls = (Path(scratch) / "calls.jsonl").read_text(encoding="utf-8").splitlines()
         rows = [json.loads(line) | {"seconds": 0.0, "time": "2026-01-01T00:00:00+00:00"} for line in calls]
         rows.sort(key=lambda row: row["key"])
@@ -291,7 +288,10 @@ def record():
     server.shutdown()
 
 
-QUESTIONS = "--count 320 --holdout 0.25"
+def road(output, url="http://127.0.0.1:9/v1", calls=None):
+    """The commands of the recipe for these documents."""
+    config = RoadConfig(output, [str(DOCUMENTS)], f"openai:tarnbeck-teacher@{url}", calls, count=320, holdout=0.25)
+    return [command for _, command, _ in walk(config)]
 
 
 if __name__ == "__main__":

@@ -25,19 +25,22 @@ def test_documents_are_those_of_the_table(make, monkeypatch, tmp_path):
 
 
 def test_the_recorded_teacher_answers_every_call_and_is_right(make, tmp_path):
-    ledger, corpus, triples = tmp_path / "ledger.sqlite", tmp_path / "passages", tmp_path / "triples.sqlite"
-    teacher = "--llm", "openai:tarnbeck-teacher@http://127.0.0.1:9/v1", "--teacher-ledger", ledger
-    run("ledger", "import", ledger, EXAMPLES / "teacher.jsonl.gz")
-    run("build passages", "--documents", EXAMPLES / "documents", "--output", corpus)
-    teacher += "--set", "teacher.attempts=1"
-    read = run("rag", "extract", "--corpus", corpus, "--output", triples, *teacher)
-    assert read.code == 0, "a prompt or document has changed: python examples/make.py record"
-    files = "--corpus", corpus, "--triples", triples, "--output", tmp_path / "made"
-    made = run("build questions", *files, *make.QUESTIONS.split(), *teacher)
-    assert made.out.endswith(": train 240, test 80\n"), made.err
+    said: list[str] = []
+    for command in make.road(str(tmp_path), calls=str(make.RECORDED)):
+        _, first, second, *words = command.split()
+        if first not in ("ledger", "build", "rag"):
+            break
+        asks = ["--set", "teacher.attempts=1"] if "--llm" in words else []
+        program = [f"{first} {second}"] if first == "build" else [first, second]
+        ran = run(*program, *words, *asks)
+        assert ran.code == 0, f"{ran.err}\nAfter a change of prompts or documents: python examples/make.py record"
+        said += ran.err.splitlines()
+    assert [line for line in said if "labelled" in line] == [
+        f"qa: {count} questions labelled, 0 left out" for count in (240, 80)
+    ]
 
     facts = {(make.key(s), p, o) for _, rows in make.SENTENCES for s, p, o in rows}
-    for row in read_lines(tmp_path / "made" / "train.jsonl") + read_lines(tmp_path / "made" / "test.jsonl"):
+    for row in read_lines(tmp_path / "questions/train.jsonl") + read_lines(tmp_path / "questions/test.jsonl"):
         if row["type"].endswith("hop"):
             names = {name for *_, name, _ in make.things() if make.called(name) in row["steps"][0]["question"]}
             for _ in row["steps"]:
