@@ -24,6 +24,7 @@ import yaml
 from tripletune.data_builders.questions.teacher import READ_ROLE, RECALL_ROLE, WORD_ROLE, load_question_prompts
 from tripletune.models.data.records import normalize_answer as key
 from tripletune.models.data.triples import Triple, format_triples
+from tripletune.models.options import load_config
 from tripletune.rag.extractor import TEACHER_PROMPT
 from tripletune.recipes.own_documents import RoadConfig
 from tripletune.recipes.own_documents import road as walk
@@ -290,7 +291,13 @@ def record():
 
 def road(output, url="http://127.0.0.1:9/v1", calls=None):
     """The commands of the recipe for these documents."""
-    config = RoadConfig(output, [str(DOCUMENTS)], f"openai:tarnbeck-teacher@{url}", calls, count=320, holdout=0.25)
+    given = {
+        "output_dir": output,
+        "documents": [str(DOCUMENTS)],
+        "llm": f"openai:tarnbeck-teacher@{url}",
+        "calls": calls,
+    }
+    config = load_config(RoadConfig, HOME.parent / "recipes/configs/example_documents.yaml", given)
     return [command for _, command, _ in walk(config)]
 
 
