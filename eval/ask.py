@@ -21,15 +21,13 @@ from tripletune.eval.suites import run_suites
 from tripletune.eval.suites.questions import suites_of
 from tripletune.eval.systems import QuestionOptions
 from tripletune.models.files import json_line, new_file, read_json
-from tripletune.models.llm.backends import LLMOptions, add_chat_model
+from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.options import default_of
-from tripletune.models.program import CommandParser, add_arguments, add_short_flags, from_arguments, run_program
+from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
 from tripletune.models.tables import on_one_line, printable
 from tripletune.rag import Trace, TraceAction, TraceStep, cited
-from tripletune.rag.answering import SystemOptions, open_system
+from tripletune.rag.answering import SystemOptions, add_system_arguments, open_system, teacher_of
 from tripletune.rag.results import RESULTS
-from tripletune.rag.search import SearchOptions
-from tripletune.rag.systems import SHORT, LoopOptions
 
 logger = logging.getLogger(__name__)
 ANSWERS = "answers.jsonl"
@@ -142,24 +140,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     group.add_argument("--output", metavar="DIR",
         help=f"folder of {ANSWERS}; the same command continues, and asks again what failed")  # fmt: skip
     add_arguments(group, QuestionOptions, only=("limit", "concurrency", "max_failed"))
-    # The calls of a teacher are kept in --teacher-ledger.
-    apart = ("set", "ledger", *(item.name for item in fields(SearchOptions)))
-    add_arguments(parser, SystemOptions, only=[one.name for one in fields(SystemOptions) if one.name not in apart])
-    add_arguments(parser.add_argument_group("retrieval"), SearchOptions)
-    add_short_flags(parser.add_argument_group("options of the system", SHORT), LoopOptions)
-    about = "a chat model instead of --model; with both, RAS plans with it and answers with --model"
-    group = parser.add_argument_group("teacher model", about)
-    add_chat_model(group)
+    group = add_system_arguments(parser)
     group.add_argument("--price", action="append", default=[], metavar="IN,OUT", help=PRICE_HELP)
-    parser.set_defaults(ledger=None)
     args = parser.parse_args(argv)
 
     def program() -> int | None:
         if (args.question is None) == (args.questions is None) or bool(args.questions) != bool(args.output):
             raise ValueError("give one question, or --questions FILE with its --output DIR")
-        if not args.teacher_model and args.teacher != LLMOptions.backend:
-            raise ValueError(f"--teacher {args.teacher}: name its --teacher-model")
-        teacher = from_arguments(LLMOptions, args, "teacher") if args.teacher_model else None
+        teacher = teacher_of(args)
         if args.questions:
             return _many(args, teacher)
         _one(args, teacher)

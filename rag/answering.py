@@ -15,6 +15,7 @@ Where an event loop runs, a server's or a notebook's:
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import dataclasses
 import gc
@@ -28,16 +29,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tripletune.models.llm import Endpoint, LLMClient, Sampling
-from tripletune.models.llm.backends import LLMOptions, open_client
+from tripletune.models.llm.backends import LLMOptions, add_chat_model, open_client
 from tripletune.models.loading import DTYPE_HELP, resolve, usual_dtype
 from tripletune.models.options import rare, require, setting
+from tripletune.models.program import add_arguments, add_short_flags, from_arguments
 from tripletune.models.run_folders import check_model_folder, read_json, trained_folder
 from tripletune.rag import WATCH, Trace, TraceAction, TraceStep
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.index import PassageStore, check_index
 from tripletune.rag.retrievers import open_retriever
 from tripletune.rag.search import SearchOptions, extracts, open_source, search_embedder
-from tripletune.rag.systems import LoopOptions, System, Tools, find_system, make_options, system_names
+from tripletune.rag.systems import SHORT, LoopOptions, System, Tools, find_system, make_options, system_names
 from tripletune.rag.text_index import KeptTexts
 from tripletune.rag.triple_index import TripleIndex
 from tripletune.rag.triple_store import StoredTriples
@@ -181,6 +183,28 @@ def open_system(options: SystemOptions, teacher: LLMOptions | None = None) -> Op
     corpus = options.corpus if system.needs_corpus(loop) else None
     tools = open_tools(options, system, loop, corpus, index, teacher=teacher)
     return OpenSystem(system, loop, tools, scratch)
+
+
+def add_system_arguments(parser: Any, *others: str) -> Any:
+    """Give a parser the options of a system and its models, but the fields `others`; gives the chat model's group."""
+    # The calls of a teacher are kept in --teacher-ledger.
+    apart = ("set", "ledger", *others, *(item.name for item in dataclasses.fields(SearchOptions)))
+    own = [item.name for item in dataclasses.fields(SystemOptions) if item.name not in apart]
+    add_arguments(parser, SystemOptions, only=own)
+    add_arguments(parser.add_argument_group("retrieval"), SearchOptions)
+    add_short_flags(parser.add_argument_group("options of the system", SHORT), LoopOptions)
+    about = "a chat model instead of --model; with both, RAS plans with it and answers with --model"
+    group = parser.add_argument_group("teacher model", about)
+    add_chat_model(group)
+    parser.set_defaults(ledger=None)
+    return group
+
+
+def teacher_of(args: argparse.Namespace) -> LLMOptions | None:
+    """The chat model of a command line of `add_system_arguments`, where it names one."""
+    if not args.teacher_model and args.teacher != LLMOptions.backend:
+        raise ValueError(f"--teacher {args.teacher}: name its --teacher-model")
+    return from_arguments(LLMOptions, args, "teacher") if args.teacher_model else None
 
 
 def corpus_problem(options: SystemOptions, system: System, loop: Any) -> list[str]:

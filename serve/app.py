@@ -1,9 +1,6 @@
 """The HTTP side of a server: OpenAI's routes over the models of a shelf, metrics, and the page.
 
-A loop's reply has the answer as its content and all else under `tripletune`: the trace, passages, triples. In a stream
-each plan and each round of retrieval comes when it happens, as an object of that name and, for other clients, as a line
-of `reasoning_content`; then the answer, then the whole trace. Errors have OpenAI's shape. Neither questions nor answers
-are logged.
+Neither questions nor answers are logged.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ import time
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,29 +24,32 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tripletune.models.llm import CallError, PromptTooLong
 from tripletune.rag import TraceAction, TraceStep
 from tripletune.serve.door import Door, Refused, closing
-from tripletune.serve.protocol import Body, Layout, read_body
-from tripletune.serve.served import Answer, Shelf
+from tripletune.serve.protocol import Layout, read_request
+from tripletune.serve.served import Answer, Asked, Shelf
 
 logger = logging.getLogger(__name__)
-_SERVE = Path(__file__).parent
-_FILES = {
-    "/": (_SERVE / "page.html", "text/html"),
-    "/page.css": (_SERVE / "page.css", "text/css"),
-    "/page.js": (_SERVE / "page.js", "text/javascript"),
-    "/trace.css": (_SERVE.parent / "rag/trace.css", "text/css"),
-    "/trace.js": (_SERVE.parent / "rag/trace.js", "text/javascript"),
+_ROOT = Path(__file__).parents[1]
+_FILES = {"/": "serve/page.html"} | {
+    f"/{name}.{kind}": f"{room}/{name}.{kind}"
+    for room, name in (("serve", "page"), ("rag", "trace"))
+    for kind in ("css", "js")
 }
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
 )
-_HEADERS = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
 # Seconds in which a body must have arrived; the status of a client that has hung up, which only metrics see.
 _BODY_SECONDS, _GONE = 30.0, 499
 Handler = Callable[[Request], Awaitable[Response]]
@@ -68,117 +67,91 @@ class Service:
 
     def __init__(self, shelf: Shelf, door: Door, key: str = "", most: int = 2**20, hosts: tuple[str, ...] = ()) -> None:
         self.shelf, self.door, self._key, self._most = shelf, door, key.encode(), most
-        self._started = int(time.time())
-        self._metrics = prometheus.CollectorRegistry()
+        self._started, self._metrics = int(time.time()), prometheus.CollectorRegistry()
         about: Any = {"registry": self._metrics, "namespace": "tripletune"}
-        self._counted = prometheus.Counter("questions", "Questions by model and status", ["model", "status"], **about)
         self._seconds = prometheus.Histogram(
-            "question_seconds", "Seconds of answered questions, waiting included", ["model"],
+            "question_seconds", "Seconds of questions, waiting included", ["model", "status"],
             buckets=(0.1, 0.3, 1, 3, 10, 30, 100), **about,
         )  # fmt: skip
         self._tokens = prometheus.Counter("tokens", "Tokens read and written by models", ["model", "kind"], **about)
         for name in ("under_way", "waiting"):
             gauge = prometheus.Gauge(f"questions_{name}", f"Questions that are {name.replace('_', ' ')}", **about)
             gauge.set_function(partial(getattr, door, name))
-        api = {
-            "/v1/chat/completions": (self._chat, "POST"), "/v1/completions": (self._complete, "POST"),
-            "/v1/models": (self._list, "GET"), "/v1/models/{model}": (self._about, "GET"),
-            "/metrics": (self._measured, "GET"),
-        }  # fmt: skip
+        api: list[tuple[str, Handler, str]] = [
+            ("/v1/chat/completions", partial(self._reply, chat=True), "POST"),
+            ("/v1/completions", partial(self._reply, chat=False), "POST"),
+            ("/v1/models", self._models, "GET"),
+            ("/v1/models/{name}", self._models, "GET"),
+            ("/metrics", self._measured, "GET"),
+        ]
         self.app = Starlette(
             routes=[
-                *(Route(path, self._guarded(handle), methods=[method]) for path, (handle, method) in api.items()),
-                *(Route(path, _file(*found)) for path, found in _FILES.items()),
-                Route("/healthz", _alive),
-                Route("/readyz", self._ready),
+                *(Route(path, partial(self._guarded, handle), methods=[method]) for path, handle, method in api),
+                *(Route(path, partial(_file, _ROOT / name)) for path, name in _FILES.items()),
+                Route("/healthz", lambda _: JSONResponse({"status": "alive"})),
+                Route("/readyz", lambda _: JSONResponse({"ready": not door.closed}, 503 if door.closed else 200)),
             ],
-            exception_handlers={HTTPException: _http_error},
+            exception_handlers={Refused: _error, HTTPException: _error},
             middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts) or ["*"], www_redirect=False)],
         )
 
-    # Routes -----------------------------------------------------------------------------------------------------------
-
-    def _guarded(self, handle: Handler) -> Handler:
-        async def guarded(request: Request) -> Response:
-            try:
-                self._admit(request)
-                return await handle(request)
-            except Refused as refusal:
-                return JSONResponse(refusal.to_json(), refusal.status, refusal.headers)
-
-        return guarded
-
-    def _admit(self, request: Request) -> None:
+    async def _guarded(self, handle: Handler, request: Request) -> Response:
         origin = request.headers.get("origin")
         if origin and origin.partition("://")[2] != request.headers.get("host"):
             raise Refused(403, "requests from pages of other origins are not answered", "other_origin")
         given = request.headers.get("authorization", "").removeprefix("Bearer ").strip().encode()
         if self._key and not secrets.compare_digest(given, self._key):
             raise Refused(401, "this server wants its key as 'Authorization: Bearer KEY'", "invalid_api_key")
+        return await handle(request)
 
-    async def _chat(self, request: Request) -> Response:
-        return await self._reply(request, chat=True)
+    async def _models(self, request: Request) -> Response:
+        about = {"object": "model", "created": self._started, "owned_by": "tripletune"}
+        listed = {name: {"id": name, **about, "tripletune": {"kind": kind}} for name, kind in self.shelf.names.items()}
+        if name := request.path_params.get("name"):
+            self._check(name)
+            return JSONResponse(listed[name])
+        return JSONResponse({"object": "list", "data": [*listed.values()]})
 
-    async def _complete(self, request: Request) -> Response:
-        return await self._reply(request, chat=False)
-
-    async def _list(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._entry(name) for name in self.shelf.models]})
-
-    async def _about(self, request: Request) -> Response:
-        self._find(name := request.path_params["model"])
-        return JSONResponse(self._entry(name))
-
-    def _entry(self, name: str) -> dict[str, Any]:
-        about = {"id": name, "object": "model", "created": self._started, "owned_by": "tripletune"}
-        return about | {"tripletune": {"kind": self.shelf.models[name].kind}}
-
-    def _find(self, name: str) -> None:
-        if name not in self.shelf.models:
-            known = ", ".join(self.shelf.models)
-            why = f"; {name} can't run here: {self.shelf.left_out[name]}" if name in self.shelf.left_out else ""
-            raise Refused(404, f"there is no model {name[:100]!r}, only {known}{why}", "model_not_found", "model")
+    def _check(self, name: str) -> None:
+        if name not in self.shelf.names:
+            lacks = self.shelf.left_out.get(name)
+            text = f"there is no model {name[:100]!r}, only {', '.join(self.shelf.names)}"
+            raise Refused(404, f"{text}; it can't run here: {lacks}" if lacks else text, "model_not_found", "model")
 
     async def _measured(self, _: Request) -> Response:
         return Response(prometheus.generate_latest(self._metrics), media_type=prometheus.CONTENT_TYPE_LATEST)
 
-    async def _ready(self, _: Request) -> Response:
-        closed = self.door.closed
-        return JSONResponse({"status": "shutting down" if closed else "ready"}, 503 if closed else 200)
-
-    # Questions --------------------------------------------------------------------------------------------------------
-
     async def _reply(self, request: Request, chat: bool) -> Response:
-        body = await self._body(request, chat)
-        self._find(body.model)
-        layout, events = Layout(body), self._events(request, body)
+        asked = read_request(await self._body(request), chat)
+        self._check(asked.model)
+        layout, events = Layout(asked), self._events(request, asked)
         # Errors before the first event have their status also where the reply is a stream.
         event = await anext(events)
-        if body.stream:
+        if asked.stream:
             return _Stream(_lines(event, events, layout), media_type="text/event-stream")
         async with aclosing(events):
             while not isinstance(event, Answer):
                 event = await anext(events)
         return JSONResponse(layout.whole(event))
 
-    async def _body(self, request: Request, chat: bool) -> Body:
-        found, size = bytearray(), request.headers.get("content-length", "0")
+    async def _body(self, request: Request) -> bytes:
+        found = bytearray()
         try:
             async with asyncio.timeout(_BODY_SECONDS):
                 async for part in request.stream():
                     found += part
-                    if len(found) > self._most or (size.isdigit() and int(size) > self._most):
+                    if len(found) > self._most:
                         raise Refused(413, f"the body has more than {self._most:,} bytes", "too_large")
         except TimeoutError:
             raise Refused(408, "the body of the request did not arrive in time", "timeout") from None
         except ClientDisconnect:
             raise Refused(_GONE, "the client has hung up") from None
-        return read_body(bytes(found), chat)
+        return bytes(found)
 
-    async def _events(self, request: Request, body: Body) -> AsyncGenerator[Event | Answer, None]:
+    async def _events(self, request: Request, asked: Asked) -> AsyncGenerator[Event | Answer, None]:
         """What happens on the way to an answer, and the answer; the work ends when the client hangs up."""
         seen = asyncio.Queue[Any]()
-        work = asyncio.create_task(self._work(body, seen.put_nowait))
+        work = asyncio.create_task(self._work(asked, seen.put_nowait))
         work.add_done_callback(seen.put_nowait)
         gone = asyncio.create_task(_hung_up(request))
         gone.add_done_callback(lambda _: work.cancel())
@@ -192,22 +165,21 @@ class Service:
             gone.cancel()
             work.cancel()
 
-    async def _work(self, body: Body, watch: Callable[[Event], None]) -> Answer:
+    async def _work(self, asked: Asked, watch: Callable[[Event], None]) -> Answer:
         started, status = time.perf_counter(), _GONE
         try:
             async with self.door.place():
-                answer = await self.shelf.models[body.model].answer(body.asked, watch)
-            self._seconds.labels(body.model).observe(time.perf_counter() - started)
-            self._tokens.labels(body.model, "prompt").inc(answer.prompt_tokens)
-            self._tokens.labels(body.model, "completion").inc(answer.completion_tokens)
+                answer = await self.shelf.answer(asked, watch)
+            for kind in ("prompt", "completion"):
+                self._tokens.labels(asked.model, kind).inc(answer.usage[f"{kind}_tokens"])
             status = 200
-            return replace(answer, text=body.cut(answer.text))
+            return answer
         except Exception as error:
             refusal = _refusal(error)
             status = refusal.status
             raise refusal from None
         finally:
-            self._counted.labels(body.model, str(status)).inc()
+            self._seconds.labels(asked.model, str(status)).observe(time.perf_counter() - started)
 
 
 class _Stream(StreamingResponse):
@@ -255,24 +227,15 @@ def _refusal(error: Exception) -> Refused:
     return Refused(500, "the question failed by a fault of the server; its log says where", "internal_error")
 
 
-def _http_error(_: Request, error: Exception) -> Response:
-    """A path or a method that does not exist."""
-    status, told = getattr(error, "status_code", 500), getattr(error, "detail", "")
-    refusal = Refused(status, f"{told}: the routes are GET /v1/models, POST /v1/chat/completions, POST /v1/completions")
-    return JSONResponse(refusal.to_json(), status, getattr(error, "headers", None))
+async def _error(_: Request, error: Any) -> Response:
+    if isinstance(error, HTTPException):  # no such path or method
+        routes = "the routes are GET /v1/models, POST /v1/chat/completions, POST /v1/completions"
+        error = Refused(error.status_code, f"{error.detail}: {routes}", headers=error.headers)
+    return JSONResponse(error.to_json(), error.status, error.headers)
 
 
-async def _alive(_: Request) -> Response:
-    return JSONResponse({"status": "alive"})
-
-
-def _file(path: Path, kind: str) -> Handler:
-    text = path.read_text(encoding="utf-8")
-
-    async def send(_: Request) -> Response:
-        return Response(text, media_type=kind, headers={**_HEADERS, "Cache-Control": "no-cache"})
-
-    return send
+async def _file(path: Path, _: Request) -> Response:
+    return FileResponse(path, headers=_HEADERS)
 
 
 class Server(uvicorn.Server):
@@ -280,17 +243,17 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, door: Door, grace: float) -> None:
         super().__init__(config)
-        self._door, self._grace, self._loop = door, grace, asyncio.get_running_loop()
+        self._loop, self._closing = asyncio.get_running_loop(), partial(door.close, grace)
         self._ending: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """A signal has come."""
-        self._loop.call_soon_threadsafe(self._end)
+        self._loop.call_soon_threadsafe(self.end)
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End soon."""
         if self._ending is None:
-            logger.info("ending: no new questions; %d are under way", self._door.under_way + self._door.waiting)
-            self._ending = asyncio.create_task(self._door.close(self._grace))
+            self._ending = asyncio.create_task(self._closing())
             self._ending.add_done_callback(lambda _: setattr(self, "should_exit", True))
         else:
             self.should_exit = self.force_exit = True

@@ -7,18 +7,17 @@ the chat as it comes; of a Graph-LLM the last turn is the question, and what was
 from __future__ import annotations
 
 import asyncio
-import logging
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.records import ModelInput, Passage, Step, Task
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm import Completion, Endpoint, LLMClient, Message, Sampling
+from tripletune.models.llm import Completion, LLMClient, Message, Sampling
 from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
-from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.models.options import require
 from tripletune.rag import Trace, TraceAction, TraceStep
 from tripletune.rag.answering import (
@@ -33,22 +32,26 @@ from tripletune.rag.answering import (
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.systems import find_system, make_options, system_names
 
-logger = logging.getLogger(__name__)
-Watch = Callable[[TraceAction | TraceStep], None]
 # Bounds that evaluations compare with; nobody asks them but by name.
 _BOUNDS = ("random_passages",)
-PARTS = ("planner", "answerer", "extractor", "integrator")
 _WARM = ModelInput("answering", "Who?", (Step("Who?", (Triple("someone", "is", "there"),), "Someone is there."),))
+Watch = Callable[[TraceAction | TraceStep], None]
+Chosen = dict[str, tuple[SystemOptions, LLMOptions | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request: the chat, whose last turn is the user's, and how the reply is drawn where the request says."""
+    """A request: the chat, whose last turn is the user's, how the reply is drawn, and in what form it is sent."""
 
+    model: str
     messages: Sequence[Message]
     max_tokens: int | None = None
     drawn: dict[str, Any] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
+    stop: tuple[str, ...] = ()
+    chat: bool = True
+    stream: bool = False
+    usage: bool = False
 
     @property
     def text(self) -> str:
@@ -58,121 +61,71 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A reply, what it cost, and of a loop its trace."""
+    """A reply, what it cost, and of a loop its trace as `more`."""
 
     text: str
     prompt_tokens: int
     completion_tokens: int
     finish_reason: str = "stop"
-    trace: dict[str, Any] | None = None
+    more: dict[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, reply: Completion) -> Answer:
-        """That of one call."""
-        reason = "length" if reply.finish_reason == "length" else "stop"
-        return cls(reply.text, reply.prompt_tokens, reply.completion_tokens, reason)
-
-
-class Served:
-    """One model of a server."""
-
-    kind = "part"
-
-    async def answer(self, asked: Asked, watch: Watch) -> Answer:
-        """Reply to a request."""
-        raise NotImplementedError
+    @property
+    def usage(self) -> dict[str, int]:
+        """Its tokens as OpenAI writes them."""
+        read, written = self.prompt_tokens, self.completion_tokens
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-class ServedLoop(Served):
-    """A system; it answers the last turn and does not read those before it."""
-
-    kind = "loop"
-
-    def __init__(self, system: OpenSystem) -> None:
-        self.system = system
-
-    async def answer(self, asked: Asked, watch: Watch) -> Answer:
-        """Answer a question; `watch` is called with each plan and each round of retrieval as it happens."""
-        system = self.system
-        if asked.max_tokens is not None:
-            system = replace(system, options=replace(system.options, max_answer_tokens=asked.max_tokens))
-        trace = await system.answer_async(asked.text, watch=watch)
-        cut = any(name.startswith("cut_off.") and name.endswith(".answer") for name in trace.tallies)
-        shown = {**trace.to_json(), **self.sources(trace), "ignored_turns": len(asked.messages) - 1}
-        return Answer(trace.answer, trace.prompt_tokens, trace.completion_tokens, "length" if cut else "stop", shown)
-
-    def sources(self, trace: Trace) -> dict[str, Any]:
-        """The passages that were found, and the triples of all rounds with the passages that they come from."""
-        said = {passage.id: self._said(passage) for passage in trace.found.values()}
-        places: dict[tuple[str, ...], list[str]] = {}
-        for triple in (tuple(triple) for step in trace.steps for triple in step.triples):
-            if triple not in places:
-                places[triple] = [name for name, says in said.items() if says(triple)]
-        names = ("subject", "predicate", "object")
-        triples = [{**dict(zip(names, triple)), "passages": found} for triple, found in places.items()]
-        return {"passages": [_passage(one) for one in trace.found.values()], "triples": triples}
-
-    def _said(self, passage: Passage) -> Callable[[tuple[str, ...]], bool]:
-        """Whether a triple is one of a passage: as the store knows, else where it names both entities."""
-        store, known = self.system.tools.store, None
-        if isinstance(store, CorpusExtraction):
-            known = store.store.get(store.id, passage.key)
-        elif store is not None:
-            known = store.get(passage)
-        if known is not None:
-            stored = {tuple(triple.as_list()) for triple in known}
-            return stored.__contains__
-        text = passage.content.casefold()
-        return lambda triple: triple[0].casefold() in text and triple[2].casefold() in text
+Part = Callable[[Asked], Awaitable[Completion]]
 
 
-def _passage(passage: Passage) -> dict[str, Any]:
-    source = {"source": passage.source} if passage.source else {}
-    return {"id": passage.id, "title": passage.label, "text": passage.text, **source}
+async def _chat(client: LLMClient, sampling: Sampling | None, instruction: str, asked: Asked) -> Completion:
+    limit: dict[str, Any] = {} if asked.max_tokens is None else {"max_tokens": asked.max_tokens}
+    sampling, messages = replace(sampling or Sampling(), **asked.drawn, **limit), list(asked.messages)
+    if instruction and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": instruction})
+    return await client.chat(messages, role="serve", sampling=sampling)
 
 
-class ServedChat(Served):
-    """A chat model; a chat without a system turn gets `instruction` as one."""
-
-    def __init__(self, client: LLMClient, sampling: Sampling | None = None, instruction: str = "") -> None:
-        self.client, self.sampling, self.instruction = client, sampling or Sampling(), instruction
-
-    async def answer(self, asked: Asked, watch: Watch) -> Answer:
-        """Reply to a chat."""
-        sampling = replace(self.sampling, **asked.drawn)
-        if asked.max_tokens is not None:
-            sampling = replace(sampling, max_tokens=asked.max_tokens)
-        messages = list(asked.messages)
-        if self.instruction and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": self.instruction})
-        return Answer.of(await self.client.chat(messages, role="serve", sampling=sampling))
-
-
-class ServedGraphLLM(Served):
-    """A Graph-LLM in one of its two roles."""
-
-    def __init__(self, model: Any, task: Task, limit: int) -> None:
-        self.model, self.task, self.limit = model, task, limit
-
-    async def answer(self, asked: Asked, watch: Watch) -> Answer:
-        """Plan, or answer, from the question and the steps."""
-        sample = ModelInput(self.task, asked.text, asked.steps)
-        return Answer.of(await self.model.generate(sample, asked.max_tokens or self.limit))
+async def _generate(model: Any, task: Task, limit: int, asked: Asked) -> Completion:
+    found: Completion = await model.generate(ModelInput(task, asked.text, asked.steps), asked.max_tokens or limit)
+    return found
 
 
 @dataclass
 class Shelf:
-    """All models of a server by name, and what is closed with them."""
+    """All models of a server by name, why other systems are not among them, and what is closed with them."""
 
-    models: dict[str, Served]
-    systems: list[OpenSystem]
+    loops: dict[str, OpenSystem]
+    parts: dict[str, Part]
     left_out: dict[str, str]
     scratch: tempfile.TemporaryDirectory[str] | None = None
 
+    @property
+    def names(self) -> dict[str, str]:
+        """Its models, each a "loop" or a "part"."""
+        return {**dict.fromkeys(self.loops, "loop"), **dict.fromkeys(self.parts, "part")}
+
+    async def answer(self, asked: Asked, watch: Watch) -> Answer:
+        """Reply to a request; `watch` is called with what a loop does, as it happens."""
+        if asked.model in self.parts:
+            reply = await self.parts[asked.model](asked)
+            cut, cost, more = reply.finish_reason == "length", (reply.prompt_tokens, reply.completion_tokens), {}
+            text = reply.text
+        else:
+            system = self.loops[asked.model]
+            if asked.max_tokens is not None:
+                system = replace(system, options=replace(system.options, max_answer_tokens=asked.max_tokens))
+            trace = await system.answer_async(asked.text, watch=watch)
+            cut = any(name.startswith("cut_off.") and name.endswith(".answer") for name in trace.tallies)
+            shown = {**trace.to_json(), **_sources(system, trace), "ignored_turns": len(asked.messages) - 1}
+            text, cost, more = trace.answer, (trace.prompt_tokens, trace.completion_tokens), {"tripletune": shown}
+        text = text[: min((place for stop in asked.stop if (place := text.find(stop)) >= 0), default=len(text))]
+        return Answer(text, *cost, "length" if cut else "stop", more)
+
     async def warm_up(self) -> None:
         """Load what the first question would wait for; no call goes to another server."""
-        retrievers = dict.fromkeys(system.tools.retriever for system in self.systems)
-        for retriever in filter(None, retrievers):
+        for retriever in filter(None, dict.fromkeys(system.tools.retriever for system in self.loops.values())):
             await retriever.retrieve("Who?", 1)
         for client in self._clients():
             await asyncio.to_thread(client.load)
@@ -181,16 +134,38 @@ class Shelf:
 
     async def close(self) -> None:
         """Close models and stores, and remove indexes that no option keeps."""
-        for client in self._clients():
-            await client.close()
-        for store in dict.fromkeys(system.tools.store for system in self.systems):
-            if store is not None:
-                store.close()
+        for one in self._clients():
+            await one.close()
+        stores: Any = dict.fromkeys(system.tools.store for system in self.loops.values())
+        for store in filter(None, stores):
+            store.close()
         if self.scratch is not None:
             self.scratch.cleanup()
 
-    def _clients(self) -> Iterable[Endpoint]:
-        return dict.fromkeys(client for system in self.systems for client in clients_of(system.tools))
+    def _clients(self) -> Iterable[Any]:
+        return dict.fromkeys(client for system in self.loops.values() for client in clients_of(system.tools))
+
+
+def _sources(system: OpenSystem, trace: Trace) -> dict[str, Any]:
+    """The passages that were found, and the triples of all rounds with the passages that they come from."""
+    found, triples = trace.found.values(), dict.fromkeys(tuple(one) for step in trace.steps for one in step.triples)
+    said = {passage.id: _says(system.tools.store, passage) for passage in found}
+    passages = [{"id": one.id, "title": one.label, "text": one.text, "source": one.source} for one in found]
+    where = ([name for name, says in said.items() if says(triple)] for triple in triples)
+    names = ("subject", "predicate", "object", "passages")
+    return {"passages": passages, "triples": [dict(zip(names, (*one, places))) for one, places in zip(triples, where)]}
+
+
+def _says(store: Any, passage: Passage) -> Callable[[tuple[str, ...]], bool]:
+    """Whether a triple is one of a passage: as the store knows, else where it names both entities."""
+    if isinstance(store, CorpusExtraction):
+        known = store.store.get(store.id, passage.key)
+    else:
+        known = store and store.get(passage)
+    if known is not None:
+        return {tuple(triple.as_list()) for triple in known}.__contains__
+    text = passage.content.casefold()
+    return lambda triple: triple[0].casefold() in text and triple[2].casefold() in text
 
 
 def open_shelf(
@@ -204,92 +179,75 @@ def open_shelf(
     require(options)
     if teacher is not None and not load_backend(teacher.backend).sends:
         raise ValueError(f"--teacher {teacher.backend} answers nothing at once: name a model that does")
-    chosen, left_out = dict[str, tuple[SystemOptions, LLMOptions | None]](), dict[str, str]()
-    usual = sorted(set(system_names()) - set(_BOUNDS), key=lambda name: (name != "ras", name))
-    for name in dict.fromkeys(names or usual):
-        own = _options_of(options, teacher, name)
-        if found := _problems(*own):
-            left_out[name] = "; ".join(found)
-        else:
-            chosen[name] = own
+    chosen, left_out = _choose(options, teacher, names)
     if left_out and (names or not chosen):
         # Without names, what RAS lacks says it all: it takes the fewest things.
-        told = left_out if names else {"ras": left_out["ras"]}
-        raise ValueError("; ".join(dict.fromkeys(told.values())))
+        raise ValueError("; ".join(left_out.values()) if names else left_out["ras"])
+    if integrator and (teacher is None or "cirag" not in chosen):
+        raise ValueError(f"--integrator {integrator}: without effect, since cirag, which takes it, is not offered")
     scratch = None if options.index else tempfile.TemporaryDirectory()
-    index, opened = Path(options.index or scratch.name), Opened()  # type: ignore[union-attr]
-    student = _open_integrator(integrator, teacher, chosen) if integrator else None
-    systems = []
-    for name, (mine, chat) in chosen.items():
+    index, opened, loops = Path(options.index or scratch.name), Opened(), dict[str, OpenSystem]()  # type: ignore[union-attr]
+    for name, (own, chat) in chosen.items():
         system = find_system(name)
-        loop = make_options(system, mine.set)
-        corpus = mine.corpus if system.needs_corpus(loop) else None
+        loop = make_options(system, own.set)
+        corpus = own.corpus if system.needs_corpus(loop) else None
         if len(chosen) > 1:  # what one of several has no use for is no mistake
-            mine = replace(
-                mine,
-                triples=mine.triples if system.needs_triples(loop) else None,
-                encoder=mine.encoder if mine.retriever != "bm25" or system.needs_reranker(loop) else None,
-            )
-        tools = open_tools(mine, system, loop, corpus, index, opened, chat)
-        if student is not None and name == "cirag":
-            tools = replace(tools, integrator=student)
-        systems.append(OpenSystem(system, loop, tools))
-    loops: dict[str, Served] = {system.system.name: ServedLoop(system) for system in systems}
-    return Shelf({**loops, **_parts(systems)}, systems, left_out, scratch)
+            embeds = own.retriever != "bm25" or system.needs_reranker(loop)
+            own.triples = own.triples if system.needs_triples(loop) else None
+            own.encoder = own.encoder if embeds and corpus else None
+        loops[name] = OpenSystem(system, loop, open_tools(own, system, loop, corpus, index, opened, chat))
+    if integrator and teacher:
+        shared = {name: getattr(teacher, name) for name in ("ledger", "batch_size", "dtype")}
+        student = open_client(LLMOptions(backend="hf", model=integrator, **shared))
+        student.ends_run = False
+        loops["cirag"].tools = replace(loops["cirag"].tools, integrator=student)
+    return Shelf(loops, _parts(loops), left_out, scratch)
 
 
-def _options_of(
-    options: SystemOptions, teacher: LLMOptions | None, name: str
-) -> tuple[SystemOptions, LLMOptions | None]:
-    """What of the options is for one system; `--set ras.top_k=3` is for RAS alone, and goes before `--set top_k=5`."""
+def _choose(options: SystemOptions, teacher: LLMOptions | None, names: Sequence[str]) -> tuple[Chosen, dict[str, str]]:
+    """The options of each system that can run, and what the others lack.
+
+    `--set ras.top_k=3` is for RAS alone, and goes before `--set top_k=5`.
+    """
+    chosen, left_out = Chosen(), dict[str, str]()
     ordered = sorted(options.set, key=lambda text: "." in text.split("=")[0])
-    mine = [text.removeprefix(f"{name}.") for text in ordered]
-    own = replace(options, system=name, set=[text for text in mine if "." not in text.split("=")[0]])
-    system = find_system(name)
-    if system.model == "llm":  # a Graph-LLM is for the systems that take one
-        return replace(own, model=None, planner_model=None, untrained=False), teacher
-    if options.model and not system.plans:
-        return replace(own, planner_model=None), None
-    return own, teacher
+    usual = sorted(set(system_names()) - set(_BOUNDS), key=lambda name: (name != "ras", name))
+    for name in dict.fromkeys(names or usual):
+        system, chat = find_system(name), teacher
+        mine = [text.removeprefix(f"{name}.") for text in ordered]
+        own = replace(options, system=name, set=[text for text in mine if "." not in text.split("=")[0]])
+        if system.model == "llm":  # a Graph-LLM is for the systems that take one
+            own.model, own.planner_model, own.untrained = None, None, False
+        elif options.model and not system.plans:
+            own.planner_model, chat = None, None
+        try:
+            loop = make_options(system, own.set)
+            found = system_problems(own, system, loop, chat) + corpus_problem(own, system, loop)
+        except ValueError as error:
+            found = [str(error)]
+        if system.needs_gold or system.model == "none":
+            found = [f"--system {name} is for evaluations, whose questions have gold passages or answers"]
+        if found:
+            left_out[name] = "; ".join(found)
+        else:
+            chosen[name] = own, chat
+    return chosen, left_out
 
 
-def _problems(options: SystemOptions, teacher: LLMOptions | None) -> list[str]:
-    system = find_system(options.system)
-    if system.needs_gold or system.model == "none":
-        return [f"--systems {system.name}: it is for evaluations, whose questions have gold passages or answers"]
-    try:
-        loop = make_options(system, options.set)
-    except ValueError as error:
-        return [str(error)]
-    found = system_problems(options, system, loop, teacher)
-    return found + corpus_problem(options, system, loop)
-
-
-def _open_integrator(spec: str, teacher: LLMOptions | None, chosen: Iterable[str]) -> LedgerClient:
-    if teacher is None or "cirag" not in chosen:
-        raise ValueError(f"--integrator {spec}: without effect, since cirag, which takes it, can't run; leave it out")
-    shared = {name: getattr(teacher, name) for name in ("ledger", "batch_size", "dtype")}
-    client = open_client(LLMOptions(backend="hf", model=spec, **shared))
-    client.ends_run = False
-    return client
-
-
-def _parts(systems: Sequence[OpenSystem]) -> dict[str, Served]:
+def _parts(loops: dict[str, OpenSystem]) -> dict[str, Part]:
     """The model behind each role; RAS says who plans and answers, where it is one of the systems."""
-    found = dict[str, Served | None].fromkeys(PARTS)
-    for system in sorted(systems, key=lambda one: one.system.name != "ras"):
+    found = dict[str, Part | None]()
+    for name, system in sorted(loops.items(), key=lambda one: one[0] != "ras"):
         tools, options = system.tools, system.options
-        chat = tools.llm and ServedChat(tools.llm, tools.sampling)
-        graphs = {
-            "planner": tools.planner and ServedGraphLLM(tools.planner, "planning", options.max_plan_tokens),
-            "answerer": tools.answerer and ServedGraphLLM(tools.answerer, "answering", options.max_answer_tokens),
-        }
-        for part, graph in graphs.items():
-            found[part] = found[part] or graph or chat
+        chat = partial(_chat, tools.llm, tools.sampling, "") if tools.llm else None
+        plan = tools.planner and partial(_generate, tools.planner, "planning", options.max_plan_tokens)
+        answer = tools.answerer and partial(_generate, tools.answerer, "answering", options.max_answer_tokens)
+        found["planner"] = found.get("planner") or plan or chat
+        found["answerer"] = found.get("answerer") or answer or chat
         if isinstance(tools.store, CorpusExtraction):
             reader = tools.store.extractor
-            found["extractor"] = ServedChat(reader.client, reader.sampling, reader.instruction)
-        if system.system.name == "cirag":
-            student = tools.integrator and ServedChat(tools.integrator, tools.integrator_sampling)
+            found["extractor"] = partial(_chat, reader.client, reader.sampling, reader.instruction)
+        if name == "cirag":
+            student = tools.integrator and partial(_chat, tools.integrator, tools.integrator_sampling, "")
             found["integrator"] = student or chat
-    return {part: model for part, model in found.items() if model is not None}
+    return {part: model for part, model in sorted(found.items(), key=lambda one: one[0] != "planner") if model}

@@ -96,7 +96,7 @@ def running(files):
         while thread.is_alive() and not started.wait(0.05):
             pass
         assert server is not None
-        run.end = lambda: server._loop.call_soon_threadsafe(server._end)
+        run.end = lambda: server._loop.call_soon_threadsafe(server.end)
         try:
             yield f"http://127.0.0.1:{place.getsockname()[1]}"
         finally:

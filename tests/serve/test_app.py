@@ -99,21 +99,21 @@ USER = {"role": "user", "content": "Where?"}
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        ("", 400, "not JSON"), ('{"model": "ras', 400, "not JSON"), (b"\xff\xfe", 400, "not JSON"),
-        ("[1]", 400, "JSON object"), ("[" * 100_000, 400, "not JSON"),
-        ('{"model":"ras","messages":[{"role":"user","content":"\\ud800"}]}', 400, "surrogate"),
-        ({"messages": [USER]}, 400, "name the model"), ({"model": 3}, 400, "model must be a text"),
-        ({"model": "ras"}, 400, "messages must be"), (chat(), 400, "messages must be"),
-        (chat("x"), 400, "messages must be"), (chat({"role": "robot", "content": "x"}), 400, "role of a message"),
-        (chat({"role": "user"}), 400, "question is empty"),
-        (chat({"role": "user", "content": "  "}), 400, "question is empty"),
+        ("", 400, "the body"), ('{"model": "ras', 400, "the body"), (b"\xff\xfe", 400, "the body"),
+        ("[1]", 400, "the body"), ("[" * 100_000, 400, "the body"),
+        ('{"model":"ras","messages":[{"role":"user","content":"\\ud800"}]}', 400, "the body"),
+        ({"messages": [USER]}, 400, "model: Field required"), ({"model": 3}, 400, "model: Input"),
+        ({"model": "ras"}, 400, "messages"), (chat(), 400, "messages"),
+        (chat("x"), 400, "messages"), (chat({"role": "robot", "content": "x"}), 400, "messages.0.role"),
+        (chat({"role": "user"}), 400, "no question"),
+        (chat({"role": "user", "content": "  "}), 400, "no question"),
         (chat(USER, {"role": "assistant", "content": "x"}), 400, "must be the user's"),
-        (chat({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}), 400, "images"),
-        (chat({"role": "user", "content": {"text": "x"}}), 400, "must be text"),
-        (chat(USER, n=2), 400, "one reply"), (chat(USER, max_tokens=-1), 400, "max_tokens"),
+        (chat({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}), 400, "no images"),
+        (chat({"role": "user", "content": {"text": "x"}}), 400, "messages.0.content"),
+        (chat(USER, n=2), 400, "n: "), (chat(USER, max_tokens=-1), 400, "max_tokens"),
         (chat(USER, max_tokens=1.5), 400, "max_tokens"), (chat(USER, temperature="hot"), 400, "temperature"),
         ('{"model":"ras","messages":[{"role":"user","content":"x"}],"top_p":NaN}', 400, "top_p"),
-        (chat(USER, stream="yes"), 400, "stream must be"), (chat(USER, stop=3), 400, "stop must be"),
+        (chat(USER, stream="yes"), 400, "stream"), (chat(USER, stop=3), 400, "stop"),
         (chat(USER, tripletune={"steps": [{"no": "query"}]}), 400, "query"),
         ({"model": "oracle", "messages": [USER]}, 404, "only ras, standard, planner, answerer"),
         (chat({"role": "user", "content": "x" * 300_000}), 413, "more than 200,000 bytes"),
@@ -154,8 +154,8 @@ def test_a_crowd_waits_or_is_told_when_to_come_back(running, model):
             one.join()
         assert [one.status_code for one in found] == [200, 200]
         metrics = client.get(f"{url}/metrics").text
-    assert 'tripletune_questions_total{model="ras",status="200"} 2.0' in metrics
-    assert 'tripletune_questions_total{model="ras",status="429"} 1.0' in metrics
+    assert 'tripletune_question_seconds_count{model="ras",status="200"} 2.0' in metrics
+    assert 'tripletune_question_seconds_count{model="ras",status="429"} 1.0' in metrics
     assert 'tripletune_tokens_total{kind="prompt",model="ras"} 80.0' in metrics
 
 
@@ -282,7 +282,7 @@ def test_a_graph_llm_answers_many_at_once_as_alone(running, make_graph_llm, tmp_
 def test_only_what_can_run_is_offered(running, model):
     with running(names=()) as url:
         found = post(url, {**ASKED, "model": "cirag"}).json()["error"]["message"]
-    assert "cirag can't run here" in found
+    assert "it can't run here: --system cirag reranks" in found
     assert "--encoder" in found
 
 
