@@ -6,7 +6,7 @@
 
 Workers make the calls that the ledger lacks, or get in blocks what store or index lack; what comes back goes into the
 same files, so the rows are those of the one-machine command. Stopped at any moment, the same command continues. With
-RAY_ADDRESS a cluster is used, else one is started here. docs/data.md says more.
+RAY_ADDRESS a cluster is used, else one is started here. docs/guide/scale.md says more.
 """
 
 from __future__ import annotations

@@ -227,8 +227,17 @@ def test_reference_is_what_the_code_declares():
     assert stale == [], "run `python -m tripletune.docs`"
 
 
+def test_guides_are_short_and_evidence_too():
+    guides = {path.name: text_of(path) for path in (ROOT / "docs/guide").glob("*.md") if path.stem != "architecture"}
+    assert [name for name, text in guides.items() if text.count("\n") > 130] == []
+    # A page begins with a command that works, and ends with what to do when one does not.
+    assert [name for name, text in guides.items() if not re.match(r"# .+\n\n```bash\n", text)] == []
+    assert [name for name, text in guides.items() if re.findall(r"^## (.+)", text, re.M)[-1] != "If it fails"] == []
+    assert sum(text_of(path).count("\n") for path in (ROOT / "docs/evidence").glob("*.md")) <= 1200
+
+
 def test_paper_index_covers_the_equations_of_ras():
-    rows = text_of(ROOT / "docs/paper_index.md")
+    rows = text_of(ROOT / "docs/papers/equations.md")
     numbers = set()
     for first, last in re.findall(r"\beq\. (\d+)(?:-(\d+))?", rows):
         numbers |= set(range(int(first), int(last or first) + 1))
@@ -243,7 +252,7 @@ def test_citation_file_is_whole():
 
 
 def test_examples_on_the_pages_are_read_by_the_code(tmp_path):
-    teacher, record = (json.loads(block) for block in blocks("docs/data.md", "json"))
+    teacher, record = (json.loads(block) for block in blocks("docs/guide/data.md", "json"))
     shown = Record.from_json(record)
     assert shown.to_json() == record
     replies = tmp_path / "teacher.jsonl"
@@ -253,7 +262,7 @@ def test_examples_on_the_pages_are_read_by_the_code(tmp_path):
     labelled = asyncio.run(label_question(question, RecordedTeacher(replies), direct_answer=False))
     assert [one.label for one in labelled] == [f"[SUBQ] {shown.question}", shown.label, "[SUFFICIENT]", "Velsund"]
     task = tmp_path / "my_task.yaml"
-    task.write_text(blocks("docs/evaluation.md", "yaml")[0], encoding="utf-8")
+    task.write_text(blocks("docs/guide/extend.md", "yaml")[0], encoding="utf-8")
     assert load_task(str(task)).metrics[0] == "exact_match"
 
 

@@ -108,7 +108,7 @@ def test_a_batch_teacher_writes_the_same_files_and_goes_on_with_the_replies(worl
 
 
 def test_three_training_sets_are_one_run_with_a_request_file_a_round(world, tmp_path):
-    """docs/cirag.md, "From three training sets at once", with two sets."""
+    """docs/guide/cirag.md, "Three training sets at once", with two sets."""
     home, oracle = tmp_path / "runs", WorldOracle.open(world, "train")
     other = tmp_path / "other.yaml"
     other.write_text((ROOT / "eval" / "tasks" / "hotpotqa.yaml").read_text())
@@ -157,7 +157,7 @@ def test_gold_links_of_other_questions_are_refused_and_missing_ones_told(world, 
     assert "7 questions have no gold link" in capsys.readouterr().err
 
 
-# From the oracle's run to the student in its place: docs/cirag.md, "Distil a student", at toy size.
+# From the oracle's run to the student in its place: docs/evidence/cirag_student.md, at toy size.
 
 
 @pytest.fixture(scope="module")
