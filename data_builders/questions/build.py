@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 PARTS = TRAIN, TEST = "train", "test"
 MADE = (STATISTICS, CARD, DROPPED, *(f"{part}.jsonl" for part in PARTS))
+# Drafts under way; how many calls go out at once is the client's business.
+_AT_ONCE = 256
 _MIX = "1-hop=25,2-hop=40,3-hop=12,4-hop=5,comparison=10,intersection=8"
 
 
@@ -157,21 +159,19 @@ class QuestionBuild:
         self._asked = set[str]()
 
     async def run(self) -> None:
-        """Make the questions of each part; a rejected draft is replaced by the next one."""
-        for part, wanted in self._options.wanted().items():
-            drafts, kept = self._material.drafts(part), self.kept[part]
-            while batch := list(islice(drafts, wanted - len(kept))):
-                pending = None
-                # How many go out at once is the client's business.
-                async with aclosing(in_order(iter(progress(batch, part)), self._make, len(batch))) as results:
-                    async for draft, made in results:
-                        pending = made if isinstance(made, RepliesPending) else pending
-                        self._take(part, draft, made)
-                if pending:
-                    raise RepliesPending(self._client.pending_message() or str(pending))
-                logger.info(
-                    "%s: %d of %d questions, %d drafts rejected so far", part, len(kept), wanted, len(self.rejected)
-                )
+        """Make the questions of both parts; a rejected draft is replaced by the next one."""
+        wanted, pending = self._options.wanted(), None
+        left = {part: self._material.drafts(part) for part in wanted}
+        while batch := [(p, draft) for p, n in wanted.items() for draft in islice(left[p], n - len(self.kept[p]))]:
+            drafts = iter(progress(batch, "drafts"))
+            async with aclosing(in_order(drafts, lambda one: self._make(one[1]), _AT_ONCE)) as results:
+                async for (part, draft), made in results:
+                    pending = made if isinstance(made, RepliesPending) else pending
+                    self._take(part, draft, made)
+            if pending:
+                raise RepliesPending(self._client.pending_message() or str(pending))
+            found = ", ".join(f"{part} {len(self.kept[part]):,} of {n:,}" for part, n in wanted.items())
+            logger.info("%s questions; %d drafts rejected", found, len(self.rejected))
 
     async def _make(self, draft: Draft) -> Wording | Exception:
         try:
@@ -197,7 +197,7 @@ class QuestionBuild:
         self.rejected.append({**row, "reason": str(reason), "detail": said, "reply": getattr(made, "reply", "")})
 
     def write(self, folder: Path) -> dict[str, int]:
-        """Write questions, gold decisions, rejected drafts, statistics and card; gives the number of questions."""
+        """Write questions, rejected drafts, statistics and card; gives the number of questions by part."""
         files: dict[str, Any] = {DROPPED: self.rejected}
         for part, kept in self.kept.items():
             files[f"{part}.jsonl"] = [self._material.row(part, *one) for one in kept]
@@ -208,7 +208,8 @@ class QuestionBuild:
         kinds = {part: Counter(draft.kind for draft, _ in kept) for part, kept in self.kept.items()}
         numbers = {"records": sum(splits.values()), "splits": splits, "kinds": kinds, "samples": {}}
         table = Table(["kind", *splits], [[k, *(str(one[k]) for one in kinds.values())] for k in PATH_KINDS], "Kinds")
-        card = card_body(_kind(table), facts := self._facts(), numbers)
+        kind: Any = SimpleNamespace(plural="questions", tables=lambda numbers, facts: [table])
+        card = card_body(kind, facts := self._facts(), numbers)
         shards = "".join(f"\n  - split: {part}\n    path: {part}.jsonl" for part in splits)
         head = f"---\nconfigs:\n- config_name: default\n  data_files:{shards}\n---\n\n"
         write_text(folder / CARD, head + card)
@@ -237,10 +238,6 @@ class QuestionBuild:
         )
 
 
-def _kind(table: Table) -> Any:
-    return SimpleNamespace(plural="questions", tables=lambda numbers, facts: [table])
-
-
 def build_questions(
     options: QuestionBuildOptions,
     output: str,
@@ -248,7 +245,11 @@ def build_questions(
     open_client: Callable[[], LLMClient],
     sampling: Sampling | None = None,
 ) -> dict[str, int]:
-    """Build the folder; gives the number of questions by part."""
+    """Build the folder; gives the number of questions by part.
+
+    Raises:
+        CallError: replies to more than a tenth of the drafts could not be used.
+    """
 
     async def run(material: Material) -> QuestionBuild:
         client = open_client()
@@ -265,4 +266,8 @@ def build_questions(
             reasons = Counter(row["reason"] for row in build.rejected)
             found = "; ".join(f"{n} x {reason}" for reason, n in reasons.items())
             raise ValueError(f"no question could be made ({found or 'the triples give no path of these kinds'})")
-        return build.write(folder)
+        numbers = build.write(folder)
+    lost = sum(row["reason"] in (Rejection.UNREADABLE, Rejection.CALL_REFUSED) for row in build.rejected)
+    if 10 * lost > lost + sum(numbers.values()):
+        raise CallError(f"{output} is written, but {lost:,} drafts failed for replies of no use: see its {DROPPED}")
+    return numbers

@@ -199,10 +199,8 @@ class FactGraph:
     def _comparison(self, one: StatedFact, peers: Mapping[str, list[StatedFact]], rng: random.Random) -> Draft | None:
         """Which has less or more; or, of values that several things have, whether two have the same."""
         group = peers[one.relation[1]]
-        known = [fact for fact in _some(group, rng) if fact.relation[0] != one.relation[0] and self._says(fact)]
-        known = [fact for fact in known if fact.passage != one.passage]
-        if not self._says(one):
-            return None
+        others = [fact for fact in _some(group, rng) if fact.relation[0] != one.relation[0] and self._says(fact)]
+        known = [fact for fact in others if fact.passage != one.passage and self._says(one)]
         mine, test, answer = quantity(one.triple.object), "yes or no", "no"
         same = {fact: key(fact.triple.object) == key(one.triple.object) for fact in known}
         if mine and rng.random() >= _YES_NO:
@@ -257,13 +255,15 @@ def hold_out(sizes: Mapping[str, int], links: Mapping[tuple[str, str], int], sha
     near: dict[str, Counter[str]] = defaultdict(Counter)
     for (one, other), count in links.items():
         near[one][other] = near[other][one] = count
-    best, order = (-1.0, set[str]()), random.Random(f"{seed}/documents").sample(sorted(sizes), len(sizes))
+    best, total = (-1.0, set[str]()), sum(sizes.values())
+    order = random.Random(f"{seed}/documents").sample(sorted(sizes), len(sizes))
     for start in sorted(order, key=lambda name: not near[name])[:_STARTS]:
-        part, ties, spare, waiting = set[str](), Counter[str](), iter(order), [(0.0, start)]
-        while sum(map(sizes.__getitem__, part)) < share * sum(sizes.values()) and len(part) + 1 < len(sizes):
+        part, ties, spare, waiting, left = set[str](), Counter[str](), iter(order), [(0.0, start)], share * total
+        while left > 0 and len(part) + 1 < len(sizes):
             one = heapq.heappop(waiting)[1] if waiting else next(spare)
             if one not in part:
                 part.add(one)
+                left -= sizes[one]
                 ties.update(near[one])
                 for other in near[one].keys() - part:
                     heapq.heappush(waiting, (-ties[other] / near[other].total(), other))

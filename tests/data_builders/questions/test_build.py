@@ -82,6 +82,17 @@ def test_what_the_teacher_reads_again_decides(make, tmp_path, monkeypatch, reply
     assert str(reason) in ended.error
 
 
+def test_a_teacher_that_cannot_write_the_form_ends_with_a_code(make, tmp_path, monkeypatch):
+    word = RuleTeacher.word
+    monkeypatch.setattr(RuleTeacher, "word", lambda self, text, fault: word(self, text, fault and "not json"))
+    _, _, ended = make("--count", 30, faults=0.6, stubborn=1.0)
+    assert (ended.code, ended.error.split(", but ")[1][-42:]) == (
+        1,
+        "for replies of no use: see its dropped.ndjson"[-42:],
+    )
+    assert (tmp_path / "made" / "train.jsonl").exists()
+
+
 def test_a_killed_build_continues_and_pays_no_call_twice(make, tmp_path):
     _, whole, _ = make("--count", 30, faults=0.3, stubborn=0.5, output="whole")
     with pytest.raises(RuntimeError, match="killed"):
