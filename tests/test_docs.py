@@ -210,7 +210,7 @@ def test_relative_links_resolve():
 
 def test_named_files_and_functions_exist():
     # The changelog names files as they were called then.
-    texts = {path.name: text_of(path) for path in DOCUMENTS if path.name != "CHANGELOG.md"}
+    texts = {str(path): text_of(path) for path in DOCUMENTS if path.name != "CHANGELOG.md"}
     assert {name: found for name, text in texts.items() if (found := dangling(text))} == {}
 
 
@@ -237,12 +237,11 @@ def test_guides_are_short_and_evidence_too():
 
 
 def test_paper_index_covers_the_equations_of_ras():
-    rows = text_of(ROOT / "docs/papers/equations.md")
+    rows = "\n".join(row for row in text_of(ROOT / "docs/reference/papers.md").splitlines() if "RAS" in row)
     numbers = set()
     for first, last in re.findall(r"\beq\. (\d+)(?:-(\d+))?", rows):
         numbers |= set(range(int(first), int(last or first) + 1))
     assert numbers >= set(range(1, 14))
-    assert len(_REFERENCE.findall(rows)) >= 30
 
 
 def test_citation_file_is_whole():

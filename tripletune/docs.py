@@ -4,6 +4,7 @@
 """
 
 import argparse
+import ast
 import contextlib
 import importlib
 import inspect
@@ -25,6 +26,9 @@ from tripletune.models.program import names_in
 from tripletune.rag.systems import AnswerOptions, LoopOptions, find_system, system_names
 
 ROOT = Path(__file__).resolve().parents[1]
+_PLACE = re.compile(r"\b(eq\.|algorithm|figures?|tables?|sections?|papers? leaves?) (\d|[A-Z]\.\d|a choice)", re.I)
+_ROOMS = ("rag", "models", "data_builders", "train", "eval")
+_NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 NOTE = "Made by `python -m tripletune.docs`: change the code, not this page."
 _READERS = "tripletune.data_builders.readers"
 
@@ -94,6 +98,19 @@ def _system(name: str) -> str:
     return f"## {name}\n\n{about}\n\n{_table(('option', 'default', 'what'), rows)}"
 
 
+def _papers() -> Iterator[tuple[str, str]]:
+    """What docstrings say of equations, algorithms, figures, tables, and choices that papers leave."""
+    for path in itertools.chain.from_iterable(ROOT.glob(f"{room}/**/*.py") for room in _ROOMS):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        nodes: list[tuple[str, Any]] = [(f":{one.name}", one) for one in tree.body if isinstance(one, _NAMED)]
+        kinds = [(name, node) for name, node in nodes if isinstance(node, ast.ClassDef)]
+        nodes += [(f"{name}.{one.name}", one) for name, node in kinds for one in node.body if isinstance(one, _NAMED)]
+        for name, node in [("", tree), *nodes]:
+            parts = re.split(r"(?<!:)\n\n", ast.get_docstring(node) or "")
+            if said := " ".join(part for part in parts if _PLACE.search(part)):
+                yield f"`{path.relative_to(ROOT)}{name}`", said
+
+
 def pages() -> dict[str, str]:
     """The pages of `docs/reference/`, by name."""
     made: dict[str, str] = {}
@@ -111,6 +128,7 @@ def pages() -> dict[str, str]:
     made["readers"] = _table(("reader", "what"), [(f"`{k}`", (v or "").split("\n")[0]) for k, v in readers.items()])
     configs = sorted(ROOT.glob("recipes/configs/**/*.yaml"))
     made["recipes"] = _table(("file", "what"), [(f"`{one.relative_to(ROOT)}`", _head_of(one)) for one in configs])
+    made["papers"] = _table(("code", "what it says of its paper"), sorted(_papers()))
     made["README"] = "\n".join(f"- [{name}]({name}.md)" for name in sorted(made)) + "\n"
     return {name: f"# {name.replace('README', 'Reference')}\n\n{NOTE}\n\n{text}" for name, text in made.items()}
 
