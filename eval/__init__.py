@@ -6,7 +6,6 @@ of its table 5. Metrics are functions in `eval/metrics`.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import logging
 from collections import Counter
@@ -17,13 +16,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tripletune.data_builders.readers import get_reader
+from tripletune.eval import metrics
 from tripletune.eval.metrics import CUTS
 from tripletune.eval.metrics._labels import refuses
 from tripletune.models.data.questions import Question
 from tripletune.models.data.records import read_corpus
 from tripletune.models.files import json_line, new_file
 from tripletune.models.options import load_config, nearest, not_one_of, setting
-from tripletune.models.program import names_in
+from tripletune.models.program import load_from, names_in
 
 if __name__ == "eval":
     raise ImportError("import tripletune.eval: by its short name it is another module with other classes")
@@ -146,9 +146,9 @@ class Metric:
 def find_metrics() -> dict[str, Metric]:
     """All metrics, by name."""
     found = {}
-    for place in (_METRICS, *(f"{_METRICS}.{name}" for name in names_in(_METRICS))):
-        for name, function in inspect.getmembers(importlib.import_module(place), inspect.isfunction):
-            if function.__module__ == place and not name.startswith("_"):
+    for module in (metrics, *(load_from(_METRICS, name, "metric") for name in names_in(_METRICS))):
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            if function.__module__ == module.__name__ and not name.startswith("_"):
                 said = (inspect.getdoc(function) or name).splitlines()[0].rstrip(".")
                 parameters = inspect.signature(function).parameters
                 reads: GoldKind = next((gold for gold in get_args(GoldKind) if gold in parameters), "answers")

@@ -27,6 +27,8 @@ T = TypeVar("T")
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 1, 80, 80
 _shown = _SHORT.repr
+# Configurations that come along.
+CONFIGS = Path(__file__).parents[1] / "recipes" / "configs"
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _RANGES: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "at_least": ("at least", lambda value, bound: value >= bound),
@@ -216,6 +218,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> T:
     """Read a YAML file (None: the defaults) into a dataclass, apply overrides by dotted names, and check everything."""
+    path = path if path is None else _config_file(path)
     tree = read_yaml(path) if path is not None else {}
     for name, value in (overrides or {}).items():
         node = tree
@@ -237,6 +240,16 @@ def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, 
         places += ["the command line"] if path is None or any(said) else []
         raise ConfigError(f"{' and '.join(places)}: {len(found)} problem(s)\n{listed}")
     return config
+
+
+def _config_file(path: str | Path) -> Path:
+    """A YAML file, or the one in recipes/configs of that name, which come along with the package."""
+    places = {file.stem: file for file in CONFIGS.rglob("*.yaml")}
+    if Path(path).suffix or Path(path).exists():
+        return Path(path)
+    if str(path) not in places:
+        raise FileNotFoundError(f"no such file, and {not_one_of('configuration', str(path), sorted(places))}")
+    return places[str(path)]
 
 
 def leaves(kind: Any, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import errno
-import importlib
+import importlib.util
 import logging
 import os
 import pkgutil
@@ -49,7 +49,8 @@ _FULL = re.compile(
     re.IGNORECASE,
 )
 # Packages that not everybody has, and the extra that brings them.
-EXTRAS = {"anthropic": "teachers", "bitsandbytes": "qlora", "charset_normalizer": "documents", "mammoth": "documents",
+EXTRAS = {"anthropic": "teachers", "argcomplete": "completion", "bitsandbytes": "qlora",
+          "charset_normalizer": "documents", "mammoth": "documents",
           "markdown_it": "documents", "matplotlib": "plots", "mauve": "mauve", "pypdfium2": "documents",
           "openai": "teachers", "prometheus_client": "serve", "ray": "ray", "starlette": "serve",
           "uvicorn": "serve"}  # fmt: skip
@@ -193,17 +194,33 @@ def progress(items: Iterable[Any] | None = None, name: str = "", unit: str = "qu
 
 
 def names_in(package: str) -> list[str]:
-    """Names of the modules in a package whose name has no underscore in front; nothing but the package is imported."""
+    """Names of the modules in a package whose name has no underscore in front; nothing but the package is imported.
+
+    Another installed package adds one by an entry point whose group is the package: in its pyproject.toml under
+    `[project.entry-points."tripletune.rag.systems"]` the line `mine = "its_package.its_module"`.
+    """
     found = pkgutil.iter_modules(importlib.import_module(package).__path__)
-    return sorted(module.name for module in found if not module.name.startswith("_"))
+    return sorted({module.name for module in found if not module.name.startswith("_")} | _installed(package).keys())
+
+
+@cache
+def _installed(package: str) -> dict[str, metadata.EntryPoint]:
+    return {entry.name: entry for entry in metadata.entry_points(group=package)}
 
 
 def load_from(package: str, name: str, kind: str) -> ModuleType:
-    """The module of that name in a package."""
+    """The module of that name in a package; one of its own goes before an entry point."""
     known = names_in(package)
     if name not in known:
         raise ValueError(f"{kind} {name!r} is not one of {', '.join(known)}{nearest(name, known)}")
-    return importlib.import_module(f"{package}.{name}")
+    entry = _installed(package).get(name)
+    if entry is None or importlib.util.find_spec(f"{package}.{name}"):
+        return importlib.import_module(f"{package}.{name}")
+    try:
+        return entry.load()
+    except Exception as error:
+        owner = entry.dist.name if entry.dist else "another package"
+        raise ValueError(f"{kind} {name!r}, entry point {entry.value} of {owner}: {error}; see {owner}") from error
 
 
 # Command lines ------------------------------------------------------------------------------------------------------
@@ -220,6 +237,7 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     words: Sequence[str] = ()
+    completing = False
 
     def __init__(
         self,
@@ -257,6 +275,11 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """See `ArgumentParser`; an unknown word is an error of the command that it was given to."""
         self.add_set()
+        if "_ARGCOMPLETE" in os.environ and not CommandParser.completing:
+            import argcomplete
+
+            CommandParser.completing = True
+            argcomplete.autocomplete(self)
         self.words = sys.argv[1:] if args is None else list(args)
         for before, word in zip(["", *self.words], self.words):
             flag, equals, value = word.partition("=")
@@ -306,7 +329,11 @@ def parse_command_line(
     usage = "%(prog)s [--config FILE] [--dry-run] [--SECTION.FIELD VALUE ...]"
     how = "--SECTION.FIELD VALUE, or in the YAML file"
     parser = CommandParser(description=description, usage=usage, how=how, **options)
-    parser.add_argument("--config", metavar="FILE", help="YAML file with the settings; options below override it")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="YAML file with the settings, or the name of one in recipes/configs; options below override it",
+    )
     parser.add_argument("--dry-run", action="store_true", help="show settings, counts, memory and a sample, then stop")
     groups: dict[str, Any] = {}
     settings = leaves(kind)
