@@ -39,7 +39,9 @@ class AdaptOptions:
     output: str = field(metadata={"help": "the JSON lines to write; a file that is there is replaced"})
     aliases: str | None = setting(None, "2WikiMultiHopQA's id_aliases.json, for its questions")
     piece_limit: int = setting(
-        4800, "characters; longer articles and books are cut between sentences (about 1,200 tokens)", at_least=1
+        4800,
+        "characters; articles and books (body, context) are cut between sentences (about 1,200 tokens)",
+        at_least=1,
     )
     piece_overlap: int = setting(
         400, "most characters that a piece repeats from the one before (about 100 tokens)", at_least=0
@@ -72,6 +74,7 @@ def adapt_rows(options: AdaptOptions) -> Counter[str]:
                     counts["rows without text, left out"] += 1
                     continue
                 counts["passages" if aliases is None else "rows"] += 1
+                counts["longer than --piece-limit, left whole"] += len(made.get("text", "")) > options.piece_limit
                 for fields in made.get("triples", ()):
                     counts["triples"] += 1
                     if isinstance(fields, list) and len(fields) == 3:
@@ -121,7 +124,10 @@ def _adapted(
         if rest:
             made["title"], text = head.strip() if key == "passage" else head.strip().strip('"'), rest.strip()
     if not key:
-        raise ValueError(f"{where}: the row has no layout that is known; it has {', '.join(row) or 'nothing'}")
+        raise ValueError(
+            f"{where}: the row has no layout that is known; it has {', '.join(row) or 'nothing'} (`tripletune build "
+            "passages` reads rows with any column of text)"
+        )
     made["text"] = text
     if "extracted_triples" in row or "triples" in row:
         made["triples"] = given(row, "extracted_triples", "triples") or []

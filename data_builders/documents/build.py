@@ -25,16 +25,7 @@ from tripletune.data_builders.documents.blocks import ENDINGS, TEXTS, TITLES, Bl
 from tripletune.models.data.pieces import Span, joined, pack, sentences
 from tripletune.models.data.records import CORPUS, one_line, passage_id
 from tripletune.models.data.words import detect
-from tripletune.models.files import (
-    LOCK,
-    check_folder,
-    few,
-    file_digest,
-    json_line,
-    lock_folder,
-    new_file,
-    write_text,
-)
+from tripletune.models.files import LOCK, check_folder, few, file_digest, json_line, lock_folder, new_file, write_text
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, progress, run_program
 from tripletune.models.sqlite import Kind, open_database
@@ -66,10 +57,10 @@ class PassageOptions(CheckedOptions):
     """How documents are cut."""
 
     size: int = setting(1000, "most characters of a passage (about 250 tokens)", at_least=50)
-    text_column: str | None = setting(
-        None, f"column of the text in JSONL, CSV and Parquet (default: the first of {', '.join(TEXTS)})"
+    text_column: tuple[str, ...] = setting(
+        TEXTS, "column of the text in JSONL, CSV and Parquet, the first that is there"
     )
-    title_column: str | None = setting(None, f"column of titles (default: the first of {', '.join(TITLES)})")
+    title_column: tuple[str, ...] = setting(TITLES, "column of their titles")
 
 
 @dataclass
@@ -202,10 +193,6 @@ def build_passages(options: PassageOptions, documents: Sequence[str | Path], out
 
 def _read(database: sqlite3.Connection, name: str, path: Path, options: PassageOptions, build: Build) -> None:
     """Bring the passages of a document up to date."""
-    columns = (
-        (options.text_column,) if options.text_column else TEXTS,
-        (options.title_column,) if options.title_column else TITLES,
-    )
     known = database.execute("SELECT digest FROM documents WHERE name = ?", (name,)).fetchone()
     notes, new, digest = Counter[str](), set[str](), ""
     try:
@@ -216,16 +203,16 @@ def _read(database: sqlite3.Connection, name: str, path: Path, options: PassageO
         with database:
             database.execute("BEGIN IMMEDIATE")
             old = _forget(database, name)
-            rows = passages_of(name, read_blocks(path, *columns, notes), options.size)
+            blocks = read_blocks(path, options.text_column, options.title_column, notes)
+            rows = passages_of(name, blocks, options.size)
             stored = ((name, number, row["id"], json_line(row)) for number, row in enumerate(rows))
             database.executemany("INSERT OR IGNORE INTO passages VALUES (?, ?, ?, ?)", stored)
             database.execute("INSERT INTO documents VALUES (?, ?, ?)", (name, digest, json.dumps(+notes)))
             new = _ids(database, name)
     except (OSError, Unreadable) as problem:
         old = _forget(database, name)
-        build.left_out[name] = (
-            str(problem) if isinstance(problem, Unreadable) else f"can't be opened: {problem.strerror or problem}"
-        )
+        opened = isinstance(problem, Unreadable)
+        build.left_out[name] = str(problem) if opened else f"can't be opened: {getattr(problem, 'strerror', '')}"
     state = "changed" if known and new else "no longer read" if known else "new"
     build.counts.update({state: int(bool(known or new)), "added": len(new - old), "gone": len(old - new)})
 

@@ -30,6 +30,8 @@ _LONGEST_ROW = 1 << 26
 _ARRAY = re.compile(rb'(?:\xef\xbb\xbf)?\s*(?:\{(?:\s*"\w+"\s*:\s*(?:"[^"\\]*"|[\w.]+)\s*,)*\s*"data"\s*:\s*)?\[')
 _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
+# Files of rows that a folder may hold.
+_ROWS = (".jsonl", ".json", ".parquet", ".csv", ".arrow", ".gz", ".zst", ".zip")
 Row = dict[str, Any]
 
 
@@ -42,6 +44,11 @@ def source_rows(location: str) -> Iterator[tuple[str, Row]]:
         yield from _array_rows(path, opening[0].decode()) if opening else stored_rows(path)
     elif path.exists() and not path.is_dir():
         raise FileNotFoundError(f"{location} is a pipe or device; write it into a file: files are read more than once")
+    elif path.is_dir() and not any(one.suffix in _ROWS for one in path.rglob("*")):
+        raise FileNotFoundError(
+            f"{location} is a folder without rows ({', '.join(_ROWS)}); documents become passages by `tripletune build "
+            "passages`"
+        )
     elif path.is_dir() or (location.count("/") == 1 and not location.startswith((".", "/", "~")) and not path.suffix):
         yield from _dataset_rows(location)
     else:

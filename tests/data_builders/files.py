@@ -29,14 +29,14 @@ def pdf(pages, outline=(), extra=""):
     first_last = f"/First {marks[0]} 0 R /Last {marks[-1]} 0 R" if marks else ""
     bodies[root] = f"<< /Type /Outlines {first_last} /Count {len(marks)} >>"
     bodies[1] = f"<< /Type /Catalog /Pages 2 0 R /Outlines {root} 0 R >>"
-    out, offsets = b"%PDF-1.4\n", []
+    out, offsets = bytearray(b"%PDF-1.4\n"), []
     for number in sorted(bodies):
         offsets.append(len(out))
         out += f"{number} 0 obj\n{bodies[number]}\nendobj\n".encode("cp1252")
     table = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
     size = len(bodies) + 1
     end = f"xref\n0 {size}\n0000000000 65535 f \n{table}trailer\n<< /Size {size} /Root 1 0 R {extra}>>\n"
-    return out + f"{end}startxref\n{len(out)}\n%%EOF\n".encode()
+    return bytes(out) + f"{end}startxref\n{len(out)}\n%%EOF\n".encode()
 
 
 # No password opens it.

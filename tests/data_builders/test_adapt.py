@@ -106,3 +106,16 @@ def test_questions_of_other_projects(tmp_path, row, identity):
     (question,) = get_reader("qa")(write_lines(tmp_path / "rows.jsonl", [row]))
     assert (question.id, question.question, question.answers) == (identity, "Q?", ("A",))
     assert question.type == row.get("question_type", "")
+
+
+def test_long_texts_stay_whole_and_a_folder_of_documents_is_sent_elsewhere(tmp_path):
+    long = "One is here. " * 9
+    (row, _), counts = adapt(tmp_path, [{"title": "A", "text": long}, {"text": "Short."}], piece_limit=20)
+    assert row["text"] == long.strip()
+    assert counts["longer than --piece-limit, left whole"] == 1
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("A.")
+    ran = run("data", "adapt", "--input", tmp_path / "docs", "--output", tmp_path / "other.jsonl")
+    assert ran.error.endswith("documents become passages by `tripletune build passages`")
+    with pytest.raises(ValueError, match=r"it has page_content, metadata \(`tripletune build passages`"):
+        adapt(tmp_path, [{"page_content": "A.", "metadata": {}}])

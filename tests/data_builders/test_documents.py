@@ -1,3 +1,4 @@
+import asyncio
 import json
 import os
 import random
@@ -5,12 +6,19 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from tests.cli import read_lines, run
 from tests.data_builders.files import LOCKED, docx, pdf
+from tests.fakes import Client
 from tripletune.data_builders.documents.build import PassageOptions, build_passages
 from tripletune.models.data.records import Passage, read_corpus
+from tripletune.rag.embedding import Embedder
+from tripletune.rag.extract import CorpusExtraction
+from tripletune.rag.extractor import TextExtractor
+from tripletune.rag.retrievers import open_retriever
+from tripletune.rag.triple_store import TripleStore
 
 MARKDOWN = """---
 title: not shown
@@ -223,6 +231,33 @@ def test_only_what_has_changed_is_read_and_counted(tmp_path, monkeypatch):
         assert (tmp_path / "mine" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
     _, out = build(tmp_path, {}, "--size", "500")
     assert "3 documents: 3 changed" in out
+
+
+def test_what_comes_after_reads_new_passages_alone(tmp_path):
+    texts = {"a.md": f"# A\n{sentences(200)}", "b.txt": sentences(20, 1)}
+    store, encoded = TripleStore(tmp_path / "triples.sqlite"), []
+
+    def encode(rows, kind):
+        encoded.extend(rows)
+        return np.ones((len(rows), 4))
+
+    def after():
+        """Passages that an extractor and an encoder read."""
+        embedder = Embedder("counting", encode)
+        assert embedder.width == 4
+        encoded.clear()
+        client = Client(answer=lambda asked: "(S> a| P> b| O> c)")
+        extraction = CorpusExtraction(TextExtractor(client, "instruction"), store)
+        asyncio.run(extraction.run(read_corpus(tmp_path / "mine")))
+        open_retriever("dense", tmp_path / "mine", tmp_path / "index", embedder)
+        return len(client.asked), len(encoded)
+
+    before, _ = build(tmp_path, texts)
+    assert after() == (len(before), len(before))
+    rows, _ = build(tmp_path, {"a.md": texts["a.md"].replace("# A", "# A\nA new sentence."), "c.txt": "New."})
+    added = len({row["id"] for row in rows} - {row["id"] for row in before})
+    assert after() == (added, added)
+    assert added < len(rows) / 2
 
 
 KILLED = """
