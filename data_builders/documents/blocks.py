@@ -172,7 +172,8 @@ class _Html(HTMLParser):
         text = " ".join("".join(self._parts).split())
         self._parts.clear()
         if _HEADING.fullmatch(tag) and 0 < len(text) <= _LONGEST_HEADING:
-            self._path = {level: name for level, name in self._path.items() if level < tag} | {tag: text}
+            above = {level: name for level, name in self._path.items() if level < tag}
+            self._path = above | {tag: text.rstrip("¶ ")}  # the link to itself of Sphinx and others
         elif text:
             self._ready.append(Block(text, tuple(self._path.values())))
 

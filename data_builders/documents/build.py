@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field
-from itertools import chain, groupby, islice
+from itertools import chain, count, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ class Build:
             reason, _, more = problem.partition(": ")
             found[f"left out, {reason}"].append(f"{name} ({more})" if more else name)
         for note, where in self.notes.items():
-            found[note] = [f"{name} ({count})" if count > 1 else name for name, count in sorted(where.items())]
+            found[note] = [f"{name} ({times})" if times > 1 else name for name, times in sorted(where.items())]
         return [f"{reason} ({len(names):,}): {few(names, most)}" for reason, names in sorted(found.items())]
 
 
@@ -178,8 +178,8 @@ def build_passages(options: PassageOptions, documents: Sequence[str | Path], out
                 build.counts["gone"] += len(_forget(database, name))
                 build.counts["deleted"] += 1
         for name, notes in database.execute("SELECT name, notes FROM documents"):
-            for note, count in json.loads(notes).items():
-                build.notes[note][name] = count
+            for note, times in json.loads(notes).items():
+                build.notes[note][name] = times
         ((build.counts["all"],),) = database.execute("SELECT COUNT(*) FROM passages")
         if not build.counts["all"]:
             raise ValueError("; ".join(["nothing could be read", *build.oddities(3)]))
@@ -204,11 +204,12 @@ def _read(database: sqlite3.Connection, name: str, path: Path, options: PassageO
             database.execute("BEGIN IMMEDIATE")
             old = _forget(database, name)
             blocks = read_blocks(path, options.text_column, options.title_column, notes)
-            rows = passages_of(name, blocks, options.size)
-            stored = ((name, number, row["id"], json_line(row)) for number, row in enumerate(rows))
+            numbers, rows = count(), passages_of(name, blocks, options.size)
+            stored = ((name, next(numbers), row["id"], json_line(row)) for row in rows)
             database.executemany("INSERT OR IGNORE INTO passages VALUES (?, ?, ?, ?)", stored)
-            database.execute("INSERT INTO documents VALUES (?, ?, ?)", (name, digest, json.dumps(+notes)))
             new = _ids(database, name)
+            notes["passages that repeat another of the document"] = next(numbers) - len(new)
+            database.execute("INSERT INTO documents VALUES (?, ?, ?)", (name, digest, json.dumps(+notes)))
     except (OSError, Unreadable) as problem:
         old = _forget(database, name)
         opened = isinstance(problem, Unreadable)

@@ -260,7 +260,7 @@ def build_questions(
         finally:
             await client.close()
 
-    with new_folder(output, MADE, overwrite, [options.corpus, options.triples]) as folder:
+    with new_folder(output, MADE, overwrite, [corpus_file(options.corpus), options.triples]) as folder:
         build = asyncio.run(run(Material(options)))
         if not any(build.kept.values()):
             reasons = Counter(row["reason"] for row in build.rejected)

@@ -45,7 +45,7 @@ Low.
 """
 HTML = (
     "<title>T</title><style>p {}</style><nav>menu</nav><h1>Site</h1><p>One<br>two &amp; three.<table><tr><th>A<th>B"
-    "<tr><td>1<td>2</table><h3>Deep</h3>bare <b>text</b><h2>Next</h2><div>End.</div>"
+    "<tr><td>1<td>2</table><h3>Deep<a href=#deep>¶</a></h3>bare <b>text</b><h2>Next</h2><div>End.</div>"
 )
 PAGES = [
     ["Velo Corp 2024", "Handbook", "The com-", "pany makes bicycles in Kelm and"],
@@ -106,6 +106,9 @@ def test_a_page_of_a_pdf_is_cited_and_a_sentence_over_two_pages_is_one(tmp_path)
         ("Price List", 2, "Prices are high."),
     ]
     assert "pages without text (1): a.pdf" in out
+    rows, out = build(tmp_path, {"a.pdf": pdf([["The same."], ["The same."], ["Other."]])})
+    assert [(row["page"], row["text"]) for row in rows] == [(1, "The same."), (3, "Other.")]
+    assert "passages that repeat another of the document (1): a.pdf" in out
 
 
 def test_parquet_has_a_column_that_is_named(tmp_path):
