@@ -285,15 +285,15 @@ def _guess(sample: bytes) -> str:
     return "cp1252" if any("cp1252" in one.could_be_from_charset for one in equal) else best.encoding
 
 
-_READERS: dict[str, Callable[[Path, Counter[str]], Iterator[Block]]] = {
+_Reader = Callable[[Path, Counter[str]], Iterator[Any]]
+_READERS: dict[str, _Reader] = {
     **dict.fromkeys((".txt", ".text", ".rst"), _text),
     **dict.fromkeys((".md", ".markdown"), _markdown),
     **dict.fromkeys((".html", ".htm", ".xhtml"), _html),
-    ".docx": _docx,
-    ".pdf": _pdf,
+    **{".docx": _docx, ".pdf": _pdf},
 }
-_TABLES: dict[str, Callable[[Path, Counter[str]], Iterator[tuple[str, Row]]]] = {
-    **dict.fromkeys((".jsonl", ".ndjson", ".json", ".parquet"), lambda path, _: source_rows(str(path))),
+_TABLES: dict[str, _Reader] = {
+    **dict.fromkeys((".jsonl", ".ndjson", ".json", ".parquet"), lambda path, notes: source_rows(str(path))),
     **dict.fromkeys((".csv", ".tsv"), _csv),
 }
 ENDINGS = {*_READERS, *_TABLES}

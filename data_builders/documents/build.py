@@ -105,35 +105,29 @@ def find_documents(paths: Sequence[str | Path]) -> tuple[dict[str, Path], dict[s
     places = [Path(os.path.abspath(path)) for path in paths]
     top = os.path.commonpath([place if place.is_dir() else place.parent for place in places])
     found, left_out = dict[str, Path](), dict[str, str]()
+
+    def add(path: Path, problem: str = "") -> None:
+        name = os.fsencode(os.path.relpath(path, top)).decode("utf-8", "replace").replace(os.sep, "/")
+        if not problem and path.suffix.lower() not in ENDINGS:
+            problem = f"of a kind that is not read: {path.suffix or 'no ending'}"
+        if problem or not path.is_file():
+            left_out[name] = problem or "no regular file"
+        else:
+            found[name] = path
+
     for place in places:
-        for path, problem in _walk(place) if place.is_dir() else [(place, _problem(place))]:
-            name = os.fsencode(os.path.relpath(path, top)).decode("utf-8", "replace").replace(os.sep, "/")
-            if problem:
-                left_out[name] = problem
-            else:
-                found[name] = path
+        if not place.is_dir():
+            add(place)
+            continue
+        for root, folders, files in os.walk(place, onerror=lambda error: add(Path(error.filename), "can't be opened")):
+            for name in [*folders, *files]:
+                path = Path(root, name)
+                problem = "hidden" if name[0] == "." else "links, which are not followed" if path.is_symlink() else ""
+                if problem or name in files:
+                    add(path, problem)
+                if problem and name in folders:
+                    folders.remove(name)
     return dict(sorted(found.items())), left_out
-
-
-def _walk(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Files with "" or why they are left out, and so the folders that are not entered."""
-    closed = list[OSError]()
-    for root, folders, files in os.walk(folder, onerror=closed.append):
-        for name in [*folders, *files]:
-            path = Path(root, name)
-            problem = "hidden" if name.startswith(".") else "links, which are not followed" if path.is_symlink() else ""
-            if name in files:
-                yield path, problem or _problem(path)
-            elif problem:
-                folders.remove(name)
-                yield path, problem
-    yield from ((Path(error.filename), "can't be opened") for error in closed)
-
-
-def _problem(path: Path) -> str:
-    if not path.is_file():
-        return "no regular file"
-    return "" if path.suffix.lower() in ENDINGS else f"of a kind that is not read: {path.suffix or 'no ending'}"
 
 
 def passages_of(document: str, blocks: Iterable[Block], size: int) -> Iterator[dict[str, Any]]:

@@ -30,8 +30,6 @@ _LONGEST_ROW = 1 << 26
 _ARRAY = re.compile(rb'(?:\xef\xbb\xbf)?\s*(?:\{(?:\s*"\w+"\s*:\s*(?:"[^"\\]*"|[\w.]+)\s*,)*\s*"data"\s*:\s*)?\[')
 _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
-# Files of rows that a folder may hold.
-_ROWS = (".jsonl", ".json", ".parquet", ".csv", ".arrow", ".gz", ".zst", ".zip")
 Row = dict[str, Any]
 
 
@@ -44,11 +42,6 @@ def source_rows(location: str) -> Iterator[tuple[str, Row]]:
         yield from _array_rows(path, opening[0].decode()) if opening else stored_rows(path)
     elif path.exists() and not path.is_dir():
         raise FileNotFoundError(f"{location} is a pipe or device; write it into a file: files are read more than once")
-    elif path.is_dir() and not any(one.suffix in _ROWS for one in path.rglob("*")):
-        raise FileNotFoundError(
-            f"{location} is a folder without rows ({', '.join(_ROWS)}); documents become passages by `tripletune build "
-            "passages`"
-        )
     elif path.is_dir() or (location.count("/") == 1 and not location.startswith((".", "/", "~")) and not path.suffix):
         yield from _dataset_rows(location)
     else:
@@ -200,8 +193,13 @@ def _dataset_rows(location: str) -> Iterator[tuple[str, Row]]:
     name, _, configuration = name.partition("@")
     try:
         stream = datasets.load_dataset(name, configuration or None, split=split or "train", streaming=True)
-    except RuntimeError as error:
-        raise ValueError(f"{location}: not a data set of files ({error}); name the files themselves") from None
+    except (RuntimeError, ValueError, OSError) as error:
+        if not isinstance(error, RuntimeError) and not Path(name).is_dir():
+            raise
+        raise ValueError(
+            f"{location}: not a data set of files ({error}); name the files themselves, or make documents passages "
+            "with `tripletune build passages`"
+        ) from None
     for number, row in enumerate(stream, 1):
         yield f"{location}:row {number}", row
 

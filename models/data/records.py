@@ -405,8 +405,8 @@ def corpus_file(path: str | Path) -> Path:
     path = Path(path)
     if path.is_dir() and not (path / CORPUS).is_file():
         raise FileNotFoundError(
-            f"{path} is a folder without {CORPUS}: name a file; documents become passages by `tripletune build passages "
-            f"--documents {path} --output DIR`"
+            f"{path} is a folder without {CORPUS}: name a file; documents become passages by `tripletune build "
+            f"passages --documents {path} --output DIR`"
         )
     return path / CORPUS if path.is_dir() else path
 

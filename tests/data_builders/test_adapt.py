@@ -116,6 +116,7 @@ def test_long_texts_stay_whole_and_a_folder_of_documents_is_sent_elsewhere(tmp_p
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "a.md").write_text("A.")
     ran = run("data", "adapt", "--input", tmp_path / "docs", "--output", tmp_path / "other.jsonl")
-    assert ran.error.endswith("documents become passages by `tripletune build passages`")
+    assert "docs: not a data set of files (" in ran.error
+    assert ran.error.endswith("or make documents passages with `tripletune build passages`")
     with pytest.raises(ValueError, match=r"it has page_content, metadata \(`tripletune build passages`"):
         adapt(tmp_path, [{"page_content": "A.", "metadata": {}}])
