@@ -391,8 +391,11 @@ class Passage:
 
 def source_of(row: dict[str, Any]) -> dict[str, Any]:
     """Where a passage stands; a corpus may have something else under these names, as a whole document."""
-    found = {name: row[name] for name in SOURCE if name in row}
-    return {name: one for name, one in found.items() if isinstance(one, (str, int)) and 0 < len(str(one)) < _LONGEST}
+    found = {}
+    for name in SOURCE:
+        if isinstance(value := row.get(name), (str, int)) and 0 < len(str(value)) < _LONGEST:
+            found[name] = value
+    return found
 
 
 def passage_id(title: str, text: str) -> str:
