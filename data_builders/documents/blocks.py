@@ -260,7 +260,7 @@ def _encoding(path: Path) -> str:
         sample = file.read(_SAMPLE)
         if marked := next((name for mark, name in _MARKS.items() if sample.startswith(mark)), None):
             return marked
-        if b"\0" in sample:
+        if sample.count(0) > len(sample) / 100:
             raise Unreadable("binary")
         try:
             while sample:
