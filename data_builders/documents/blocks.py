@@ -139,6 +139,7 @@ class _Html(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self._ready, self._parts, self._path, self._skipped = list[Block](), list[str](), dict[str, str](), 0
+        self._bare = ""  # the level of a heading without text until now
 
     def blocks(self, texts: Iterable[str]) -> Iterator[Block]:
         for text in texts:
@@ -147,6 +148,7 @@ class _Html(HTMLParser):
             self._ready.clear()
         self.close()
         self._end()
+        self._close_heading()
         yield from self._ready
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
@@ -172,10 +174,18 @@ class _Html(HTMLParser):
         text = " ".join("".join(self._parts).split())
         self._parts.clear()
         if _HEADING.fullmatch(tag) and 0 < len(text) <= _LONGEST_HEADING:
+            self._close_heading(tag)
             above = {level: name for level, name in self._path.items() if level < tag}
-            self._path = above | {tag: text.rstrip("¶ ")}  # the link to itself of Sphinx and others
+            self._path, self._bare = above | {tag: text.rstrip("¶ ")}, tag  # the link to itself of Sphinx and others
         elif text:
             self._ready.append(Block(text, tuple(self._path.values())))
+            self._bare = ""
+
+    def _close_heading(self, tag: str = "h1") -> None:
+        """A heading without text, before another that is not below it, is a paragraph."""
+        if self._bare >= tag:
+            *above, name = self._path.values()
+            self._ready.append(Block(name, tuple(above)))
 
 
 def _pdf(path: Path, notes: Counter[str]) -> Iterator[Block]:

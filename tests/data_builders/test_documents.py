@@ -79,6 +79,7 @@ def build(tmp_path, files, *words, output="mine"):
         ("d.docx", docx([("Title", "T"), ("Normal", "Of it."), ("Heading1", "A & B"), ("Normal", "One."),
                          ("Heading2", "Sub"), ("Normal", "Two.")]),
          [("T", "Of it."), ("A & B", "One."), ("A & B › Sub", "Two.")]),
+        ("b.md", "# A\n## B\n## C\nText.\n# D\n", [("A", "B"), ("A › C", "Text."), ("", "D")]),
         ("e.txt", "One line\nand another.\n\nA paragraph.", [("", "One line and another.\nA paragraph.")]),
         ("f.jsonl", '{"contents": "One.", "title": 7}\n{"contents": "One."}\n{"contents": "Two."}\n',
          [("7", "One."), ("", "One."), ("", "Two.")]),
