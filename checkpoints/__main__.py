@@ -1,4 +1,4 @@
-"""Hand a trained model on: `tripletune checkpoints export`, `verify` and `merge`."""
+"""Hand a trained model on: `tripletune checkpoints export`, `verify`, `merge` and `gguf`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from tripletune.checkpoints import DTYPES, export_adapter, merge_adapter
+from tripletune.checkpoints.gguf_file import TYPES, write_gguf
 from tripletune.checkpoints.verify import TOLERANCE, verify
 from tripletune.models.program import CommandParser, run_program
 
@@ -18,7 +19,7 @@ _EXPORT = ("base_model", "base_revision", "encoder", "licence", "scores", "overw
 def _parser() -> argparse.ArgumentParser:
     top = CommandParser(prog="tripletune checkpoints", description=__doc__)
     top.add_argument("--verbose", action="store_true", help="log more, and show tracebacks")
-    commands = top.add_subparsers(dest="command", required=True, metavar="{export,verify,merge}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="{export,verify,merge,gguf}")
     export = commands.add_parser(
         "export",
         help="write a run's adapter, or its whole model, with card and reference outputs",
@@ -57,6 +58,15 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="write a plain transformers model; sensible for a model trained without graph token",
     )
+    gguf = commands.add_parser(
+        "gguf",
+        help="write a merged text model as a GGUF file for llama.cpp and Ollama",
+        example="tripletune checkpoints gguf exports/extractor-merged --output extractor.gguf --quantize q8_0",
+    )
+    gguf.set_defaults(run_command=_gguf)
+    gguf.add_argument("folder", metavar="DIR", help="folder of a whole language model, as merge writes it")
+    gguf.add_argument("--output", required=True, metavar="FILE", help="file to write")
+    gguf.add_argument("--quantize", choices=TYPES, default="f16", help="type of the weights (default: %(default)s)")
     for command in (export, merge):
         command.add_argument("--overwrite", action="store_true", help="replace a model folder that is there")
     return top
@@ -97,6 +107,11 @@ def _merge(args: argparse.Namespace) -> None:
         f"merged to {args.output} ({args.dtype}): log normalisers differ from the adapter's by at most "
         f"{found.difference:.1e}, {found.same_replies} of {found.cases} greedy replies are the same"
     )
+
+
+def _gguf(args: argparse.Namespace) -> None:
+    write_gguf(args.folder, args.output, args.quantize)
+    print(f"wrote {args.output} ({args.quantize})")
 
 
 if __name__ == "__main__":
