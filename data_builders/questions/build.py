@@ -109,8 +109,8 @@ class Material:
         self.documents = {part: len({documents[n] for n in numbers}) for part, numbers in self.numbers.items()}
         self._about: dict[str, set[int]] = defaultdict(set)
         for fact in self.graph.facts:
-            for name in fact.ends:
-                self._about[key(name)].add(fact.passage)
+            for name in (fact.subject, fact.object):
+                self._about[name].add(fact.passage)
 
     def drafts(self, part: str) -> Iterator[Draft]:
         """The drafts of a part, `tries` times the questions wanted at most."""

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
+from typing import NamedTuple
 
 from tripletune.data_builders.hotpotqa_subq import BRACKETED
 from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON, INTERSECTION
@@ -24,11 +25,14 @@ from tripletune.models.data.triples import Triple
 
 PATH_KINDS = (*CHAIN_KINDS, COMPARISON, INTERSECTION)
 CROSSING = "paths whose passages lie in both parts, dropped"
-# Words of an object that is asked for; facts that a step chooses from; passes without a new draft that end a kind.
-_LONGEST, _CHOICES, _PASSES = 8, 40, 6
+# Words of an object that is asked for; facts that a step chooses from; passes without a new draft that end a kind;
+# facts that lead to a name on the way to an answer: what is known of a country says little about what lies in it.
+_LONGEST, _CHOICES, _PASSES, _HUB = 8, 40, 6, 50
+# Questions of a kind that one fact may be in; predicates that do not say what is meant.
+_USES, _VAGUE = 4, ("is", "are", "was", "were", "has", "have", "had")
 _YES_NO, _STARTS = 0.4, 12
 _DATES = ("%d %B %Y", "%B %d, %Y", "%Y-%m-%d", "%B %Y")
-_QUANTITY = re.compile(r"(\D*?)(\d[\d,.]*)(\D*)")
+_QUANTITY = re.compile(r"((?:about|around|nearly|over|some)?\W*)(\d[\d,.]*)(\D*)")
 _POSSESSIVE = re.compile(r"[’']s\b")
 key = cache(normalize_answer)
 
@@ -43,9 +47,10 @@ def names(plain: str, name: str) -> bool:
     return f" {key(BRACKETED.sub('', name) or name)} " in plain
 
 
+@cache
 def is_name(text: str) -> bool:
-    """Whether it can name one thing: "the capital", in small letters, is another one in every document."""
-    return not re.sub("^(the|an?) ", "", text, flags=re.IGNORECASE).islower()
+    """Whether it can name one thing: "the capital" is another one in every document, and a year is no thing."""
+    return not re.sub("^(the|an?) ", "", text, flags=re.IGNORECASE).islower() and quantity(text) is None
 
 
 def quantity(text: str) -> tuple[str, float] | None:
@@ -59,21 +64,18 @@ def quantity(text: str) -> tuple[str, float] | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class StatedFact:
-    """A triple and the number of the passage that states it."""
+class StatedFact(NamedTuple):
+    """A triple, the number of the passage that states it, and its parts as they are compared."""
 
     triple: Triple
     passage: int
+    subject: str
+    predicate: str
+    object: str
 
     @property
-    def relation(self) -> tuple[str, str]:
-        """Subject and predicate, as they are compared."""
-        return key(self.triple.subject), key(self.triple.predicate)
-
-    @property
-    def ends(self) -> tuple[str, str]:
-        """Subject and object."""
+    def names(self) -> tuple[str, str]:
+        """Subject and object as they are written."""
         return self.triple.subject, self.triple.object
 
 
@@ -97,8 +99,8 @@ class Draft:
     @property
     def id(self) -> str:
         """Names it by what it asks; in which order two things are compared does not matter."""
-        ends = [(*fact.relation, key(fact.triple.object)) for fact in self.facts]
-        return passage_id(f"{self.kind} {self.test}", repr(ends if self.kind in CHAIN_KINDS else sorted(ends)))
+        facts = [fact[2:] for fact in self.facts]
+        return passage_id(f"{self.kind} {self.test}", repr(facts if self.kind in CHAIN_KINDS else sorted(facts)))
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -111,30 +113,37 @@ class FactGraph:
 
     def __init__(self, passages: Sequence[Passage], triples: Sequence[Sequence[Triple]]) -> None:
         self._texts = [spoken(passage.content) for passage in passages]
-        # What fits beside a name and a predicate: objects beside a subject, and the other way round.
+        stated = [
+            StatedFact(triple, number, *map(key, triple.as_list()))
+            for number, found in enumerate(triples)
+            for triple in dict.fromkeys(found)
+        ]
+        # What fits beside a name and a predicate: objects beside a subject (0), and the other way round (1).
         self._fits: dict[tuple[str, str, int], set[str]] = defaultdict(set)
-        self._of: dict[str, list[StatedFact]] = defaultdict(list)
-        for fact in (StatedFact(one, n) for n, found in enumerate(triples) for one in dict.fromkeys(found)):
-            ends = [key(name) for name in fact.ends]
-            for place in (0, 1):
-                self._fits[ends[place], fact.relation[1], place].add(ends[1 - place])
-            is_short = len(ends[1].split()) <= _LONGEST and ends[0] != ends[1]
-            if is_short and is_name(fact.triple.subject) and names(self._texts[fact.passage], fact.triple.object):
-                self._of[ends[0]].append(fact)
-        self.facts = [fact for found in self._of.values() for fact in found]
+        for fact in stated:
+            self._fits[fact.subject, fact.predicate, 0].add(fact.object)
+            self._fits[fact.object, fact.predicate, 1].add(fact.subject)
+        self._leading = Counter(fact.object for fact in stated)
+        self.facts = [fact for fact in stated if self._is_usable(fact)]
+        # By subject, where a path can go on.
+        self._next: dict[str, list[StatedFact]] = defaultdict(list)
+        for fact in filter(self._is_single, self.facts):
+            if self._leading[fact.subject] <= _HUB:
+                self._next[fact.subject].append(fact)
 
-    def _others(self, fact: StatedFact, place: int) -> set[str]:
-        """What stands beside one end of a fact, its subject (0) or object, in all facts of its predicate."""
-        return self._fits[key(fact.ends[place]), fact.relation[1], place]
+    def _is_usable(self, fact: StatedFact) -> bool:
+        is_short = len(fact.object.split()) <= _LONGEST and fact.subject != fact.object
+        is_clear = is_name(fact.triple.subject) and fact.predicate not in _VAGUE
+        return is_short and is_clear and names(self._texts[fact.passage], fact.triple.object)
 
     def _is_single(self, fact: StatedFact) -> bool:
-        return len(self._others(fact, 0)) == 1
+        return len(self._fits[fact.subject, fact.predicate, 0]) == 1
 
     def links(self, documents: Sequence[str]) -> Counter[tuple[str, str]]:
         """By two documents, given for each passage, how often a fact of one leads to a fact of the other."""
         found: Counter[tuple[str, str]] = Counter()
         for fact in filter(self._is_single, self.facts):
-            for other in self._of.get(key(fact.triple.object), ())[:_CHOICES]:
+            for other in self._next.get(fact.object, ()):
                 one, two = sorted((documents[fact.passage], documents[other.passage]))
                 found[one, two] += 1
         return found
@@ -156,89 +165,93 @@ class FactGraph:
         starts = [f for f in self.facts if f.passage in part and (kind == INTERSECTION or self._is_single(f))]
         peers: dict[str, list[StatedFact]] = defaultdict(list)
         for fact in starts:
-            for name in map(key, fact.ends) if kind == INTERSECTION else fact.relation[1:]:
+            for name in (fact.subject, fact.object) if kind == INTERSECTION else (fact.predicate,):
                 peers[name].append(fact)
         make: Callable[[StatedFact, Mapping[str, list[StatedFact]], random.Random], Draft | None]
         make = {COMPARISON: self._comparison, INTERSECTION: self._intersection}.get(
             kind, lambda fact, _, rng: self._chain(fact, kind, rng)
         )
-        seen, idle = set[str](), 0
+        seen, uses, idle = set[str](), Counter[tuple[str, str, str]](), 0
         while idle < _PASSES:
-            before = len(seen)
+            idle += 1
             rng.shuffle(starts)
             for draft in (found for fact in starts if (found := make(fact, peers, rng)) and found.id not in seen):
                 seen.add(draft.id)
-                if part.issuperset(fact.passage for fact in draft.facts):
-                    yield draft
-                else:
+                if not part.issuperset(fact.passage for fact in draft.facts):
                     counts[CROSSING] += 1
-            idle = idle + 1 if len(seen) == before else 0
+                elif max(uses[fact[2:]] for fact in draft.facts) < _USES:
+                    uses.update(fact[2:] for fact in draft.facts)
+                    idle = 0
+                    yield draft
 
     def _chain(self, start: StatedFact, kind: str, rng: random.Random) -> Draft | None:
         path = [start]
         while len(path) <= CHAIN_KINDS.index(kind):
-            steps = _some(self._of.get(key(path[-1].triple.object), ()), rng)
-            if (step := next((fact for fact in steps if self._continues(path, fact)), None)) is None:
+            steps = [fact for fact in self._next.get(path[-1].object, ()) if self._continues(path, fact)]
+            if not steps:
                 return None
-            path.append(step)
-        subjects, objects = zip(*(fact.ends for fact in path))
+            path.append(rng.choice(steps))
+        subjects, objects = zip(*(fact.names for fact in path))
         return Draft(kind, tuple(path), subjects, objects, objects[-1])
 
     def _continues(self, path: Sequence[StatedFact], fact: StatedFact) -> bool:
-        return self._is_single(fact) and not any(
-            fact.relation[1] == one.relation[1]
-            or key(fact.triple.object) == one.relation[0]
+        return not any(
+            fact.predicate == one.predicate
+            or fact.object == one.subject
             or fact.passage == one.passage
             or names(self._texts[one.passage], fact.triple.object)
             for one in path
         )
 
     def _says(self, fact: StatedFact) -> bool:
-        return all(names(self._texts[fact.passage], name) for name in fact.ends)
+        return all(names(self._texts[fact.passage], name) for name in fact.names)
 
     def _comparison(self, one: StatedFact, peers: Mapping[str, list[StatedFact]], rng: random.Random) -> Draft | None:
-        """Which has less or more; or, of values that several things have, whether two have the same."""
-        group = peers[one.relation[1]]
-        others = [fact for fact in _some(group, rng) if fact.relation[0] != one.relation[0] and self._says(fact)]
-        known = [fact for fact in others if fact.passage != one.passage and self._says(one)]
-        mine, test, answer = quantity(one.triple.object), "yes or no", "no"
-        same = {fact: key(fact.triple.object) == key(one.triple.object) for fact in known}
-        if mine and rng.random() >= _YES_NO:
-            values = {fact: value for fact in known if (value := quantity(fact.triple.object)) and not same[fact]}
-            others = [fact for fact, value in values.items() if value[0] == mine[0] and value[1] != mine[1]]
-            test = rng.choice(["smaller or earlier", "larger or later"])
-        else:
-            is_shared = len({key(fact.triple.object) for fact in group}) < len(group)
+        """Which has less or more; or, of what several things share, whether two do."""
+        group, mine = peers[one.predicate], quantity(one.triple.object)
+        known = [
+            f for f in _some(group, rng) if f.subject != one.subject and f.passage != one.passage and self._says(f)
+        ]
+        test, answer, values = "yes or no", "no", {fact: quantity(fact.triple.object) for fact in known}
+        if mine:
+            known = [fact for fact in known if (value := values[fact]) and value[0] == mine[0] and value[1] != mine[1]]
+        elif rng.random() < _YES_NO and len({fact.object for fact in group}) < len(group):
             wanted = rng.random() < 0.5
-            others = [fact for fact in known if is_shared and same[fact] is wanted]
-        if not others:
+            known = [fact for fact in known if (fact.object == one.object) is wanted]
+        else:
             return None
-        pair = (one, rng.choice(others))
-        if test != "yes or no" and mine:
-            is_less = mine[1] < values[pair[1]][1]
-            answer = pair[is_less != test.startswith("smaller")].triple.subject
-        elif same[pair[1]]:
+        if not known or not self._says(one):
+            return None
+        pair = (one, rng.choice(known))
+        if mine and (other := values[pair[1]]):
+            test = rng.choice(["smaller or earlier", "larger or later"])
+            answer = pair[(mine < other) != test.startswith("smaller")].triple.subject
+        elif one.object == pair[1].object:
             answer = "yes"
-        subjects, objects = zip(*(fact.ends for fact in pair))
+        subjects, objects = zip(*(fact.names for fact in pair))
         return Draft(COMPARISON, pair, subjects, objects, answer, test)
 
     def _intersection(self, one: StatedFact, peers: Mapping[str, list[StatedFact]], rng: random.Random) -> Draft | None:
         """What has two facts, each of which other things have too; no passage names what the other is read for."""
-        for place, thing in enumerate(one.ends):
-            for other in _some(peers[key(thing)], rng) if is_name(thing) else ():
-                side = 0 if key(other.triple.subject) == key(thing) else 1
-                given = one.ends[1 - place], other.ends[1 - side]
-                fits = self._others(one, 1 - place), self._others(other, 1 - side)
+        for place, (thing, name) in enumerate(zip((one.subject, one.object), one.names)):
+            is_thing = is_name(name) and self._leading[thing] <= _HUB
+            for other in _some(peers[thing], rng) if is_thing else ():
+                side = 0 if other.subject == thing else 1
+                given = one.names[1 - place], other.names[1 - side]
+                fits = [
+                    self._fits[key(end), fact.predicate, 1 - own]
+                    for end, fact, own in zip(given, (one, other), (place, side))
+                ]
                 if (
                     min(map(len, fits)) > 1
-                    and fits[0] & fits[1] == {key(thing)}
-                    and len({*map(key, given), key(thing)}) == 3
+                    and fits[0] & fits[1] == {thing}
+                    and len({*map(key, given), thing}) == 3
                     and self._says(one)
                     and self._says(other)
                     and not names(self._texts[one.passage], given[1])
                     and not names(self._texts[other.passage], given[0])
                 ):
-                    return Draft(INTERSECTION, (one, other), given, (thing, thing), thing)
+                    return Draft(INTERSECTION, (one, other), given, (name, name), name)
         return None
 
 

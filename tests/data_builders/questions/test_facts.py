@@ -58,9 +58,9 @@ def test_paths_into_the_other_part_are_dropped_and_counted():
 
 def test_comparisons_and_intersections():
     found = drafts("comparison")
-    years = {(one.test, one.answer) for one in found if one.facts[0].relation[1] == "year of birth"}
+    years = {(one.test, one.answer) for one in found if one.facts[0].predicate == "year of birth"}
     assert years == {("smaller or earlier", "Ida Morn"), ("larger or later", "Tom Rask")}
-    assert {one.answer for one in found if one.facts[0].relation[1] == "employer"} == {"yes"}
+    assert {one.answer for one in found if one.facts[0].predicate == "employer"} == {"yes"}
     (shared,) = drafts("intersection")
     assert ({*shared.given}, shared.answer) == ({"Velm Works", "Sund Yard"}, "Arl")
 
