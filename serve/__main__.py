@@ -81,7 +81,7 @@ async def _run(
         service = Service(shelf, door, key, serving.body_limit, serving.hosts or (_LOCAL if local else ()))
         config = uvicorn.Config(
             service.app, log_config=None, access_log=False, lifespan="off", server_header=False, ws="none",
-            timeout_graceful_shutdown=5, proxy_headers=False,
+            timeout_graceful_shutdown=5, timeout_keep_alive=75, proxy_headers=False,
         )  # fmt: skip
         for name, why in shelf.left_out.items():
             logger.info("not offered: %s (%s)", name, why)

@@ -30,8 +30,8 @@ from starlette.routing import Route
 from tripletune.models.llm import CallError, PromptTooLong
 from tripletune.rag import TraceAction, TraceStep
 from tripletune.serve.door import Door, Refused, closing
-from tripletune.serve.protocol import Layout, read_request
-from tripletune.serve.served import Answer, Asked, Shelf
+from tripletune.serve.protocol import Answer, Asked, AskedChat, Layout, read_request
+from tripletune.serve.served import Shelf
 
 logger = logging.getLogger(__name__)
 _ROOT = Path(__file__).parents[1]
@@ -78,8 +78,8 @@ class Service:
             gauge = prometheus.Gauge(f"questions_{name}", f"Questions that are {name.replace('_', ' ')}", **about)
             gauge.set_function(partial(getattr, door, name))
         api: list[tuple[str, Handler, str]] = [
-            ("/v1/chat/completions", partial(self._reply, chat=True), "POST"),
-            ("/v1/completions", partial(self._reply, chat=False), "POST"),
+            ("/v1/chat/completions", partial(self._reply, AskedChat), "POST"),
+            ("/v1/completions", partial(self._reply, Asked), "POST"),
             ("/v1/models", self._models, "GET"),
             ("/v1/models/{name}", self._models, "GET"),
             ("/metrics", self._measured, "GET"),
@@ -121,8 +121,8 @@ class Service:
     async def _measured(self, _: Request) -> Response:
         return Response(prometheus.generate_latest(self._metrics), media_type=prometheus.CONTENT_TYPE_LATEST)
 
-    async def _reply(self, request: Request, chat: bool) -> Response:
-        asked = read_request(await self._body(request), chat)
+    async def _reply(self, kind: type[Asked], request: Request) -> Response:
+        asked = read_request(await self._body(request), kind)
         self._check(asked.model)
         layout, events = Layout(asked), self._events(request, asked)
         # Errors before the first event have their status also where the reply is a stream.
@@ -141,7 +141,9 @@ class Service:
                 async for part in request.stream():
                     found += part
                     if len(found) > self._most:
-                        raise Refused(413, f"the body has more than {self._most:,} bytes", "too_large")
+                        # The rest is not read, so that nothing else can come on this connection.
+                        close = {"Connection": "close"}
+                        raise Refused(413, f"the body has more than {self._most:,} bytes", "too_large", headers=close)
         except TimeoutError:
             raise Refused(408, "the body of the request did not arrive in time", "timeout") from None
         except ClientDisconnect:

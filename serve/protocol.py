@@ -5,15 +5,15 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from tripletune.models.data.records import Step, one_line
 from tripletune.models.llm import Message
 from tripletune.rag import TraceAction, TraceStep, cited
 from tripletune.serve.door import Refused
-from tripletune.serve.served import Answer, Asked
 
 
 def _text(content: Any) -> Any:
@@ -42,11 +42,12 @@ class _Own(BaseModel):
     steps: list[Any] = []
 
 
-class _Request(BaseModel):
-    """Fields that are not known have no effect."""
+class Asked(BaseModel):
+    """A request; fields that are not known have no effect. `chat` says by which of the two routes it came."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
+    chat: ClassVar[bool] = False
     model: str
     messages: list[_Turn] = []
     prompt: Annotated[str, BeforeValidator(lambda one: one[0] if isinstance(one, list) and len(one) == 1 else one)] = ""
@@ -62,43 +63,71 @@ class _Request(BaseModel):
     stream_options: _Options | None = None
     tripletune: _Own | None = None
 
-    @field_validator("messages")
-    @classmethod
-    def _ends_with_the_user(cls, turns: list[_Turn]) -> list[_Turn]:
-        if not turns or turns[-1].role != "user":
-            raise ValueError("the last turn must be the user's")
-        return turns
+    @property
+    def turns(self) -> list[Message]:
+        """The chat, whose last turn is the user's."""
+        role: dict[str, Any] = {"developer": "system"}
+        turns = self.messages if self.chat else [_Turn(role="user", content=self.prompt)]
+        return [Message(role=role.get(turn.role, turn.role), content=turn.content) for turn in turns]
+
+    @property
+    def limit(self) -> int | None:
+        """The longest reply, where the request says."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """What was found so far, for a Graph-LLM."""
+        return (
+            tuple(Step.from_json(row, "tripletune.steps") for row in self.tripletune.steps) if self.tripletune else ()
+        )
+
+    @model_validator(mode="after")
+    def _asks(self) -> Self:
+        last = (self.turns or [Message(role="system", content="")])[-1]
+        if last["role"] != "user" or not last["content"].strip():
+            raise ValueError("there is no question: the last turn must be the user's, with a text")
+        self.steps  # noqa: B018
+        return self
 
 
-def read_request(data: bytes, chat: bool) -> Asked:
+class AskedChat(Asked):
+    """A request of `/v1/chat/completions`."""
+
+    chat: ClassVar[bool] = True
+
+
+def read_request(data: bytes, kind: type[Asked]) -> Asked:
     """Read a request; what is wrong with it is a `Refused`."""
     try:
-        found = _Request.model_validate_json(data)
-        steps = tuple(Step.from_json(row, "tripletune.steps") for row in (found.tripletune or _Own()).steps)
+        return kind.model_validate_json(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = [str(part) for part in first["loc"]]
         told = ".".join(place) or "the body"
         raise Refused(400, f"{told}: {first['msg']}", param=place[0] if place else None) from None
-    except ValueError as error:
-        raise Refused(400, str(error), param="tripletune") from None
-    turns = found.messages if chat else [_Turn(role="user", content=found.prompt)]
-    if not turns or not turns[-1].content.strip():
-        name = "messages" if chat else "prompt"
-        raise Refused(400, f"{name}: there is no question", param=name)
-    role: dict[str, Any] = {"developer": "system"}
-    drawn = {name: getattr(found, name) for name in ("temperature", "top_p", "seed")}
-    return Asked(
-        found.model,
-        [Message(role=role.get(turn.role, turn.role), content=turn.content) for turn in turns],
-        max_tokens=found.max_completion_tokens or found.max_tokens,
-        drawn={name: value for name, value in drawn.items() if value is not None},
-        steps=steps,
-        stop=tuple(filter(None, found.stop or ())),
-        chat=chat,
-        stream=bool(found.stream),
-        usage=(found.stream_options or _Options()).include_usage,
-    )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A reply, what it cost, and of a loop its trace as `more`."""
+
+    text: str
+    read: int
+    written: int
+    cut_off: bool = False
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Its tokens as OpenAI writes them."""
+        read, written = self.read, self.written
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+    @property
+    def finish_reason(self) -> str:
+        """How it ended, as OpenAI says it."""
+        return "length" if self.cut_off else "stop"
 
 
 class Layout:
@@ -128,7 +157,7 @@ class Layout:
         """The last chunks of a stream: the answer, its end, and its tokens where they are asked for."""
         yield self._chunk(answer.text, {"content": answer.text})
         yield self._chunk("", {}, answer.finish_reason, **answer.more)
-        if self._asked.usage:
+        if self._asked.stream_options and self._asked.stream_options.include_usage:
             yield {**self._object(".chunk", {}, None, usage=answer.usage), "choices": []}
 
     def _chunk(self, text: str, delta: dict[str, Any], reason: str | None = None, **more: Any) -> dict[str, Any]:

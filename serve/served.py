@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.records import ModelInput, Passage, Step, Task
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm import Completion, LLMClient, Message, Sampling
+from tripletune.models.llm import Completion, LLMClient, Sampling
 from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
 from tripletune.models.options import require
 from tripletune.rag import Trace, TraceAction, TraceStep
@@ -31,6 +31,7 @@ from tripletune.rag.answering import (
 )
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.systems import find_system, make_options, system_names
+from tripletune.serve.protocol import Answer, Asked
 
 # Bounds that evaluations compare with; nobody asks them but by name.
 _BOUNDS = ("random_passages",)
@@ -39,56 +40,21 @@ Watch = Callable[[TraceAction | TraceStep], None]
 Chosen = dict[str, tuple[SystemOptions, LLMOptions | None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request: the chat, whose last turn is the user's, how the reply is drawn, and in what form it is sent."""
-
-    model: str
-    messages: Sequence[Message]
-    max_tokens: int | None = None
-    drawn: dict[str, Any] = field(default_factory=dict)
-    steps: tuple[Step, ...] = ()
-    stop: tuple[str, ...] = ()
-    chat: bool = True
-    stream: bool = False
-    usage: bool = False
-
-    @property
-    def text(self) -> str:
-        """The last turn."""
-        return self.messages[-1]["content"]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A reply, what it cost, and of a loop its trace as `more`."""
-
-    text: str
-    prompt_tokens: int
-    completion_tokens: int
-    finish_reason: str = "stop"
-    more: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def usage(self) -> dict[str, int]:
-        """Its tokens as OpenAI writes them."""
-        read, written = self.prompt_tokens, self.completion_tokens
-        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-
-
 Part = Callable[[Asked], Awaitable[Completion]]
 
 
 async def _chat(client: LLMClient, sampling: Sampling | None, instruction: str, asked: Asked) -> Completion:
-    limit: dict[str, Any] = {} if asked.max_tokens is None else {"max_tokens": asked.max_tokens}
-    sampling, messages = replace(sampling or Sampling(), **asked.drawn, **limit), list(asked.messages)
+    drawn = {"temperature": asked.temperature, "top_p": asked.top_p, "seed": asked.seed, "max_tokens": asked.limit}
+    given: dict[str, Any] = {name: value for name, value in drawn.items() if value is not None}
+    messages = asked.turns
     if instruction and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": instruction})
-    return await client.chat(messages, role="serve", sampling=sampling)
+    return await client.chat(messages, role="serve", sampling=replace(sampling or Sampling(), **given))
 
 
 async def _generate(model: Any, task: Task, limit: int, asked: Asked) -> Completion:
-    found: Completion = await model.generate(ModelInput(task, asked.text, asked.steps), asked.max_tokens or limit)
+    sample = ModelInput(task, asked.turns[-1]["content"], asked.steps)
+    found: Completion = await model.generate(sample, asked.limit or limit)
     return found
 
 
@@ -110,23 +76,25 @@ class Shelf:
         """Reply to a request; `watch` is called with what a loop does, as it happens."""
         if asked.model in self.parts:
             reply = await self.parts[asked.model](asked)
-            cut, cost, more = reply.finish_reason == "length", (reply.prompt_tokens, reply.completion_tokens), {}
-            text = reply.text
+            cut, more = reply.finish_reason == "length", {}
+            text, cost = reply.text, (reply.prompt_tokens, reply.completion_tokens)
         else:
-            system = self.loops[asked.model]
-            if asked.max_tokens is not None:
-                system = replace(system, options=replace(system.options, max_answer_tokens=asked.max_tokens))
-            trace = await system.answer_async(asked.text, watch=watch)
+            system, turns = self.loops[asked.model], asked.turns
+            if asked.limit is not None:
+                system = replace(system, options=replace(system.options, max_answer_tokens=asked.limit))
+            trace = await system.answer_async(turns[-1]["content"], watch=watch)
             cut = any(name.startswith("cut_off.") and name.endswith(".answer") for name in trace.tallies)
-            shown = {**trace.to_json(), **_sources(system, trace), "ignored_turns": len(asked.messages) - 1}
-            text, cost, more = trace.answer, (trace.prompt_tokens, trace.completion_tokens), {"tripletune": shown}
-        text = text[: min((place for stop in asked.stop if (place := text.find(stop)) >= 0), default=len(text))]
-        return Answer(text, *cost, "length" if cut else "stop", more)
+            more = {"tripletune": {**trace.to_json(), **_sources(system, trace), "ignored_turns": len(turns) - 1}}
+            text, cost = trace.answer, (trace.prompt_tokens, trace.completion_tokens)
+        ends = [place for stop in asked.stop or () if stop and (place := text.find(stop)) >= 0]
+        return Answer(text[: min(ends, default=len(text))], *cost, cut, more)
 
     async def warm_up(self) -> None:
         """Load what the first question would wait for; no call goes to another server."""
         for retriever in filter(None, dict.fromkeys(system.tools.retriever for system in self.loops.values())):
             await retriever.retrieve("Who?", 1)
+        for reranker in filter(None, dict.fromkeys(system.tools.reranker for system in self.loops.values())):
+            await reranker.scores("Who?", ["Someone."])
         for client in self._clients():
             await asyncio.to_thread(client.load)
             if hasattr(client, "decode"):  # a Graph-LLM, whose sentence encoder comes with the first graph

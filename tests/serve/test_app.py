@@ -103,7 +103,7 @@ USER = {"role": "user", "content": "Where?"}
         ("[1]", 400, "the body"), ("[" * 100_000, 400, "the body"),
         ('{"model":"ras","messages":[{"role":"user","content":"\\ud800"}]}', 400, "the body"),
         ({"messages": [USER]}, 400, "model: Field required"), ({"model": 3}, 400, "model: Input"),
-        ({"model": "ras"}, 400, "messages"), (chat(), 400, "messages"),
+        ({"model": "ras"}, 400, "no question"), (chat(), 400, "no question"),
         (chat("x"), 400, "messages"), (chat({"role": "robot", "content": "x"}), 400, "messages.0.role"),
         (chat({"role": "user"}), 400, "no question"),
         (chat({"role": "user", "content": "  "}), 400, "no question"),
