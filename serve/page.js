@@ -69,18 +69,19 @@ function show(question, model) {
     draw: (seen) => body.replaceChildren(traceOf({ question, ...seen }, seen.actions)),
     finish(trace, actions) {
       put(trace.answer ? "" : "none", trace.answer || "No answer.");
-      body.replaceChildren(sourcesOf(trace), traceOf(trace, actions), figuresOf(trace));
+      body.replaceChildren(...[sourcesOf(trace), traceOf(trace, actions), figuresOf(trace)].filter(Boolean));
     },
     fail: (text) => put("bad none", text),
   };
 }
 
-// What the answer was given from: the passages that the last prompt held.
+// What the answer was given from: documents and pages of the passages that the last prompt held.
 function sourcesOf(trace) {
-  const shown = trace.passages.filter(({ id, source }) => source && trace.shown.includes(id));
-  const places = [...new Set(shown.map(({ source }) => placeOf(source)))];
-  return h("div", {}, places.length > 0 && [note("Read for this answer:"),
-    h("ul", { class: "sources" }, places.map((place) => h("li", {}, place)))]);
+  const pages = new Map(), shown = trace.passages.filter(({ id, source }) => source.document && trace.shown.includes(id));
+  for (const { source: { document, page } } of shown) pages.set(document, (pages.get(document) || new Set()).add(page));
+  const listed = [...pages].map(([document, all]) => [document, [...all].filter(Boolean).sort((a, b) => a - b)]);
+  const told = listed.map(([document, all]) => document + (all.length ? `, p. ${all.join(", ")}` : ""));
+  return told.length > 0 && h("p", { class: "note" }, "Read for this answer: ", told.join(" · "));
 }
 
 const placeOf = ({ document, page, heading }) =>
@@ -88,7 +89,7 @@ const placeOf = ({ document, page, heading }) =>
 
 function traceOf(trace, actions) {
   const texts = new Map((trace.passages || []).map((one) => [one.id, one])), places = new Map(), facts = new Map();
-  const name = (one) => [one.title || one.id, one.source && h("span", { class: "from" }, placeOf(one.source))];
+  const name = (one) => [one.title || one.id, one.source?.document && h("span", { class: "from" }, placeOf(one.source))];
   const passage = (one) => {
     const whole = texts.get(one.id);
     if (!whole) return h("li", {}, name(one));
