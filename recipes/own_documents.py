@@ -62,11 +62,9 @@ def road(config: RoadConfig) -> Iterator[tuple[str, str, str]]:
     numbers = f"--count {config.count} --holdout {config.holdout}"
     questions = f"tripletune build questions {corpus} {chat} {numbers} --output {home}/questions"
     yield "Questions, written and checked", questions, "questions/README.md"
-    written = f"tripletune rag export --corpus {home}/passages --store {home}/triples.sqlite"
-    yield "The triples as a file", f"{written} --output {home}/triples.jsonl", "triples.jsonl"
     for part, split in (("records", "train"), ("exam", "test")):
         build = f"tripletune build subq --source qa:{home}/questions/{split}.jsonl --split-name {split} --distractors 1"
-        build += f" --first-subquery generated --triple-file {home}/triples.jsonl --output {home}/{part}"
+        build += f" --first-subquery generated --triple-file {home}/triples.sqlite --output {home}/{part}"
         yield f"Planning and answering records: {split}", build, f"{part}/README.md"
     base = f"--model {shlex.quote(config.base)} --untrained --output {home}/before"
     yield "Before: the untrained model in the loop", f"{loop} {base}", "before/metrics.json"
