@@ -1,4 +1,4 @@
-"""Hand a trained model on: `tripletune checkpoints export`, `verify`, `merge` and `gguf`."""
+"""Hand a trained model on: `tripletune checkpoints export`, `verify`, `merge`, `gguf` and `push`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import math
 import sys
 from collections.abc import Sequence
 
-from tripletune.checkpoints import DTYPES, export_adapter, merge_adapter
+from tripletune.checkpoints import DTYPES, MADE, export_adapter, merge_adapter
 from tripletune.checkpoints.gguf_file import TYPES, write_gguf
 from tripletune.checkpoints.verify import TOLERANCE, verify
+from tripletune.models.files import add_push, push_folder
 from tripletune.models.program import CommandParser, run_program
 
 # Options of `export_adapter`.
@@ -19,7 +20,7 @@ _EXPORT = ("base_model", "base_revision", "encoder", "licence", "scores", "overw
 def _parser() -> argparse.ArgumentParser:
     top = CommandParser(prog="tripletune checkpoints", description=__doc__)
     top.add_argument("--verbose", action="store_true", help="log more, and show tracebacks")
-    commands = top.add_subparsers(dest="command", required=True, metavar="{export,verify,merge,gguf}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="{export,verify,merge,gguf,push}")
     export = commands.add_parser(
         "export",
         help="write a run's adapter, or its whole model, with card and reference outputs",
@@ -67,6 +68,13 @@ def _parser() -> argparse.ArgumentParser:
     gguf.add_argument("folder", metavar="DIR", help="folder of a whole language model, as merge writes it")
     gguf.add_argument("--output", required=True, metavar="FILE", help="file to write")
     gguf.add_argument("--quantize", choices=TYPES, default="f16", help="type of the weights (default: %(default)s)")
+    push = commands.add_parser(
+        "push",
+        help="upload a folder that verifies to the Hugging Face Hub",
+        example="tripletune checkpoints push exports/h1 me/h1",
+    )
+    push.set_defaults(run_command=_push)
+    add_push(push)
     for command in (export, merge):
         command.add_argument("--overwrite", action="store_true", help="replace a model folder that is there")
     return top
@@ -112,6 +120,13 @@ def _merge(args: argparse.Namespace) -> None:
 def _gguf(args: argparse.Namespace) -> None:
     write_gguf(args.folder, args.output, args.quantize)
     print(f"wrote {args.output} ({args.quantize})")
+
+
+def _push(args: argparse.Namespace) -> None:
+    for one in verify(args.folder):
+        if not one.passed:
+            raise ValueError(f"{args.folder} does not verify, so it is not pushed: {one}")
+    print(f"pushed to {push_folder(args.folder, args.repo, 'model', MADE)}")
 
 
 if __name__ == "__main__":

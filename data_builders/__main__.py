@@ -1,4 +1,4 @@
-"""Small jobs on data sets: `tripletune data {stats,validate,peek,released,explagraphs,adapt}`."""
+"""Small jobs on data sets: `tripletune data {stats,validate,peek,released,explagraphs,adapt,push}`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from tripletune.data_builders.datasets.inspect import (
 )
 from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.writer import (
+    MADE,
     STATISTICS,
     BuildFacts,
     FolderOptions,
@@ -34,6 +35,7 @@ from tripletune.data_builders.datasets.writer import (
 )
 from tripletune.data_builders.published import HUB_ID, read_explagraphs, read_released, split_names
 from tripletune.models.data.records import normalize_answer
+from tripletune.models.files import add_push, push_folder
 from tripletune.models.options import setting
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
 from tripletune.models.tables import plain_console, printable
@@ -104,6 +106,13 @@ def peek(arguments: argparse.Namespace) -> None:
         _say(mermaid(kind, max((row for _, row in found), key=lambda row: len(kind.graphs(row)))))
     else:
         _say(f"\n\n{'-' * 80}\n\n".join(row_text(kind, row, split) for split, row in found))
+
+
+def push(arguments: argparse.Namespace) -> None:
+    """Upload a data set that is in order to the Hugging Face Hub."""
+    for trouble in troubles(arguments.folder):
+        raise ValueError(f"{arguments.folder} is not in order, so it is not pushed: {trouble}")
+    _say(f"pushed to {push_folder(arguments.folder, arguments.repo, 'dataset', MADE)}")
 
 
 def released(arguments: argparse.Namespace) -> None:
@@ -191,6 +200,7 @@ def _parser() -> argparse.ArgumentParser:
         added = command(function, example)
         add_arguments(added, kind)
         add_arguments(added.add_argument_group("where and how it is written"), FolderOptions)
+    add_push(command(push, "runs/subq me/subq"))
     example = "--input musique_corpus.json --output musique.corpus.jsonl"
     add_arguments(command(adapt, example), AdaptOptions)
     return parser

@@ -313,3 +313,43 @@ def _do_once(folder: Path, done: Sequence[Path], work: Callable[[], None]) -> bo
         if not any(path.exists() for path in done):
             work()
     return True
+
+
+def push_folder(folder: str | Path, repo: str, kind: str, files: Sequence[str]) -> str:
+    """Upload files of a folder to the Hugging Face Hub in one commit.
+
+    The token is that of `hf auth login` or HF_TOKEN, and is kept nowhere.
+
+    Args:
+        repo: `owner/name`, or a name of one's own; made, private, where it is not there.
+        kind: "model" or "dataset".
+        files: Names or patterns; what else lies in the folder stays here.
+
+    Returns:
+        The repository's address.
+    """
+    from huggingface_hub import HfApi, ModelCard
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
+
+    folder, api = Path(folder), HfApi(library_name="tripletune")
+    try:
+        ModelCard(read_text(folder / "README.md")).validate(repo_type=kind)
+        place: Any = api.create_repo(repo, repo_type=kind, private=True, exist_ok=True)
+        api.upload_folder(repo_id=place.repo_id, folder_path=folder, repo_type=kind, allow_patterns=list(files))
+    except OfflineModeIsEnabled:
+        raise ValueError("HF_HUB_OFFLINE is set, so nothing can be pushed: unset it") from None
+    except LocalTokenNotFoundError:
+        raise ValueError("the Hub wants a token: run hf auth login, or set HF_TOKEN") from None
+    except HFValidationError as error:
+        raise ValueError(f"repository {repo}: {error}") from None
+    except HfHubHTTPError as error:
+        more = "; run hf auth login, or set HF_TOKEN" if error.response.status_code in (401, 403) else ""
+        reason = " ".join(str(error.server_message or error).split())
+        raise OSError(f"{api.endpoint} refused {repo} ({error.response.status_code}): {reason}{more}") from None
+    return str(place)
+
+
+def add_push(parser: Any) -> None:
+    """Give a parser the arguments of `push`."""
+    parser.add_argument("folder", metavar="DIR", help="folder to upload; files of other programs in it stay here")
+    parser.add_argument("repo", metavar="REPO", help="owner/name on the Hub; made, private, where it is not there")

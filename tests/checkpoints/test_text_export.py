@@ -8,6 +8,7 @@ from pathlib import Path
 import peft
 import pytest
 import torch
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tests.cli import run
@@ -101,6 +102,17 @@ def test_the_card_shows_scores_and_code_that_runs(exported, capsys, monkeypatch)
     shown = code[1].replace(f'from_pretrained("{Path(base).name}"', f'from_pretrained("{base}"')
     exec(shown.replace("max_new_tokens=256", "max_new_tokens=4"), {})
     assert capsys.readouterr().out
+
+
+def test_a_server_of_loras_takes_an_adapter_as_it_is(exported):
+    """What vLLM's `--lora-modules` asks of a folder."""
+    config = json.loads((exported / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["bias"], config["r"]) == ("LORA", "none", 4)
+    assert not any(config.get(name) for name in ("modules_to_save", "use_dora", "rank_pattern", "alpha_pattern"))
+    assert isinstance(config["target_modules"], list)
+    layer = r"base_model\.model\..*\.(?:{})\.lora_[AB]\.weight".format("|".join(config["target_modules"]))
+    with safe_open(exported / "adapter_model.safetensors", framework="pt") as weights:
+        assert all(re.fullmatch(layer, name) for name in weights.keys())  # noqa: SIM118
 
 
 @pytest.mark.usefixtures("same_process")

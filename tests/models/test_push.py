@@ -1,0 +1,113 @@
+import base64
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+
+import huggingface_hub
+import pytest
+
+from tests.cli import run
+from tripletune.checkpoints import __main__ as program
+from tripletune.models.files import push_folder
+
+CARD = "---\nlicense: mit\n---\n# A model\n"
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A Hub on this machine: what it was asked for, and the files of its commits."""
+    found = SimpleNamespace(made=[], files={}, tokens=set(), status=200)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            found.tokens.add(self.headers.get("Authorization"))
+            rows = [json.loads(line) for line in body.splitlines()] if body else []
+            reply = {"url": f"{found.url}/me/m", "name": "me/m", "id": "1"}
+            if self.path == "/api/repos/create":
+                found.made.append(rows[0])
+            elif "/preupload/" in self.path:
+                reply = {"files": [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False}
+                                   for one in rows[0]["files"]]}  # fmt: skip
+            elif "/commit/" in self.path:
+                for row in rows:
+                    if row["key"] == "file":
+                        found.files[row["value"]["path"]] = base64.b64decode(row["value"]["content"])
+                reply = {"success": True, "commitOid": "c0ffee", "commitUrl": f"{found.url}/me/m/commit/c0ffee"}
+            self.answer(reply)
+
+        def do_GET(self):
+            self.answer({"id": "me/m", "sha": "c0ffee", "siblings": []})
+
+        def answer(self, reply):
+            data = json.dumps(reply if found.status == 200 else {"error": "no such right"}).encode()
+            self.send_response(found.status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    found.url = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for module in (huggingface_hub.constants, huggingface_hub.hf_api.constants):
+        monkeypatch.setattr(module, "ENDPOINT", found.url)
+        monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "__init__", _init(found.url))
+    monkeypatch.setattr("huggingface_hub.repocard.constants.ENDPOINT", found.url, raising=False)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    yield found
+    server.shutdown()
+
+
+def _init(url, original=huggingface_hub.HfApi.__init__):
+    return lambda self, **options: original(self, **{"endpoint": url, **options})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "m").mkdir()
+    for name, text in {"README.md": CARD, "config.json": "{}", "notes.txt": "mine"}.items():
+        (tmp_path / "m" / name).write_text(text)
+    return tmp_path / "m"
+
+
+def test_named_files_are_pushed_in_one_commit_and_the_token_stays_away(hub, folder):
+    assert push_folder(folder, "me/m", "model", ["README.md", "*.json"]).startswith(hub.url)
+    assert hub.files == {"README.md": CARD.encode(), "config.json": b"{}"}
+    assert hub.made == [{"name": "m", "organization": "me", "visibility": "private", "type": "model"}]
+    assert "Bearer hf_secret" in hub.tokens
+    assert not any(b"hf_secret" in path.read_bytes() for path in folder.iterdir())
+
+
+def test_a_refusal_is_one_line(hub, folder):
+    hub.status = 403
+    with pytest.raises(OSError, match=r"127.0.0.1.* refused me/m \(403\): .*hf auth login"):
+        push_folder(folder, "me/m", "model", ["*"])
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_only_a_folder_that_verifies_is_pushed(passed, hub, folder, monkeypatch):
+    monkeypatch.setattr(program, "verify", lambda folder: [SimpleNamespace(passed=passed)])
+    ran = run("checkpoints", "push", folder, "me/m")
+    assert ran.code == (0 if passed else 2)
+    assert [one["visibility"] for one in hub.made] == ["private"] * passed
+    assert ("does not verify" in ran.err) is not passed
+    assert set(hub.files) == ({"README.md", "config.json"} if passed else set())
+
+
+def test_a_data_set_in_order_is_pushed(hub, tmp_path, records, write_records):
+    data = write_records(records)
+    (data / "README.md").write_text(CARD)
+    (data / "cache.bin").write_bytes(b"0")
+    assert run("data", "push", data, "me/m").code == 0
+    assert hub.made[0]["type"] == "dataset"
+    assert set(hub.files) == {"README.md", "train-00000.jsonl"}
+    (data / "train-00000.jsonl").write_text("{}\n")
+    assert "is not in order, so it is not pushed" in run("data", "push", data, "me/m").error
