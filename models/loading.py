@@ -17,13 +17,14 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tripletune.models.control_tokens import read_text_alone
-from tripletune.models.files import file_digest, lock_folder, new_folder, read_json, weights_fingerprint
+from tripletune.models.files import file_digest, lock_folder, new_folder, read_json, weights_fingerprint, write_json
+from tripletune.models.options import nearest
 from tripletune.models.run_folders import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -310,15 +311,7 @@ def load_adapter(model: Any, folder: str | Path, base: tuple[str, str | None]) -
     from peft import PeftModel
 
     check_base(folder, *base)
-    settings = read_json(Path(folder) / ADAPTER_CONFIG)
-    for key in _MATCHED:
-        value = settings.get(key) or ()
-        for name in [value] if isinstance(value, str) else value:
-            if not _NAMES.fullmatch(str(name).removeprefix(LANGUAGE_MODEL_LAYERS)):
-                raise ValueError(
-                    f"{Path(folder) / ADAPTER_CONFIG}: {key} holds the regular expression {str(name)[:80]!r}, which is "
-                    "not used here, since it can take forever; write a list of layer names"
-                )
+    _check_names(read_json(Path(folder) / ADAPTER_CONFIG), str(Path(folder) / ADAPTER_CONFIG))
     check_weights(Path(folder) / ADAPTER)
     check_finite(stored_weights(folder), f"model {folder}")
     with telling(folder, "adapter"), warnings.catch_warnings():
@@ -326,6 +319,17 @@ def load_adapter(model: Any, folder: str | Path, base: tuple[str, str | None]) -
         warnings.filterwarnings("error", message="Found missing adapter keys", category=UserWarning)
         # One that is not trained is in the model's type: with PEFT's float32 each layer casts its input, which is slow.
         return PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
+
+
+def _check_names(settings: Mapping[str, Any], owner: str) -> None:
+    for key in _MATCHED:
+        value = settings.get(key) or ()
+        for name in [value] if isinstance(value, str) else value:
+            if not _NAMES.fullmatch(str(name).removeprefix(LANGUAGE_MODEL_LAYERS)):
+                raise ValueError(
+                    f"{owner}: {key} holds the regular expression {str(name)[:80]!r}, which is "
+                    "not used here, since it can take forever; write a list of layer names"
+                )
 
 
 def for_inference(adapted: PeftModel) -> Any:
@@ -370,23 +374,88 @@ def add_lora(
     targets: Sequence[str],
     base: str,
     revision: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> PeftModel:
     """Freeze a language model and put LoRA on `chosen_layers`; the adapter names `base` and its hub revision."""
-    from peft import LoraConfig, get_peft_model
-
-    config = LoraConfig(
+    adapted = put_adapter(
+        model,
+        options or {},
         task_type="SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM",
         r=rank,
         lora_alpha=alpha,
         lora_dropout=dropout,
         target_modules=sorted(chosen_layers(model, targets, base)),
     )
-    adapted: PeftModel = get_peft_model(model, config)
     # PEFT takes the folder it was loaded from, which is a cache where the model came from a package.
     for settings in adapted.peft_config.values():
         settings.base_model_name_or_path = base
         settings.revision = revision
     return adapted
+
+
+def put_adapter(model: Any, options: Mapping[str, Any], **settings: Any) -> PeftModel:
+    """Put LoRA of these settings on a model; `options` are a user's further fields of PEFT's `LoraConfig`."""
+    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+
+    _check_names(options, "model.lora_options")
+    layer_numbers(model, options)
+    names = [name for name, _ in model.named_modules()]
+    for wanted in options.get("modules_to_save") or ():
+        if not any(f".{name}".endswith(f".{wanted}") for name in names):
+            last = dict.fromkeys(name.rpartition(".")[2] for name in names)
+            raise ValueError(
+                f"model.lora_options: modules_to_save: no module is called {wanted}{nearest(wanted, last)}"
+            )
+    try:
+        adapted: PeftModel = get_peft_model(model, LoraConfig(**settings | dict(options)))
+    except (TypeError, ValueError, ImportError, NotImplementedError, RuntimeError) as error:
+        if not options:
+            raise
+        raise ValueError(f"model.lora_options {dict(options)}: {' '.join(str(error).split())}") from error
+    if changes_base(options):
+        start = get_peft_model_state_dict(adapted).items()
+        adapted.start = {name: weight.cpu().clone() for name, weight in start if "lora_" in name}  # type: ignore[assignment]
+    return adapted
+
+
+def layer_numbers(model: Any, options: Mapping[str, Any]) -> dict[str, int]:
+    """The modules in the layers of `layers_to_transform`, with the number of each one's layer, as PEFT counts."""
+    wanted = options.get("layers_to_transform")
+    wanted = {wanted} if isinstance(wanted, int) else set(wanted or ())
+    found = {name: re.match(r".*?\.[^.]*\.(\d+)\.", name) for name, _ in model.named_modules()}
+    numbers = {name: int(match[1]) for name, match in found.items() if match}
+    if not wanted <= set(numbers.values()):
+        raise ValueError(
+            f"model.lora_options: layers_to_transform {sorted(wanted)}: the layers are 0 to {max(numbers.values())}"
+        )
+    return {name: number for name, number in numbers.items() if number in wanted}
+
+
+def changes_base(options: Mapping[str, Any]) -> bool:
+    """Whether an adapter of these fields of PEFT's `LoraConfig` begins as a part of the base's weights, as in PiSSA."""
+    return str(options.get("init_lora_weights")).startswith(("pissa", "olora"))
+
+
+def restore_base(folder: Path, start: Mapping[str, torch.Tensor]) -> None:
+    """Rewrite a saved adapter that began as a part of the base's weights, so that it goes with the base as it was.
+
+    Trained was W - s B0 A0 + s B A; the start is taken off by as many further ranks, with s as before.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    settings, weights = read_json(folder / ADAPTER_CONFIG), load_file(folder / ADAPTER)
+    for name, begun in start.items():
+        if "lora_A" in name:
+            weights[name] = torch.cat([weights[name], begun.to(weights[name])])
+        elif "lora_B" in name:
+            weights[name] = torch.cat([weights[name], -begun.to(weights[name])], 1)
+    more = 2**0.5 if settings.get("use_rslora") else 2
+    settings |= {"init_lora_weights": True, "r": 2 * settings["r"], "lora_alpha": more * settings["lora_alpha"]}
+    for key, times in (("rank_pattern", 2), ("alpha_pattern", more)):
+        settings[key] = {name: times * value for name, value in (settings.get(key) or {}).items()}
+    save_file(weights, folder / ADAPTER, metadata={"format": "pt"})
+    write_json(folder / ADAPTER_CONFIG, settings)
 
 
 def take_over(model: PeftModel, folder: str | Path, base: tuple[str, str | None]) -> None:
@@ -407,11 +476,12 @@ def take_over(model: PeftModel, folder: str | Path, base: tuple[str, str | None]
             f"model.adapter {folder} has other layers or sizes than the settings ask for: {name} is "
             f"{there.get(name, 'missing')} there, {here.get(name, 'missing')} here"
         )
-    factors = [model.peft_config["default"].lora_alpha, read_json(file.with_name(ADAPTER_CONFIG)).get("lora_alpha")]
-    if factors[0] != factors[1]:
-        raise ValueError(
-            f"model.lora_alpha {factors[0]}: model.adapter {folder} was trained with {factors[1]}, so set that"
-        )
+    trained = read_json(file.with_name(ADAPTER_CONFIG))
+    for name in ("lora_alpha", "use_rslora", "alpha_pattern", "rank_pattern"):
+        now, then = getattr(model.peft_config["default"], name), trained.get(name)
+        if (now or None) != (then or None):
+            where = f"model.{name}" if name == "lora_alpha" else f"model.lora_options: {name}"
+            raise ValueError(f"{where} {now}: model.adapter {folder} was trained with {then}, so set that")
     set_peft_model_state_dict(model, found)
 
 

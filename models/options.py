@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import reprlib
 import types
 import typing
@@ -29,6 +30,8 @@ _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 1, 80, 80
 _shown = _SHORT.repr
 # Configurations that come along.
 CONFIGS = Path(__file__).parents[1] / "recipes" / "configs"
+# What PyYAML takes for text.
+_POWER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _RANGES: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "at_least": ("at least", lambda value, bound: value >= bound),
@@ -160,6 +163,38 @@ def nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
+def elsewhere(kind: Any, name: str) -> str:
+    """` (here it is X)` for a setting of another section, or of another program by `elsewhere` of the class."""
+    leaf, table = name.rpartition(".")[2].replace("-", "_"), getattr(kind, "elsewhere", {})
+    own = [one for one in leaves(kind) if leaf in (one.rpartition(".")[2], *table.get(one, "").split())]
+    return f" (here it is {' or '.join(own)})" if own else ""
+
+
+def misfits(name: str, given: Mapping[str, Any], known: Mapping[str, Any], owner: str, kind: Any = None) -> list[str]:
+    """What a library would refuse in a mapping of its arguments: names that it does not have, values of another type.
+
+    Args:
+        known: Its names, and of each the type, as annotated.
+        kind: The configuration whose settings some names are; see `elsewhere`.
+    """
+    from huggingface_hub.dataclasses import type_validator
+    from huggingface_hub.errors import StrictDataclassError
+
+    found = []
+    for key, value in given.items():
+        if key not in known:
+            told = (kind and elsewhere(kind, key)) or nearest(key, known) or f": {', '.join(known) or 'there are none'}"
+            found.append(f"{name}: {key!r} is not one of {owner}{told}")
+            continue
+        whole = type(value) is int and typing.get_args(known[key] | None)
+        try:
+            type_validator(key, float(value) if whole and float in whole and int not in whole else value, known[key])
+        except (TypeError, ValueError, StrictDataclassError):
+            wanted = getattr(known[key], "__name__", str(known[key])) if isinstance(known[key], type) else known[key]
+            found.append(f"{name}: {key} {_shown(value)} is not {str(wanted).replace('typing.', '')}")
+    return found
+
+
 # YAML files ---------------------------------------------------------------------------------------------------------
 
 
@@ -231,7 +266,7 @@ def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, 
                 raise ConfigError(f"{path}: {parent}: expected names and values, found {_shown(node)}")
         node[leaf] = value
     found: list[str] = []
-    config = _build(kind, tree, "", found, leaves(kind))
+    config = _build(kind, tree, "", found, kind)
     found = found or problems(config)
     if found:
         listed = "\n".join(f"  - {problem}" for problem in found)
@@ -271,7 +306,7 @@ def to_yaml(config: Any) -> str:
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
 
-def _build(kind: type[T], tree: Any, prefix: str, found: list[str], names: Mapping[str, Any]) -> T:
+def _build(kind: type[T], tree: Any, prefix: str, found: list[str], whole: type) -> T:
     if not isinstance(tree, dict):
         found.append(f"{prefix.rstrip('.')}: expected names and values, found {_shown(tree)}")
         return kind()
@@ -280,9 +315,10 @@ def _build(kind: type[T], tree: Any, prefix: str, found: list[str], names: Mappi
     values: dict[str, Any] = {}
     for key, value in tree.items():
         if key not in known:
-            found.append(f"unknown key {prefix}{key}{nearest(str(key), known) or nearest(f'{prefix}{key}', names)}")
+            told = elsewhere(whole, str(key)) or nearest(str(key), known) or nearest(f"{prefix}{key}", leaves(whole))
+            found.append(f"unknown key {prefix}{key}{told}")
         elif dataclasses.is_dataclass(hints[key]):
-            values[key] = _build(hints[key], {} if value is None else value, f"{prefix}{key}.", found, names)  # type: ignore[arg-type]
+            values[key] = _build(hints[key], {} if value is None else value, f"{prefix}{key}.", found, whole)  # type: ignore[arg-type]
         else:
             try:
                 values[key] = convert(value, hints[key])
@@ -317,7 +353,7 @@ def convert(value: Any, hint: Any) -> Any:
             found = value
         if not isinstance(found, dict):
             raise ValueError(f"{_shown(value)} is not a mapping of names and values, such as {{name: value}}")
-        return found
+        return {str(key): float(one) if _POWER.fullmatch(str(one)) else one for key, one in found.items()}
     if hint is bool:
         if isinstance(value, str) and value.lower() in (*_TRUE, *_FALSE):
             return value.lower() in _TRUE

@@ -30,6 +30,7 @@ from tripletune.models.options import (
     choices_of,
     convert,
     default_of,
+    elsewhere,
     leaves,
     load_config,
     nearest,
@@ -234,6 +235,7 @@ class CommandParser(argparse.ArgumentParser):
         how: How settings without a flag are given.
         others: What else `--set NAME=VALUE` takes; such texts are left in the namespace's `set`.
         hands_on: Unknown words are left to the caller of `parse_known_args`.
+        kind: The configuration whose settings unknown words may be; see `models.options.elsewhere`.
     """
 
     words: Sequence[str] = ()
@@ -246,12 +248,13 @@ class CommandParser(argparse.ArgumentParser):
         how: str = "--set NAME=VALUE",
         others: str = "",
         hands_on: bool = False,
+        kind: type | None = None,
         **options: Any,
     ) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         options.setdefault("allow_abbrev", False)
         super().__init__(epilog=f"example:\n  {example}" if example else None, **options)
-        self.how, self.others, self.hands_on = how, others, hands_on
+        self.how, self.others, self.hands_on, self.kind = how, others, hands_on, kind
         # Settings without a flag of their own by name: where they land in the namespace, and their help texts.
         self.settable: dict[str, tuple[str, str]] = {}
         self.set_defaults(settable=self.settable)
@@ -293,7 +296,8 @@ class CommandParser(argparse.ArgumentParser):
     def _unrecognized(self, unknown: Sequence[str]) -> str:
         word = unknown[0].split("=")[0].lstrip("-")
         flags = [flag.lstrip("-") for flag in self._option_string_actions]
-        told = nearest(word, flags).replace("mean ", "mean --")
+        told = self.kind and elsewhere(self.kind, word).replace(" is ", " is --").replace(" or ", " or --")
+        told = told or nearest(word, flags).replace("mean ", "mean --")
         for name, (dest, _) in self.settable.items():
             if self.how.startswith("--set") and dest == word.replace("-", "_"):
                 told = f" (it is set by --set {name}=VALUE)"
@@ -328,7 +332,7 @@ def parse_command_line(
     """Configuration and whether only a dry run is asked for, of `--config`, `--dry-run` and `--section.field VALUE`."""
     usage = "%(prog)s [--config FILE] [--dry-run] [--SECTION.FIELD VALUE ...]"
     how = "--SECTION.FIELD VALUE, or in the YAML file"
-    parser = CommandParser(description=description, usage=usage, how=how, **options)
+    parser = CommandParser(description=description, usage=usage, how=how, kind=kind, **options)
     parser.add_argument(
         "--config",
         metavar="FILE",

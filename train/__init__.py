@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import logging
 import math
 import os
+import re
 import sys
+import typing
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import groupby
@@ -17,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.records import IGNORED
-from tripletune.models.options import to_yaml
+from tripletune.models.options import ConfigError, misfits, not_one_of, to_yaml
 from tripletune.models.program import load_from, parse_command_line, run_program
 from tripletune.models.tables import printable
 from tripletune.train.tasks import TrainingTask
@@ -27,6 +30,10 @@ if __name__ == "train":
 
 logger = logging.getLogger(__name__)
 TASKS = "tripletune.train.tasks"
+# Fields of PEFT's LoraConfig, and arguments of a schedule, that a run sets by itself.
+_OURS_OF_LORA = ("r", "lora_alpha", "lora_dropout", "target_modules", "base_model_name_or_path", "revision",
+                 "task_type", "peft_type", "peft_version", "auto_mapping", "inference_mode")  # fmt: skip
+_OURS_OF_SCHEDULES = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
 # Trains a task, from a checkpoint or from the beginning.
 Steps = Callable[[Any, Path | None], None]
 
@@ -96,6 +103,8 @@ def check(task: TrainingTask, dry_run: bool) -> Path | None:
         )
     first = _start_process(config.train.ddp_timeout)
     config.train.micro_batches(process_count())
+    if found := library_misfits(config):
+        raise ConfigError(f"the configuration: {len(found)} problem(s)\n" + "\n".join(f"  - {one}" for one in found))
     check_writable(config.output_dir)
     for source in task.sources:
         if source is not None:
@@ -105,6 +114,52 @@ def check(task: TrainingTask, dry_run: bool) -> Path | None:
     if first:
         check_tracking(config.report_to)
     return checkpoint_to_continue(config, task.digest)
+
+
+def library_misfits(config: Any) -> list[str]:
+    """What PEFT and transformers, as they are installed, would refuse in the settings that are theirs."""
+    from peft import LoraConfig
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
+    from transformers import SchedulerType, TrainingArguments
+    from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION, GreedyLR
+    from transformers.training_args import OptimizerNames
+
+    from tripletune.train.engine import own_arguments
+
+    model, train = config.model, config.train
+    lora = {name: hint for name, hint in typing.get_type_hints(LoraConfig).items() if name not in _OURS_OF_LORA}
+    lora |= {"init_lora_weights": bool | str}  # pissa_niter_16, for one
+    found = misfits("model.lora_options", model.lora_options, lora, "the fields of PEFT's LoraConfig", type(config))
+    others = typing.get_type_hints(TrainingArguments)
+    for name in own_arguments(config):
+        others.pop(name, None)
+    found += misfits(
+        "train.arguments", train.arguments, others, "transformers' further TrainingArguments", type(config)
+    )
+    optimizers = [one.value for one in OptimizerNames]
+    if train.optimizer not in (None, *optimizers):
+        found.append(not_one_of("train.optimizer", train.optimizer, optimizers))
+    elif re.search("bnb|paged|lion|ademamix|^adamw_8bit", train.optimizer or "") and not importlib.util.find_spec(
+        "bitsandbytes"
+    ):
+        found.append(f"train.optimizer {train.optimizer}: needs bitsandbytes: pip install 'tripletune[qlora]'")
+    schedulers = [one.value for one in SchedulerType]
+    if train.scheduler not in schedulers:
+        return [*found, not_one_of("train.scheduler", train.scheduler, schedulers)]
+    maker = {"reduce_lr_on_plateau": ReduceLROnPlateau, "greedy": GreedyLR}.get(train.scheduler)
+    maker = maker or TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(train.scheduler)]
+    takes = {
+        name: one
+        for name, one in inspect.signature(maker, eval_str=True).parameters.items()
+        if name not in _OURS_OF_SCHEDULES
+    }
+    hints = {name: one.annotation if one.annotation is not one.empty else Any for name, one in takes.items()}
+    about = f"the arguments of {train.scheduler}"
+    found += misfits("train.scheduler_arguments", train.scheduler_arguments, hints, about)
+    missing = [
+        name for name, one in takes.items() if one.default is one.empty and name not in train.scheduler_arguments
+    ]
+    return found + [f"train.scheduler {train.scheduler}: needs {name} in train.scheduler_arguments" for name in missing]
 
 
 def _start_process(timeout: int) -> bool:
@@ -150,8 +205,8 @@ def memory_estimate(task: TrainingTask) -> str:
     frozen = sum(p.numel() * p.element_size() for p in parameters if not p.requires_grad)
     weights = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
     trained = sum(p.numel() for p in parameters if p.requires_grad)
-    # A gradient and two moments of AdamW, each of the weight's type.
-    states = 3 * weights
+    # A gradient and two moments of AdamW, each of the weight's type or a byte.
+    states = weights + 2 * (trained if "8bit" in (train.optimizer or "") else weights)
     packs = "seq_lengths" in task.train.column_names
     longest = train.pack_tokens if packs else int(task.train.with_format("numpy")["length"][:].max())
     text = task.model.config.get_text_config()
@@ -164,7 +219,7 @@ def memory_estimate(task: TrainingTask) -> str:
         [
             f"frozen weights        {_gb(frozen)}",
             f"trained weights       {_gb(weights)} ({trained:,} parameters)",
-            f"gradients + AdamW     {_gb(states)}",
+            f"gradients, optimiser  {_gb(states)}",
             f"activations           {_gb(activations)} for {train.batch_size} x {longest} tokens, roughly",
             f"total                 {_gb(frozen + weights + states + activations)} per device",
         ]

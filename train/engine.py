@@ -31,7 +31,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from tripletune.models.data.records import IGNORED
 from tripletune.models.files import finite, lock_folder, new_folder, write_json
-from tripletune.models.loading import best_dtype
+from tripletune.models.loading import best_dtype, restore_base
 from tripletune.models.losses import target_loss
 from tripletune.models.options import require
 from tripletune.models.run_folders import FINAL, check_finite, seconds_until, stored_weights
@@ -63,7 +63,12 @@ _WRAPPERS = {"ZeRO": "DeepSpeedEngine", "FSDP2": "FSDP"}
 
 
 def shared_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
-    """Keyword arguments of `TrainingArguments` and its kin that every run sets, also one that evaluates nothing."""
+    """Keyword arguments of `TrainingArguments` and its kin for every run, also one that evaluates nothing."""
+    return config.train.arguments | own_arguments(config, evaluates)
+
+
+def own_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
+    """Those of `shared_arguments` that settings of ours stand for."""
     train = config.train
     use_cpu = not torch.cuda.is_available()
     return {
@@ -80,6 +85,8 @@ def shared_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
         # A share below 1 counts optimiser steps, not micro-batches.
         "warmup_steps": train.warmup_ratio if train.warmup_ratio < 1 else 0.999,
         "lr_scheduler_type": train.scheduler,
+        "lr_scheduler_kwargs": train.scheduler_arguments,
+        "optim": train.optimizer or TrainingArguments.default_optim,
         "adam_beta1": train.adam_beta1,
         "adam_beta2": train.adam_beta2,
         "weight_decay": train.weight_decay,
@@ -241,6 +248,8 @@ class EngineMixin(Mixed):
         if self.is_world_process_zero():
             with new_folder(folder, ["*"], overwrite=True) as scratch:
                 self.save_model(str(scratch))
+                if start := getattr(self.accelerator.unwrap_model(self.model), "start", None):
+                    restore_base(scratch, start)
                 check_finite(stored_weights(scratch), folder)
                 write_json(scratch / "training.json", finite(result))
         else:

@@ -36,7 +36,7 @@ from tripletune.models.files import (
     write_json,
     write_text,
 )
-from tripletune.models.options import read_yaml, to_yaml
+from tripletune.models.options import default_of, leaves, read_yaml, to_yaml
 from tripletune.models.program import code_version, versions
 from tripletune.models.run_folders import FINAL, check_finite, check_weights, not_finite, stored_weights
 
@@ -104,10 +104,12 @@ def check_same_run(config: Any, train_digest: str) -> None:
     # A setting that the run's version did not have was at its default.
     before = {**flatten(dataclasses.asdict(type(config)()), "."), **saved}
     about = read_json(folder / ENVIRONMENT)
+    # What was in a mapping and is not in it any more, counts too.
+    mappings = tuple(f"{name}." for name, item in leaves(type(config)).items() if isinstance(default_of(item), dict))
     changed = [
-        f"{name} was {before.get(name)!r:.60} and is {now[name]!r:.60}"
-        for name in now
-        if before.get(name) != now[name] and name not in _FREE and not name.startswith(_FREE_BEGINNINGS)
+        f"{name} was {before.get(name)!r:.60} and is {now.get(name)!r:.60}"
+        for name in dict.fromkeys([*now, *(name for name in saved if name.startswith(mappings))])
+        if before.get(name) != now.get(name) and name not in _FREE and not name.startswith(_FREE_BEGINNINGS)
     ]
     # Revision b3f73d5 made other rows of these settings.
     interleaved = "train.shared_prefixes" in saved and now.get("data.prompt_order") == "interleaved"

@@ -68,6 +68,7 @@ class TextTask(TrainingTask):
                 alpha=section.lora_alpha,
                 dropout=section.lora_dropout,
                 targets=tuple(section.lora_targets),
+                options=section.lora_options,
                 base=section.base,
                 revision=section.revision,
             )

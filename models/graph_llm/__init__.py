@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from transformers import PreTrainedModel
 
 from tripletune.models.attention import set_attention
@@ -37,9 +38,11 @@ from tripletune.models.loading import (
     complete,
     content_fingerprint,
     for_inference,
+    layer_numbers,
     load_adapter,
     load_causal_lm,
     parse_dtype,
+    put_adapter,
     resolve,
     telling,
     usual_dtype,
@@ -119,6 +122,7 @@ def add_adapter(
     alpha: int = 16,
     dropout: float = 0.05,
     targets: tuple[str, ...] = ("q_proj", "v_proj"),
+    options: Mapping[str, Any] | None = None,
 ) -> GraphLLM | PeftModel:
     """Freeze the language model, add LoRA to it and train graph encoder and projector in full.
 
@@ -127,7 +131,9 @@ def add_adapter(
     Args:
         tune: "graph_token" adds no LoRA (ablation "No LoRA"); "all" trains the model itself, without an adapter.
         targets: Linear layers of the language model to adapt; "all-linear" adapts every one but the output layer.
+        options: Further fields of PEFT's `LoraConfig`.
     """
+    options = dict(options or {})
     use_graph = model.config.use_graph
     model.labels_only = scales_alike(model.language_model)
     if tune == "all":
@@ -135,15 +141,20 @@ def add_adapter(
     lora = tune == "lora"
     chosen = chosen_layers(model.language_model, targets, model.config.base_model) if lora else set()
     # A pattern, because the graph encoder's own linear layers must not be adapted on top of being trained.
-    pattern = f"{LANGUAGE_MODEL_LAYERS}({'|'.join(sorted(chosen))})"
-    config = LoraConfig(
+    layers: Any = f"{LANGUAGE_MODEL_LAYERS}({'|'.join(sorted(chosen))})"
+    if lora and (numbers := layer_numbers(model, options)):  # which PEFT does not take beside a pattern
+        layers = [name for name in numbers if re.fullmatch(layers, name)]
+        options.pop("layers_to_transform")
+    saved = [*(GRAPH_MODULES if use_graph else ()), *(options.pop("modules_to_save", None) or ())]
+    return put_adapter(
+        model,
+        options,
         r=rank,
         lora_alpha=alpha,
         lora_dropout=dropout,
-        target_modules=pattern if lora else _NO_ADAPTER_LAYERS,
-        modules_to_save=list(GRAPH_MODULES) if use_graph else None,
+        target_modules=layers if lora else _NO_ADAPTER_LAYERS,
+        modules_to_save=saved or None,
     )
-    return get_peft_model(model, config)
 
 
 def is_graph_llm_folder(folder: str | Path) -> bool:

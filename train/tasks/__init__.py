@@ -17,18 +17,55 @@ from typing import Any, ClassVar
 
 from tripletune.models.data.records import record_files, stored_parts, stored_rows
 from tripletune.models.files import file_digest
-from tripletune.models.loading import ALL_LINEAR, DTYPES
+from tripletune.models.loading import ALL_LINEAR, DTYPES, changes_base
 from tripletune.models.options import rare, setting
 
 logger = logging.getLogger(__name__)
 # Ours, and those of transformers that need no arguments of their own.
 ATTENTION = ("auto", "sdpa", "eager", "blocks", "flash_attention_2", "flash_attention_3", "flex_attention")
-SCHEDULERS = ("cosine", "linear", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial")
 TRACKERS = ("wandb", "tensorboard", "none")
 # Settings of data sections that together bound a row.
 _LIMITS = ("max_tokens", "max_input_tokens", "max_label_tokens", "max_source_tokens", "max_target_tokens")
 # Those that name a file.
 _FILES = ("chat_template", "prompt", "planning_prompt", "answering_prompt")
+# What other trainers call our settings.
+_ELSEWHERE = {
+    "model.base": "model model_name_or_path model_name base_model model_id",
+    "model.revision": "model_revision",
+    "model.dtype": "torch_dtype",
+    "model.attention": "attn_implementation flash_attention flash_attn",
+    "model.quantization": "load_in_4bit quantization_bit",
+    "model.tune": "lora finetuning_type train_type",
+    "model.lora_rank": "r lora_r",
+    "model.lora_targets": "target_modules lora_target_modules lora_target lora_target_linear",
+    "model.lora_options": "use_rslora use_dora modules_to_save lora_modules_to_save layers_to_transform",
+    "data.train": "dataset datasets dataset_name train_file data_path train_data",
+    "data.validation": "eval_dataset validation_file test_datasets val_data",
+    "data.max_train_records": "max_samples max_train_samples",
+    "data.max_tokens": "max_seq_length max_length sequence_len cutoff_len model_max_length",
+    "data.max_input_tokens": "max_seq_length max_length sequence_len cutoff_len model_max_length max_prompt_length",
+    "data.max_source_tokens": "max_seq_length max_length sequence_len cutoff_len model_max_length max_source_length",
+    "data.max_target_tokens": "max_target_length",
+    "data.template_options": "chat_template_kwargs",
+    "train.epochs": "num_train_epochs num_epochs",
+    "train.batch_size": "per_device_train_batch_size micro_batch_size train_batch_size",
+    "train.gradient_accumulation": "gradient_accumulation_steps",
+    "train.records_per_step": "global_batch_size",
+    "train.learning_rate": "lr",
+    "train.warmup_ratio": "warmup_steps num_warmup_steps",
+    "train.scheduler": "lr_scheduler_type lr_scheduler",
+    "train.scheduler_arguments": "lr_scheduler_kwargs",
+    "train.optimizer": "optim",
+    "train.max_grad_norm": "gradient_clipping clip_grad",
+    "train.bf16": "fp16 tf32",
+    "train.packing": "sample_packing",
+    "train.eval_batch_size": "per_device_eval_batch_size",
+    "train.eval_steps": "eval_strategy evaluation_strategy",
+    "train.save_steps": "save_strategy",
+    "train.workers": "dataloader_num_workers",
+    "resume": "resume_from_checkpoint auto_resume_from_checkpoints",
+    "report_to": "use_wandb",
+}
 _LOWER = "lower data.max_…_tokens, or take a model with a longer context"
 
 
@@ -49,6 +86,10 @@ class ModelSection:
     lora_alpha: int = setting(32, "LoRA alpha", above=0)
     lora_dropout: float = rare(0.05, "LoRA dropout", at_least=0, at_most=1)
     lora_targets: list[str] = setting([ALL_LINEAR], "linear layers to adapt; all-linear for every one")
+    lora_options: dict[str, Any] = rare(
+        {},
+        "further fields of PEFT's LoraConfig, such as {use_dora: true} or {layers_to_transform: [0, 1]}",
+    )
 
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
@@ -56,6 +97,13 @@ class ModelSection:
         targets = set(self.lora_targets)
         if self.tune == "lora" and (not targets or targets > {ALL_LINEAR}):
             found.append(f"model.lora_targets: name at least one linear layer, or {ALL_LINEAR} alone")
+        if self.lora_options and self.tune != "lora":
+            found.append(f"model.lora_options: without effect, since model.tune is {self.tune}: leave one of them out")
+        if changes_base(self.lora_options) and (self.adapter or self.quantization != "none"):
+            found.append(
+                "model.lora_options: init_lora_weights takes its start out of the base's weights, so that it goes "
+                "neither with model.adapter nor with model.quantization: leave one of them out"
+            )
         if self.tune == "all":
             if self.quantization != "none":
                 found.append("model.quantization: weights of 4 bits can't be trained: model.tune all needs none")
@@ -102,7 +150,15 @@ class TrainSection:
     # Above 0.1 AdamW trains nothing: each of its steps moves a weight by about the rate.
     learning_rate: float = setting(2e-5, "peak learning rate", above=0, at_most=0.1)
     warmup_ratio: float = setting(0.05, "share of optimiser steps with rising learning rate", at_least=0, at_most=1)
-    scheduler: str = rare("linear", "learning-rate schedule of transformers", choices=SCHEDULERS)
+    scheduler: str = rare("linear", "learning-rate schedule of transformers, by its name (lr_scheduler_type)")
+    scheduler_arguments: dict[str, Any] = rare({}, "arguments of the schedule, such as {num_cycles: 3}")
+    optimizer: str | None = rare(
+        None,
+        "optimiser of transformers, by its name (optim), such as adafactor or adamw_8bit; AdamW unless set",
+    )
+    arguments: dict[str, Any] = rare(
+        {}, "further arguments of transformers' TrainingArguments, such as {neftune_noise_alpha: 5}"
+    )
     adam_beta1: float = rare(0.9, "AdamW beta 1", at_least=0, below=1)
     adam_beta2: float = rare(0.999, "AdamW beta 2", at_least=0, below=1)
     weight_decay: float = rare(0.01, "AdamW weight decay", at_least=0)
@@ -161,6 +217,7 @@ class _Run:
     seed: int = setting(42, "seed of weights, data order and dropout", at_least=0)
     report_to: list[str] = setting(["none"], "trackers: wandb, tensorboard, or none", choices=TRACKERS)
     resume: bool = setting(True, "continue from the newest complete checkpoint of output_dir, if there is one")
+    elsewhere: ClassVar[dict[str, str]] = _ELSEWHERE
 
 
 @dataclass

@@ -199,6 +199,7 @@ class GraphTask(TrainingTask):
             alpha=model.lora_alpha,
             dropout=model.lora_dropout,
             targets=tuple(model.lora_targets),
+            options=model.lora_options,
         )
         if model.adapter is not None:
             take_over(adapted, model.adapter, (model.base, model.revision))
