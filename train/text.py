@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +21,7 @@ from tripletune.models.loading import (
     take_over,
     trained_dtype,
 )
-from tripletune.models.options import setting
+from tripletune.models.options import nearest, rare, setting
 from tripletune.train.tasks import DataSection, Examples, TrainingTask, TrainSection, spread
 
 Example = TypeVar("Example")
@@ -30,6 +32,9 @@ class TextSection(DataSection):
     """Data of a run on plain text."""
 
     chat_template: str | None = setting(None, "Jinja file instead of the model's chat template; saved with it")
+    template_options: dict[str, Any] = rare(
+        {}, "variables of the chat template, such as {enable_thinking: false}; written into the template that is saved"
+    )
 
 
 @dataclass
@@ -77,6 +82,8 @@ class TextTask(TrainingTask):
         tokenizer = load_tokenizer(section.adapter or section.base, section.revision)
         if template := getattr(self.config.data, "chat_template", None):
             tokenizer.chat_template = read_prompt(template)
+        if options := getattr(self.config.data, "template_options", None):
+            tokenizer.chat_template = with_options(tokenizer.chat_template, options, section.base)
         return model, tokenizer
 
     @property
@@ -122,6 +129,17 @@ class TextTask(TrainingTask):
         ids, labels = super().example()
         first = self.train[0].get("seq_lengths", [len(ids)])[0]
         return (ids, labels) if self.seq2seq else (ids[:first], labels[:first])
+
+
+def with_options(template: Any, options: Mapping[str, Any], model: str) -> str:
+    """A chat template that has set these variables, wherever it is used, as in training."""
+    if not isinstance(template, str):
+        raise ValueError(f"data.template_options: {model} has no chat template that could have options")
+    known = set(re.findall(r"[A-Za-z_]\w*", template))
+    if other := next((name for name in options if name not in known), None):
+        raise ValueError(f"data.template_options: the chat template reads no {other}{nearest(other, sorted(known))}")
+    values = ((name, json.dumps(value).replace("null", "none")) for name, value in options.items())
+    return "".join(f"{{%- set {name} = {value} %}}" for name, value in values) + template
 
 
 def generate_replies(

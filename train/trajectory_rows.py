@@ -11,6 +11,7 @@ Learned is a turn's text and the token that ends it, never its header: that is w
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -19,6 +20,8 @@ from tripletune.models.data.pairs import Trajectory
 from tripletune.models.data.records import IGNORED
 from tripletune.models.llm import CallError, Message
 from tripletune.rag.systems.cirag.integration import shorten
+
+_NO_THOUGHT = re.compile(r"\s*<think>\s*</think>")
 
 
 class TrajectoryEncoder:
@@ -158,16 +161,19 @@ class TrajectoryEncoder:
             )
         start = len(opening)
         content = self._chat.as_text(turns[place]["content"]).strip()
-        gap = len(text[start:]) - len(text[start:].lstrip())
-        if not text.startswith(content, start + gap):
+        # An empty thought that the template does not write in front of a prompt's reply, the student writes itself.
+        thought = _NO_THOUGHT.match(text, start)
+        places = [len(text) - len(text[at:].lstrip()) for at in (start, thought.end() if thought else start)]
+        begin = next((at for at in places if text.startswith(content, at)), None)
+        if begin is None:
             raise ValueError(
                 f"{self._template} writes {_shown(text[start:])} where the reply {_shown(content)} should begin: "
                 "give a template that writes replies as they are as data.chat_template"
             )
-        end = self._end(text, start + gap + len(content))
+        end = self._end(text, begin + len(content))
         if end is None:
             raise ValueError(
-                f"{self._template} ends a reply with {_shown(text[start + gap + len(content) :])}, and the tokens that "
+                f"{self._template} ends a reply with {_shown(text[begin + len(content) :])}, and the tokens that "
                 f"end a reply of this model are {', '.join(self._eos_tokens) or 'unknown'}: the student would never "
                 "learn to stop; set eos_token of the tokenizer, or eos_token_id of the model's generation configuration"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import tempfile
 import weakref
@@ -16,8 +17,9 @@ import regex as re
 
 from tripletune.data_builders.datasets import JsonlIndex
 from tripletune.data_builders.datasets.kinds import facts_name
-from tripletune.data_builders.hotpotqa_subq import BRACKETED, record_of, step_of
+from tripletune.data_builders.hotpotqa_subq import BRACKETED, label_question, record_of, step_of
 from tripletune.data_builders.readers._rows import Row, find_passage, required_text, title_key
+from tripletune.data_builders.readers.qa import read_question
 from tripletune.models.data.fields import checked, is_true, name_field
 from tripletune.models.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.models.data.records import Action, Passage, Record, read_jsonl
@@ -108,6 +110,33 @@ class DecomposingTeacher(Teacher):
             if not own and self.triples_of:
                 given[document] = self.triples_of(question.passages[document])
         return [Annotation(d, one, given[d], other) for d, (one, other) in asked.items()]
+
+
+def plain_records(row: Row, where: str) -> list[Record]:
+    """The records of a row of the plain format (`data_builders/readers/qa.py`) whose steps bring their triples.
+
+    No steps, as `[]`, say that the question needs no retrieval. `where` opens every error message.
+    """
+    question = read_question(row, where)
+    if row.get("steps") is None:
+        raise ValueError(
+            f"{where}: the question has no steps: give each its question and triples, or [] where nothing is to be "
+            "retrieved; or let a teacher find them, with tripletune build subq --source qa:FILE"
+        )
+    # Passages of a corpus by name: their facts are in the steps.
+    placed = tuple(Passage(name, "") for name in question.links)
+    passages, count = (*question.passages, *placed), len(question.passages)
+    supporting = question.supporting or tuple(range(count, len(passages)))
+    question = replace(question, passages=passages, supporting=supporting, links=())
+    try:
+        if not question.answers:
+            raise UnlabelledQuestion(DropReason.NO_ANSWER)
+        label = label_question(question, DecomposingTeacher(None, Counter()), direct_answer=not question.hops)
+        return asyncio.run(label)
+    except UnlabelledQuestion as error:
+        raise ValueError(
+            f"{where}: {error}: change the row, or leave such rows out with tripletune build subq --source qa:FILE"
+        ) from None
 
 
 class TwoWikiTeacher(Teacher):

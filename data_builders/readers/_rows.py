@@ -36,16 +36,32 @@ Row = dict[str, Any]
 def source_rows(location: str) -> Iterator[tuple[str, Row]]:
     """Stream `(where, row)` pairs; `where` is file and line, or file and row number where there are no lines."""
     path = Path(location)
-    if path.is_file():
-        with open_rows(path) as file:
-            opening = _ARRAY.match(file.read(4096))
-        yield from _array_rows(path, opening[0].decode()) if opening else stored_rows(path)
+    if opening := array_opening(path):
+        yield from _array_rows(path, opening)
+    elif path.is_file():
+        yield from stored_rows(path)
     elif path.exists() and not path.is_dir():
         raise FileNotFoundError(f"{location} is a pipe or device; write it into a file: files are read more than once")
-    elif path.is_dir() or (location.count("/") == 1 and not location.startswith((".", "/", "~")) and not path.suffix):
-        yield from _dataset_rows(location)
+    elif path.is_dir() or is_hub_name(location):
+        for number, row in enumerate(open_dataset(location, streaming=True), 1):
+            yield f"{location}:row {number}", row
     else:
         raise FileNotFoundError(f"no such file: {location}")
+
+
+def array_opening(path: Path) -> str:
+    """What stands before the first row where a file holds a JSON array of rows; else empty."""
+    if not path.is_file():
+        return ""
+    with open_rows(path) as file:
+        opening = _ARRAY.match(file.read(4096))
+    return opening[0].decode() if opening else ""
+
+
+def is_hub_name(location: str) -> bool:
+    """Whether a location is `owner/name`, and no path."""
+    is_path = Path(location).exists() or location.startswith((".", "/", "~")) or Path(location).suffix
+    return location.count("/") == 1 and not is_path
 
 
 def whole_object(location: str) -> Row | None:
@@ -186,13 +202,14 @@ def _picked(value: Row, names: tuple[tuple[str, ...], ...]) -> list[Any] | None:
     return None if None in keys else [value[str(key)] for key in keys]
 
 
-def _dataset_rows(location: str) -> Iterator[tuple[str, Row]]:
+def open_dataset(location: str, split: str = "train", streaming: bool = False) -> Any:
+    """A data set of the hub, or a folder laid out like one, as `NAME[@configuration][#split]`."""
     import datasets
 
-    name, _, split = location.partition("#")
+    name, _, own = location.partition("#")
     name, _, configuration = name.partition("@")
     try:
-        stream = datasets.load_dataset(name, configuration or None, split=split or "train", streaming=True)
+        return datasets.load_dataset(name, configuration or None, split=own or split, streaming=streaming)
     except (RuntimeError, ValueError, OSError) as error:
         if not isinstance(error, RuntimeError) and not Path(name).is_dir():
             raise
@@ -200,8 +217,6 @@ def _dataset_rows(location: str) -> Iterator[tuple[str, Row]]:
             f"{location}: not a data set of files ({error}); name the files themselves, or make documents passages "
             "with `tripletune build passages`"
         ) from None
-    for number, row in enumerate(stream, 1):
-        yield f"{location}:row {number}", row
 
 
 def _array_rows(path: Path, opening: str) -> Iterator[tuple[str, Row]]:

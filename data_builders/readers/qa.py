@@ -4,8 +4,8 @@
      "steps": [{"question", "passage": title or id, "triples": [[s, p, o]], "answer"}]}
 
 Only the question is required; without an answer it can be asked and not scored. `supporting` and `steps` name passages
-of `context` or else of a corpus (`linked`); a step without `passage` has the supporting passage of its number. The
-lines of a `.txt` file are questions.
+of `context` or else of a corpus (`linked`); a step without `passage` has the supporting passage of its number, or its
+triples, and a `text` that they come from, stand for one. The lines of a `.txt` file are questions.
 
 PopQA (Mallen et al., 2022): `{"id", "question", "possible_answers"}`, where copies store the answers as text. TriviaQA
 (Joshi et al., 2017): the hub's `{"question_id", "question", "answer": {"value", "aliases"}}`. FlashRAG's files
@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tripletune.data_builders.readers._rows import (
     Row,
@@ -44,32 +45,42 @@ def read_questions(
 ) -> Iterator[Question | Dropped]:
     """Stream the questions; see `data_builders.readers.Reader` for arguments and errors."""
     for where, row in _lines(location) if location.endswith(".txt") else source_rows(location):
-        question = required_text(row, ("question", "input"), where)
-        identity = question_id(row, where, question, "id", "question_id", "_id")
-        kind, novel = name_field(row, where, "question_type", "type"), name_field(row, where, "source")
-        identity = f"{novel}:{identity}" if "question_type" in row and novel else identity
-        answers = gold_answers(row, where, _GOLD) if given(row, *_GOLD) is not None else ()
-        passages, names = own_passages(row, where), name_list(row, where, "supporting")
-        steps = [
-            _step(step, where, names[number : number + 1]) for number, step in enumerate(given(row, "steps") or ())
-        ]
-        wanted = dict.fromkeys([*names, *(name for name, _ in steps)])
-        found = {name: place for name in wanted if (place := _place(name, passages)) is not None}
-        links = tuple(wanted) if len(found) < len(wanted) else ()
-        index = {name: len(passages) + number for number, name in enumerate(links)} or found
-        hops = tuple(replace(hop, passage_index=index[name]) for name, hop in steps)
-        supporting = () if links else tuple(dict.fromkeys(found.values()))
-        yield Question(identity, question, answers, passages, supporting, kind, source, hops=hops, links=links)
+        yield read_question(row, where, source)
 
 
-def _step(step: object, where: str, supporting: Sequence[str]) -> tuple[str, Hop]:
-    """A step and the name of its passage."""
-    found = checked(step, f"{where}: steps", {"question": str, "triples?": list, "passage?": str, "answer?": str})
+def read_question(row: Row, where: str, source: str = "qa") -> Question:
+    """The question of a row; `where` opens every error message."""
+    question = required_text(row, ("question", "input"), where)
+    identity = question_id(row, where, question, "id", "question_id", "_id")
+    kind, novel = name_field(row, where, "question_type", "type"), name_field(row, where, "source")
+    identity = f"{novel}:{identity}" if "question_type" in row and novel else identity
+    answers = gold_answers(row, where, _GOLD) if given(row, *_GOLD) is not None else ()
+    passages, names = own_passages(row, where), name_list(row, where, "supporting")
+    steps = [_step(step, where, names[number : number + 1]) for number, step in enumerate(given(row, "steps") or ())]
+    # A step that brings its facts along needs no passage that has a name.
+    own = tuple(Passage("", text, f"step {number}") for number, (name, _, text) in enumerate(steps) if not name)
+    steps = [(name or f"step {number}", hop, text) for number, (name, hop, text) in enumerate(steps)]
+    passages += own
+    wanted = dict.fromkeys([*names, *(name for name, *_ in steps)])
+    found = {name: place for name in wanted if (place := _place(name, passages)) is not None}
+    links = tuple(wanted) if len(found) < len(wanted) else ()
+    index = {name: len(passages) + number for number, name in enumerate(links)} or found
+    hops = tuple(replace(hop, passage_index=index[name]) for name, hop, _ in steps)
+    supporting = () if links else tuple(dict.fromkeys(found.values()))
+    return Question(identity, question, answers, passages, supporting, kind, source, hops=hops, links=links)
+
+
+def _step(step: Any, where: str, supporting: Sequence[str]) -> tuple[str, Hop, str]:
+    """A step, the name of its passage and its own text; one without name has facts."""
+    layout = dict.fromkeys(("question", "passage?", "answer?", "text?"), str)
+    found = checked(step, f"{where}: steps", layout)
     name = found.get("passage") or "".join(supporting)
-    if not name:
-        raise ValueError(f"{where}: the step {shown(step)} names no passage, and no supporting one has its number")
-    triples = triples_from_json(found.get("triples", ()), where)
-    return name, Hop(found["question"], found.get("answer", ""), -1, tuple(triples))
+    triples = triples_from_json(step["triples"] if given(step, "triples") is not None else (), where)
+    if not name and not triples:
+        raise ValueError(
+            f"{where}: the step {shown(step)} has no triples and names no passage, and no supporting one has its number"
+        )
+    return name, Hop(found["question"], found.get("answer", ""), -1, tuple(triples)), found.get("text", "")
 
 
 def _place(name: str, passages: Sequence[Passage]) -> int | None:

@@ -1,7 +1,8 @@
 """What models on plain text learn from: text-to-triples pairs and a teacher's trajectories.
 
 **Pairs** (RAS, 3.2 and D.1): what a sample *is*, the text it becomes, and how a reply is read.
-One JSON object a line: `{"id", "text", "title", "triples": [[s, p, o]], "source"}`. Training and extraction both call
+One JSON object a line: `{"id", "text", "title", "triples": [[s, p, o]], "source"}`, of which text and triples are
+enough. Training and extraction both call
 `render_source`, `format_triples` and `extraction_chat`, so what a model reads at use is what it was trained on.
 
     source   Oslo: Oslo is the capital of Norway.
@@ -12,20 +13,22 @@ A text without facts has an empty target, one that is only a name `(S> NAME| P> 
 **Trajectories** (CIRAG, section 3.5, eq. 7 and 8): a chat with the turns a student is to learn.
 One JSON object a line: `{"id", "question_id", "role", "model", "messages": [{"role", "content"}], "learned": [bool]}`.
 `learned` says of every message whether the loss counts it: the decisions y_t of the teacher, not what was retrieved.
+Chats as other trainers have them (`chat_row`) are trajectories, too, whose replies are learned.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.data.fields import checked
+from tripletune.models.data.fields import checked, given, name_field, text_field
 from tripletune.models.data.records import stored_rows
 from tripletune.models.data.triples import Triple, format_triples, triples_from_json
-from tripletune.models.files import read_prompt
+from tripletune.models.files import json_line, read_prompt
 from tripletune.models.llm import Message
 from tripletune.models.llm.replies import UnusableReply, find_triples
 
@@ -34,6 +37,8 @@ PROMPT = Path(__file__).parents[1] / "prompts" / "extract_triples.md"
 NO_FACTS = "NONE"
 
 _ROLES = ("system", "user", "assistant")
+# As others call them.
+_SPEAKERS = {"developer": "system", "human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 _TRAJECTORY = {
     **dict.fromkeys(("id", "question_id", "role", "model"), str),
     **{"messages": [{"role": str, "content": str}], "learned": [bool]},
@@ -75,8 +80,10 @@ class ExtractionPair:
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "pair") -> ExtractionPair:
         """Read a stored row; `where` (file and line) opens every error message."""
-        found = checked(row, where, {"id": str, "text": str, "title?": str, "source?": str, "triples": list})
-        triples = triples_from_json(found.pop("triples"), where)
+        layout = {"text": str, "title?": str, "source?": str}
+        found = checked(row, where, layout if isinstance(row.get("triples"), str) else {**layout, "triples": list})
+        found["id"] = name_field(row, where, "id") or _digest(row)
+        triples = triples_from_json(found.pop("triples", row["triples"]), where)
         try:
             return cls(triples=triples, **found)
         except ValueError as error:
@@ -206,8 +213,8 @@ class Trajectory:
 
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "trajectory") -> Trajectory:
-        """Read a stored row; `where` (file and line) opens every error message."""
-        found = checked(row, where, _TRAJECTORY)
+        """Read a stored row, or a chat; `where` (file and line) opens every error message."""
+        found = checked(row if "learned" in row else chat_row(row, where), where, _TRAJECTORY)
         turns: list[Message] = [{"role": turn["role"], "content": turn["content"]} for turn in found.pop("messages")]
         if any(turn["role"] not in _ROLES for turn in turns):
             raise ValueError(f"{where}: the role of a message must be one of {', '.join(_ROLES)}")
@@ -215,6 +222,55 @@ class Trajectory:
             return cls(messages=tuple(turns), learned=tuple(found.pop("learned")), **found)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
+
+
+def chat_row(row: dict[str, Any], where: str) -> dict[str, Any]:
+    """A chat as a stored trajectory.
+
+    It is `{"messages": [{"role", "content"}]}`, `{"conversations": [{"from", "value"}]}`, `{"prompt", "completion"}`
+    (texts or messages), or `{"instruction", "input", "output"}`, the last two also with `system`. Learned is every
+    reply, of a prompt none; a `weight` of 0 leaves a message out.
+    """
+    messages, learned = list[dict[str, Any]](), list[bool]()
+    for turns, learns in _parts(row, where):
+        for turn in checked({"messages": turns}, where, {"messages": [{}]})["messages"]:
+            role, content = name_field(turn, where, "role", "from"), given(turn, "content", "value")
+            if isinstance(content, list):  # parts, of which those of text are read
+                content = "".join(text_field(part, where, "text") for part in content)
+            messages.append({"role": _SPEAKERS.get(role, role), "content": "" if content is None else content})
+            learned.append(learns and messages[-1]["role"] == "assistant" and turn.get("weight", 1) != 0)
+    first = next((one["content"] for one in messages if one["role"] == "user"), "")
+    return {
+        "id": name_field(row, where, "id") or _digest(row),
+        "question_id": name_field(row, where, "question_id") or _digest(first),
+        "role": name_field(row, where, "role") or "chat",
+        "model": name_field(row, where, "model") or "custom",
+        "messages": messages,
+        "learned": learned,
+    }
+
+
+def _parts(row: dict[str, Any], where: str) -> list[tuple[Any, bool]]:
+    """The turns of a chat in parts, and of each whether its replies are learned."""
+    if (turns := given(row, "messages", "conversations")) is not None:
+        return [(turns, True)]
+    question = "\n\n".join(filter(None, (text_field(row, where, name) for name in ("instruction", "input"))))
+    asked, reply = given(row, "prompt") or question, given(row, "completion", "output")
+    if not asked or not reply:
+        raise ValueError(
+            f"{where}: the row is no chat: it has neither messages, conversations, prompt and completion, nor "
+            f"instruction and output, but {', '.join(row) or 'nothing'}"
+        )
+    found = [("system", given(row, "system"), False), ("user", asked, False), ("assistant", reply, True)]
+    return [
+        ([{"role": role, "content": one}] if isinstance(one, str) else one, learns)
+        for role, one, learns in found
+        if one
+    ]
+
+
+def _digest(row: Any) -> str:
+    return hashlib.blake2b(json_line(row).encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def read_trajectories(path: str | Path, split: str | None = None) -> Iterator[Trajectory]:

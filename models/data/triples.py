@@ -99,11 +99,21 @@ def plain_markers(text: str) -> str:
 
 
 def triples_from_json(rows: object, where: str) -> tuple[Triple, ...]:
-    """Build triples from JSON rows `[subject, predicate, object]`."""
+    """Build triples from rows `[subject, predicate, object]`, objects as `triple_of` reads them, or their text form."""
+    if isinstance(rows, str):
+        rows, malformed, _ = parse_triples(plain_markers(found := rows))
+        if malformed or (found.strip() and not rows):
+            raise ValueError(
+                f"{where}: triples in a text are written (S> subject| P> predicate| O> object): {found!r:.80}"
+            )
+        return rows
     if not isinstance(rows, (list, tuple)):
         raise ValueError(f"{where}: triples must be a list of [subject, predicate, object], found {rows!r:.80}")
     triples = []
     for row in rows:
+        if isinstance(row, dict) and (named := triple_of(row)):
+            triples.append(named)
+            continue
         if not isinstance(row, (list, tuple)) or len(row) != 3 or not all(isinstance(field, str) for field in row):
             raise ValueError(f"{where}: a triple must be [subject, predicate, object], three strings; found {row!r}")
         try:

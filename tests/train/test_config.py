@@ -1,13 +1,14 @@
 """Settings of every task: what can't work, what the defaults are, and the configurations in recipes/configs/."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tripletune.models.options import ConfigError, load_config, problems
+from tripletune.models.options import ConfigError, leaves, load_config, problems
 from tripletune.models.program import load_from, names_in, parse_command_line
 from tripletune.recipes.own_documents import RoadConfig
 from tripletune.recipes.real_distillation import DistilConfig
@@ -34,8 +35,15 @@ KINDS: dict[str, type] = {"cirag_real": DistilConfig, "documents": RoadConfig} |
         ({"model.tune": "all", "model.quantization": "nf4"}, "weights of 4 bits can't be trained"),
         ({"model.tune": "all", "model.dtype": "float16"}, "take float32"),
         ({"model.tune": "all", "model.adapter": "runs/one"}, "name a model that was trained whole as model.base"),
-        ({"train.per_device_train_batch_size": 2}, r"unknown key train.per_device_train_batch_size \(did you mean"),
-        ({"num_train_epochs": 2}, r"unknown key num_train_epochs \(did you mean train\.epochs"),
+        ({"train.per_device_train_batch_size": 2}, r"per_device_train_batch_size \(here it is train\.batch_size\)"),
+        ({"num_train_epochs": 2}, r"unknown key num_train_epochs \(here it is train\.epochs\)"),
+        ({"model.r": 2}, r"unknown key model\.r \(here it is model\.lora_rank\)"),
+        ({"max_seq_length": 2}, r"unknown key max_seq_length \(here it is data\.max_input_tokens\)"),
+        ({"learning_rate": 2}, r"unknown key learning_rate \(here it is train\.learning_rate\)"),
+        ({"train.epohcs": 2}, r"unknown key train\.epohcs \(did you mean epochs\?\)"),
+        ({"model.lora_options": "{use_dora: true}", "model.tune": "all"}, "without effect"),
+        ({"model.lora_options": "{init_lora_weights: pissa}", "model.adapter": "x"}, "neither with model.adapter"),
+        ({"train.scheduler_arguments": "3"}, "is not a mapping of names and values"),
         ({"model.lora_targets": "all-linear,q_proj"}, "or all-linear alone"),
         ({"train.learning_rate": 1e6}, "must be greater than 0 and at most 0.1"),
         ({"train.save_total_limit": 0}, "must be at least 1"),
@@ -48,6 +56,51 @@ def test_settings_that_cannot_work(settings, message):
     with pytest.raises(ConfigError, match=message) as error:
         load_config(GraphConfig, None, settings)
     assert "the command line: 1 problem(s)" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"train.optimizer": "adamw8bit"}, r"'adamw8bit' is not one of .* \(did you mean adamw_8bit\?\)"),
+        ({"train.optimizer": "paged_adamw_8bit"}, r"needs bitsandbytes: pip install 'tripletune\[qlora\]'"),
+        ({"train.scheduler": "cosin"}, r"\(did you mean cosine\?\)"),
+        ({"train.scheduler": "warmup_stable_decay"}, "needs num_decay_steps in train.scheduler_arguments"),
+        ({"train.scheduler_arguments": "{min_lr: 1}"}, "'min_lr' is not one of the arguments of cosine"),
+        ({"train.scheduler_arguments": "{num_cycles: two}"}, "num_cycles 'two' is not float"),
+        ({"model.lora_options": "{use_dorra: true}"}, r"LoraConfig \(did you mean use_dora\?\)"),
+        ({"model.lora_options": "{r: 8}"}, r"'r' is not one .* \(here it is model\.lora_rank\)"),
+        ({"model.lora_options": "{layers_to_transform: all}"}, r"'all' is not .*list\[int\], int"),
+        ({"train.arguments": "{learning_rate: 1}"}, r"\(here it is train\.learning_rate\)"),
+        ({"train.arguments": "{neftune_noise: 1}"}, r"\(did you mean neftune_noise_alpha\?\)"),
+    ],
+)
+def test_what_the_libraries_would_refuse(settings, message, monkeypatch):
+    from tripletune.train import library_misfits
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (problem,) = library_misfits(load_config(GraphConfig, None, settings))
+    assert re.search(message, problem)
+
+
+def test_what_the_libraries_take():
+    from tripletune.train import library_misfits
+    from tripletune.train.engine import shared_arguments
+
+    words = {"train.scheduler": "cosine_with_min_lr", "train.scheduler_arguments": "{min_lr: 1e-6, num_cycles: 1}"}
+    words |= {"train.optimizer": "adafactor", "train.arguments": "{neftune_noise_alpha: 5, adam_epsilon: 1e-6}"}
+    words["model.lora_options"] = "{rank_pattern: {q_proj: 2}, use_rslora: true, init_lora_weights: pissa_niter_4}"
+    config = load_config(GraphConfig, None, words)
+    assert library_misfits(config) == []
+    found = shared_arguments(config)
+    assert found["lr_scheduler_kwargs"] == {"min_lr": 1e-6, "num_cycles": 1}
+    assert (found["optim"], found["adam_epsilon"]) == ("adafactor", 1e-6)
+
+
+def test_other_trainers_names_stand_for_settings_that_are_there():
+    known = {name for task in names_in(TASKS) for name in leaves(load_from(TASKS, task, "").TASK.Config)}
+    assert set(GraphConfig.elsewhere) <= known
+    own = {name.rpartition(".")[2] for name in known}
+    assert not own & set(" ".join(GraphConfig.elsewhere.values()).split())
 
 
 @pytest.mark.parametrize("task", ["text_to_triples", "cirag_distill", "cirag_on_policy", "grpo"])

@@ -212,10 +212,18 @@ def test_a_mark_on_some_turns_is_kept(tokenizer):
     assert [text.removesuffix("<|im_end|>") for text in learned_texts(tokenizer, rows[0])] == replies(one)[1:]
 
 
+def test_an_empty_thought_that_no_prompt_ends_with_is_learned(tokenizer):
+    tokenizer.chat_template = THINKER
+    one = trajectory()
+    rows = rows_of(tokenizer, [2], one)
+    found = [text.removesuffix("<|im_end|>") for row in rows for text in learned_texts(tokenizer, row)]
+    assert found == [f"<think>\n\n</think>\n\n{reply}" for reply in replies(one)]
+
+
 @pytest.mark.parametrize(
     ("template", "eos_ids", "message"),
     [
-        (THINKER, [2], "writes '<think>.* where the reply .* should begin"),
+        (THINKER.replace("</think>", "so</think>"), [2], "writes '<think>.* where the reply .* should begin"),
         (MOVER, [2], "writes the turns before turn 3 otherwise once a reply follows .*data.chat_template"),
         (TEMPLATES["smollm2"][0], [0], "ends a reply with '<|im_end|>.* never learn to stop"),
     ],

@@ -10,7 +10,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,42 +29,34 @@ _LIMITS = ("max_tokens", "max_input_tokens", "max_label_tokens", "max_source_tok
 # Those that name a file.
 _FILES = ("chat_template", "prompt", "planning_prompt", "answering_prompt")
 # What other trainers call our settings.
+_LENGTHS = "max_seq_length max_length sequence_len cutoff_len model_max_length"
 _ELSEWHERE = {
-    "model.base": "model model_name_or_path model_name base_model model_id",
-    "model.revision": "model_revision",
-    "model.dtype": "torch_dtype",
-    "model.attention": "attn_implementation flash_attention flash_attn",
-    "model.quantization": "load_in_4bit quantization_bit",
-    "model.tune": "lora finetuning_type train_type",
+    "model.base": "model model_name_or_path base_model",
+    "model.attention": "attn_implementation flash_attention",
+    "model.quantization": "load_in_4bit",
+    "model.tune": "lora finetuning_type",
     "model.lora_rank": "r lora_r",
-    "model.lora_targets": "target_modules lora_target_modules lora_target lora_target_linear",
-    "model.lora_options": "use_rslora use_dora modules_to_save lora_modules_to_save layers_to_transform",
-    "data.train": "dataset datasets dataset_name train_file data_path train_data",
-    "data.validation": "eval_dataset validation_file test_datasets val_data",
-    "data.max_train_records": "max_samples max_train_samples",
-    "data.max_tokens": "max_seq_length max_length sequence_len cutoff_len model_max_length",
-    "data.max_input_tokens": "max_seq_length max_length sequence_len cutoff_len model_max_length max_prompt_length",
-    "data.max_source_tokens": "max_seq_length max_length sequence_len cutoff_len model_max_length max_source_length",
-    "data.max_target_tokens": "max_target_length",
-    "data.template_options": "chat_template_kwargs",
+    "model.lora_targets": "target_modules lora_target_modules lora_target",
+    "model.lora_options": "use_rslora use_dora modules_to_save layers_to_transform",
+    "data.train": "dataset datasets dataset_name train_file",
+    "data.validation": "eval_dataset validation_file",
+    "data.max_tokens": _LENGTHS,
+    "data.max_input_tokens": _LENGTHS,
+    "data.max_source_tokens": _LENGTHS,
     "train.epochs": "num_train_epochs num_epochs",
-    "train.batch_size": "per_device_train_batch_size micro_batch_size train_batch_size",
+    "train.batch_size": "per_device_train_batch_size micro_batch_size",
     "train.gradient_accumulation": "gradient_accumulation_steps",
-    "train.records_per_step": "global_batch_size",
     "train.learning_rate": "lr",
-    "train.warmup_ratio": "warmup_steps num_warmup_steps",
+    "train.warmup_ratio": "warmup_steps",
     "train.scheduler": "lr_scheduler_type lr_scheduler",
     "train.scheduler_arguments": "lr_scheduler_kwargs",
     "train.optimizer": "optim",
-    "train.max_grad_norm": "gradient_clipping clip_grad",
-    "train.bf16": "fp16 tf32",
+    "train.bf16": "fp16",
     "train.packing": "sample_packing",
     "train.eval_batch_size": "per_device_eval_batch_size",
     "train.eval_steps": "eval_strategy evaluation_strategy",
     "train.save_steps": "save_strategy",
     "train.workers": "dataloader_num_workers",
-    "resume": "resume_from_checkpoint auto_resume_from_checkpoints",
-    "report_to": "use_wandb",
 }
 _LOWER = "lower data.max_…_tokens, or take a model with a longer context"
 
@@ -118,8 +110,8 @@ class ModelSection:
 class DataSection:
     """Where the training data are."""
 
-    train: str = setting("data/train", "folder or file of training data")
-    validation: str | None = setting(None, "folder or file of validation data; the train folder unless set")
+    train: str = setting("data/train", "training data: folder, file, or data set of the hub, owner/name@config#split")
+    validation: str | None = setting(None, "validation data; the validation shards of the train folder unless set")
     train_split: str = rare("train", "shards to train on, where a folder is given")
     validation_split: str = rare("validation", "shards to evaluate on, where a folder is given")
     max_train_records: int | None = setting(None, "train on the first so many", above=0)
@@ -241,8 +233,8 @@ class Examples:
     """Examples of files, or of one split of folders, read as a stream.
 
     Attributes:
-        read: Makes an example of a stored row and its place (file and line), such as `Record.from_json`.
-        places: Files or folders, each with the share of it that is taken.
+        read: Makes an example, or a list of some, of a row and its place (file and line), such as `Record.from_json`.
+        places: Files, folders or data sets of the hub, each with the share of it that is taken.
         keep: Whether an example is taken, given the `share` of its place.
         selection: What `keep` depends on, for the digest.
     """
@@ -261,27 +253,53 @@ class Examples:
     def parts(self, whole: bool = False) -> Iterator[Iterator[Any]]:
         """The examples in parts that can be read apart from each other; a place is one part where it has a limit."""
         for path, share in self.places:
-            one = whole or self.limit
-            for rows in [stored_rows(path, self.split)] if one else stored_parts(path, self.split):
-                found = (self.read(row, where) for where, row in rows)
+            for rows in _row_parts(path, self.split, bool(whole or self.limit)):
+                made = (self.read(row, where) for where, row in rows)
+                found = chain.from_iterable(one if isinstance(one, list) else [one] for one in made)
                 kept = found if self.keep is None else filter(partial(self.keep, share=share), found)
                 yield islice(kept, self.limit)
 
     @cached_property
     def digest(self) -> str:
         """Fingerprint of the files' content and of the selection."""
-        files = [(share, [file_digest(file) for file in record_files(path, self.split)]) for path, share in self.places]
+        files: list[Any] = []
+        for path, share in self.places:
+            rows = _dataset(path, self.split)
+            found = record_files(path, self.split) if rows is None else ()
+            files.append((share, list(map(file_digest, found)) or rows._fingerprint))
         return hashlib.sha256(repr((files, self.split, self.limit, self.selection)).encode()).hexdigest()
 
     @property
     def paths(self) -> list[str]:
-        """The places without their shares."""
-        return [path for path, _ in self.places]
+        """The places without their shares, of data sets of the hub the addresses."""
+        from tripletune.data_builders.readers._rows import is_hub_name
+
+        return [f"https://huggingface.co/datasets/{path}" * is_hub_name(path) or path for path, _ in self.places]
 
     def check(self) -> None:
         """Make sure that there is a first example and that it can be read."""
         if next(iter(self), None) is None:
             raise ValueError(f"{', '.join(self.paths)} (split {self.split!r}) holds no {self.what}")
+
+
+def _row_parts(path: str, split: str, whole: bool) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
+    """The rows of a place, each with its own place, in one part or several."""
+    from tripletune.data_builders.readers._rows import array_opening, source_rows
+
+    if (rows := _dataset(path, split)) is not None:
+        yield ((f"{path}:row {number}", row) for number, row in enumerate(rows, 1))
+    else:
+        one = source_rows(path) if array_opening(Path(path)) else stored_rows(path, split)
+        yield from [one] if whole or array_opening(Path(path)) else stored_parts(path, split)
+
+
+@cache
+def _dataset(path: str, split: str) -> Any:
+    """A data set of the hub, or of a folder whose files lie as on the hub; None for files, and folders of shards."""
+    from tripletune.data_builders.readers._rows import is_hub_name, open_dataset
+
+    laid_out = (Path(path) / "data").is_dir() and not has_split(path, split)
+    return open_dataset(path, split) if laid_out or is_hub_name(path) else None
 
 
 class TrainingTask:

@@ -163,7 +163,7 @@ class GraphTask(TrainingTask):
         """Training and validation records."""
         tasks = tuple(self.config.data.tasks)
         return self.source_pair(
-            Record.from_json,
+            _read,
             keep=lambda record, share: record.task in tasks,
             selection=tasks,
             what=f"records of the tasks {', '.join(tasks)}",
@@ -377,3 +377,14 @@ class GraphTask(TrainingTask):
 
 
 TASK = GraphTask
+
+
+def _read(row: dict[str, Any], where: str) -> Record | list[Record]:
+    """A stored record, or the records of a question with its steps."""
+    from tripletune.data_builders.hotpotqa_subq.annotations import plain_records
+
+    if "task" in row:
+        return Record.from_json(row, where)
+    if "question" not in row:
+        raise ValueError(f"{where}: neither a record nor a question with answers and steps, but {', '.join(row)}")
+    return plain_records(row, where)

@@ -1,0 +1,160 @@
+"""Rows as people have them, in the files that they have them in, train without a line of code."""
+
+import json
+
+import pytest
+
+from tests.cli import run, write_lines
+from tripletune.data_builders.hotpotqa_subq.annotations import plain_records
+from tripletune.models.data.pairs import ExtractionPair, Trajectory
+from tripletune.models.data.triples import Triple
+
+STEP = {"question": "Who wrote Glass?", "triples": [["Glass", "written by", "Ida"]]}
+LAST = {"question": "Where was Ida born?", "triples": [{"head": "Ida", "relation": "born in", "tail": "Kelm"}]}
+PLAIN = {"question": "Where was the author of Glass born?", "answers": ["Kelm"], "steps": [STEP, LAST]}
+CHAT = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}]
+CHAT = [*CHAT, {"role": "assistant", "content": "Ho"}]
+TALK = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]
+FACTS = [["Ida", "born in", "Kelm"]]
+PAIR = {"text": "Ida was born in Kelm.", "triples": FACTS}
+
+
+def array(path, rows):
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def parquet(path, rows):
+    from datasets import Dataset
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Dataset.from_list(rows).to_parquet(path)
+    return path
+
+
+WRITERS = {"jsonl": write_lines, "json": array, "parquet": parquet, "hub": parquet}
+SHAPES = {
+    "messages": ("cirag-distill", [{"messages": CHAT}], "jsonl"),
+    "conversations": ("cirag-distill", [{"conversations": TALK}], "json"),
+    "instructions": ("cirag-distill", [{"instruction": "Say ho.", "input": "Hi", "output": "Ho"}], "jsonl"),
+    "prompts": ("cirag-distill", [{"prompt": CHAT[:2], "completion": CHAT[2:]}], "hub"),
+    "questions": ("ras", [PLAIN, {"question": "Two and two?", "answer": "four", "steps": []}], "json"),
+    "questions, parquet": ("ras", [{**PLAIN, "steps": [STEP]}], "parquet"),
+    "pairs": ("text-to-triples", [PAIR, {"text": "Ho.", "triples": []}], "parquet"),
+    "pairs as text": ("text-to-triples", [{**PAIR, "triples": "(<S> Ida| <P> born in| <O> Kelm)"}], "jsonl"),
+}
+
+
+@pytest.fixture
+def words(tmp_path, tiny_llama, tiny_encoder):
+    """The command line of a short run of a task on rows that lie in a file of a kind."""
+
+    def make(task, rows, kind):
+        name = {"hub": "set/data/train-00000-of-00001.parquet"}.get(kind, f"rows.{kind}")
+        WRITERS[kind](tmp_path / name, rows)
+        place = tmp_path / ("set" if kind == "hub" else name)
+        found = ["--data.train", place, "--model.base", tiny_llama, "--output_dir", tmp_path / "run"]
+        if task == "ras":
+            found += ["--model.encoder", tiny_encoder, "--model.graph_hidden_width", 16, "--model.graph_heads", 2]
+        return [task, *found, "--train.max_steps", 1, "--train.bf16", "false", "--train.learning_rate", 0.01]
+
+    return make
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_own_rows_train(shape, words, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    task, rows, kind = SHAPES[shape]
+    ran = run("train", *words(task, rows, kind))
+    assert ran.code == 0, ran.err
+    about = json.loads((tmp_path / "run" / "final" / "training.json").read_text())
+    assert about["steps"] == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "message"),
+    [
+        ("cirag-distill", {"text": "Hi"}, r"rows\.jsonl:1: the row is no chat: it has neither messages.*, but text"),
+        ("cirag-distill", {"messages": "Hi"}, r"rows\.jsonl:1: messages must be a list, found"),
+        ("cirag-distill", {"messages": [{"role": "tool", "content": "x"}]}, "must be one of system, user, assistant"),
+        ("cirag-distill", {"messages": CHAT[:2]}, "no turn is learned"),
+        ("cirag-distill", {"messages": [{"role": "user", "content": 3}]}, r"messages\[0\]\.content must be text"),
+        ("cirag-distill", PAIR, r"the row is no chat.* but text, triples"),
+        ("ras", {"messages": CHAT}, "neither a record nor a question with answers and steps, but messages"),
+        ("ras", {"question": "Who?", "answers": ["Ida"]}, "the question has no steps: give each"),
+        ("ras", {**PLAIN, "answers": []}, "no gold answer"),
+        ("ras", {**PLAIN, "steps": [{"question": "Who?"}]}, "has no triples and names no passage"),
+        ("ras", {**PLAIN, "steps": [STEP, {**LAST, "question": "Is it Kelm?"}]}, "gives away the gold answer"),
+        ("text-to-triples", {"text": "Ida"}, r"rows\.jsonl:1: .*lacks triples"),
+        ("text-to-triples", {**PAIR, "triples": [["Ida", "Kelm"]]}, r"a triple must be \[subject, predicate, object\]"),
+        ("text-to-triples", {**PAIR, "triples": "Ida born in Kelm"}, r"are written \(S> subject"),
+    ],
+)
+def test_rows_that_cannot_be_read_are_one_line(task, row, message, words):
+    ran = run("train", *words(task, [row], "jsonl"))
+    assert ran.code == 2
+    pytest.fail(ran.err) if ran.err.count("\n") > 2 else None
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(ran.error)
+
+
+def test_a_data_set_that_is_not_there(words):
+    task, *found = words("cirag-distill", [{"messages": CHAT}], "jsonl")
+    found[found.index("--data.train") + 1] = "nobody/nothing#train"
+    assert "nobody/nothing" in run("train", task, *found).error
+
+
+def test_which_turns_are_learned():
+    def flags(row):
+        return Trajectory.from_json(row, "x").learned
+
+    more = [*CHAT, {"role": "user", "content": "And?"}, {"role": "assistant", "content": "So.", "weight": 0}]
+    assert flags({"messages": more}) == (False, False, True, False, False)
+    assert flags({"prompt": more[:4], "completion": "So."}) == (False, False, False, False, True)
+    one = Trajectory.from_json({"system": "Be.", "instruction": "Add.", "input": "1", "output": "2"}, "x")
+    assert [turn["content"] for turn in one.messages] == ["Be.", "Add.\n\n1", "2"]
+    parts = [{"type": "text", "text": "H"}, {"type": "text", "text": "o"}]
+    chat = Trajectory.from_json({"messages": [CHAT[1], {"role": "model", "content": parts}]}, "x")
+    assert chat.messages[-1] == CHAT[-1]
+    # The same question, whoever replied: it is in one split alone.
+    assert chat.question_id == Trajectory.from_json({"conversations": TALK}, "x").question_id
+    assert chat.id != Trajectory.from_json({"conversations": TALK}, "x").id
+
+
+def test_a_question_with_steps_is_the_records_of_its_annotation():
+    found = plain_records({**PLAIN, "steps": [STEP, {**LAST, "passage": "Ida (author)"}]}, "x")
+    assert [record.label for record in found] == [
+        f"[SUBQ] {PLAIN['question']}",
+        "[SUBQ] Where was Ida born?",
+        "[SUFFICIENT]",
+        "Kelm",
+    ]
+    assert [step.triples for step in found[-1].steps] == [
+        (Triple("Glass", "written by", "Ida"),),
+        (Triple("Ida", "born in", "Kelm"),),
+    ]
+    direct = plain_records({"question": "Two and two?", "answer": "four", "steps": []}, "x")
+    assert [record.label for record in direct] == ["[NO_RETRIEVAL]", "four"]
+
+
+def test_pairs_need_no_id():
+    one = ExtractionPair.from_json(PAIR, "x")
+    assert one.triples == ExtractionPair.from_json({**PAIR, "triples": "(S> Ida| P> born in| O> Kelm)"}, "x").triples
+    assert one.id
+
+
+def test_options_of_a_chat_template_are_saved_with_it(make_task, tokenizer_folder, tiny_llama, tmp_path):
+    from transformers import AutoTokenizer
+
+    template = "{% if loud %}{{ loud }} {% endif %}" + AutoTokenizer.from_pretrained(tokenizer_folder).chat_template
+    (tmp_path / "template.jinja").write_text(template)
+    settings = {"data.chat_template": str(tmp_path / "template.jinja"), "data.template_options": "{loud: HEY}"}
+    task = make_task("cirag_distill", settings)
+    task.open_model()
+    assert task.encoder.sample()
+    assert task.processor.apply_chat_template(CHAT, tokenize=False).startswith("HEY ")
+    task.processor.save_pretrained(tmp_path / "saved")
+    again = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert again.apply_chat_template(CHAT, tokenize=False).startswith("HEY ")
+    with pytest.raises(ValueError, match=r"reads no lowd \(did you mean loud\?\)"):
+        make_task("cirag_distill", {**settings, "data.template_options": "{lowd: 1}"}).open_model()
