@@ -130,13 +130,14 @@ def _write_plain_adapter(loaded: Loaded, folder: Path) -> None:
     """The adapter of a Graph-LLM without graph as one of its base model, which says the same with it."""
     from safetensors.torch import save_file
 
-    settings = read_json(loaded.folder / ADAPTER_CONFIG)
+    settings, config = read_json(loaded.folder / ADAPTER_CONFIG), read_json(loaded.folder / CONFIG)
     layers = settings["target_modules"]
     if isinstance(layers, str):
         settings["target_modules"] = layers.removeprefix(LANGUAGE_MODEL_LAYERS).strip("()").split("|")
     else:
         settings["target_modules"] = [name.removeprefix("language_model.") for name in layers]
-    settings |= {"task_type": "CAUSAL_LM", "auto_mapping": None}
+    settings |= {"task_type": "CAUSAL_LM", "auto_mapping": None, "revision": config.get("base_revision")}
+    settings["base_model_name_or_path"] = config["base_model"]
     weights = {name.replace(".language_model.", ".", 1): weight for name, weight in stored_weights(loaded.folder)}
     save_file(weights, folder / ADAPTER, metadata={"format": "pt"})
     write_json(folder / ADAPTER_CONFIG, settings)

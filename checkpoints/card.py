@@ -153,23 +153,22 @@ def base_licence(base: str) -> str | None:
     return None
 
 
-def _header(provenance: Provenance, name: str) -> dict[str, Any]:
-    """What the hub reads besides: data sets of the hub, and scores as `model-index`."""
-    hub = sorted(set(re.findall(r"huggingface\.co/datasets/([\w.-]+/[\w.-]+)", str(provenance.training.get("data")))))
-    found: dict[str, Any] = {"datasets": hub} if hub else {}
+def _header(provenance: Provenance, name: str) -> str:
+    """What the hub reads besides, as YAML: data sets of the hub, and scores as `model-index`."""
+    from huggingface_hub.repocard_data import EvalResult, eval_results_to_model_index
+
+    hub = re.findall(r"huggingface\.co/datasets/([\w.-]+/[\w.-]+)", str(provenance.training.get("data")))
     results = []
     for file, content in provenance.scores.items():
-        means = [
-            {"type": metric.removeprefix("metrics."), "value": value["mean"]}
-            for metric, value in flatten({key: one for key, one in content.items() if key != "controls"}, ".").items()
-            if isinstance(value, dict) and isinstance(value.get("mean"), (int, float)) and value.get("n", 1)
-        ]
-        named = str(content.get("task") or PurePath(str(content.get("data") or file)).name)
-        split = {"split": str(content["split"])} if content.get("split") else {}
-        if means:
-            about = {"task": {"type": "question-answering"}, "dataset": {"name": named, "type": named, **split}}
-            results.append({**about, "metrics": means})
-    return found | ({"model-index": [{"name": name, "results": results}]} if results else {})
+        task = str(content.get("task") or PurePath(str(content.get("data") or file)).name)
+        leaves = flatten({key: value for key, value in content.items() if key != "controls"}, ".")
+        for metric, value in leaves.items():
+            if isinstance(value, dict) and isinstance(value.get("mean"), (int, float)) and value.get("n", 1):
+                about = ("question-answering", task, task, metric.removeprefix("metrics."), value["mean"])
+                results.append(EvalResult(*about, dataset_split=content.get("split")))
+    found: dict[str, Any] = {"datasets": sorted(set(hub))} if hub else {}
+    found |= {"model-index": eval_results_to_model_index(name, results)} if results else {}
+    return yaml.safe_dump(found, sort_keys=False, allow_unicode=True) if found else ""
 
 
 def render_card(
@@ -197,9 +196,7 @@ def render_card(
         base=public(provenance.base_model),
         served=served,
         base_licence=base_licence(provenance.base_model),
-        header=yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
-        if (header := _header(provenance, name))
-        else "",
+        header=_header(provenance, name),
         encoder=public(provenance.encoder),
         tune=tune,
         parts={"lora": "LoRA weights, ", "all": "all weights, "}.get(tune, "")

@@ -408,7 +408,7 @@ def put_adapter(model: Any, options: Mapping[str, Any], **settings: Any) -> Peft
             )
     try:
         adapted: PeftModel = get_peft_model(model, LoraConfig(**settings | dict(options)))
-    except (TypeError, ValueError, ImportError, NotImplementedError, RuntimeError) as error:
+    except Exception as error:
         if not options:
             raise
         raise ValueError(f"model.lora_options {dict(options)}: {' '.join(str(error).split())}") from error

@@ -170,28 +170,31 @@ def elsewhere(kind: Any, name: str) -> str:
     return f" (here it is {' or '.join(own)})" if own else ""
 
 
-def misfits(name: str, given: Mapping[str, Any], known: Mapping[str, Any], owner: str, kind: Any = None) -> list[str]:
+def misfits(
+    name: str, given: Mapping[str, Any], hints: Mapping[str, Any], taken: Collection[str], kind: Any = None
+) -> list[str]:
     """What a library would refuse in a mapping of its arguments: names that it does not have, values of another type.
 
     Args:
-        known: Its names, and of each the type, as annotated.
-        kind: The configuration whose settings some names are; see `elsewhere`.
+        hints: The type of each of its arguments.
+        taken: Those that are set by settings of their own; `kind` is the configuration: see `elsewhere`.
     """
     from huggingface_hub.dataclasses import type_validator
-    from huggingface_hub.errors import StrictDataclassError
 
-    found = []
+    found, known = [], [one for one in hints if one not in taken]
     for key, value in given.items():
         if key not in known:
-            told = (kind and elsewhere(kind, key)) or nearest(key, known) or f": {', '.join(known) or 'there are none'}"
-            found.append(f"{name}: {key!r} is not one of {owner}{told}")
+            told = (
+                (kind and elsewhere(kind, key)) or nearest(key, known) or f"; it takes {', '.join(known) or 'nothing'}"
+            )
+            found.append(f"{name}: there is no {key!r} to set{told}")
             continue
-        whole = type(value) is int and typing.get_args(known[key] | None)
+        whole = type(value) is int and {float, int} & {*typing.get_args(hints[key]), hints[key]} == {float}
         try:
-            type_validator(key, float(value) if whole and float in whole and int not in whole else value, known[key])
-        except (TypeError, ValueError, StrictDataclassError):
-            wanted = getattr(known[key], "__name__", str(known[key])) if isinstance(known[key], type) else known[key]
-            found.append(f"{name}: {key} {_shown(value)} is not {str(wanted).replace('typing.', '')}")
+            type_validator(key, float(value) if whole else value, hints[key])
+        except Exception:
+            wanted = hints[key].__name__ if isinstance(hints[key], type) else str(hints[key]).replace("typing.", "")
+            found.append(f"{name}: {key} {_shown(value)} is not {wanted}")
     return found
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import logging
 import math
@@ -15,6 +14,7 @@ import sys
 import typing
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -126,39 +126,25 @@ def library_misfits(config: Any) -> list[str]:
 
     from tripletune.train.engine import own_arguments
 
-    model, train = config.model, config.train
-    lora = {name: hint for name, hint in typing.get_type_hints(LoraConfig).items() if name not in _OURS_OF_LORA}
-    lora |= {"init_lora_weights": bool | str}  # pissa_niter_16, for one
-    found = misfits("model.lora_options", model.lora_options, lora, "the fields of PEFT's LoraConfig", type(config))
-    others = typing.get_type_hints(TrainingArguments)
-    for name in own_arguments(config):
-        others.pop(name, None)
-    found += misfits(
-        "train.arguments", train.arguments, others, "transformers' further TrainingArguments", type(config)
-    )
-    optimizers = [one.value for one in OptimizerNames]
+    model, train, kind = config.model, config.train, type(config)
+    hints = {**typing.get_type_hints(LoraConfig), "init_lora_weights": bool | str}  # pissa_niter_16, for one
+    found = misfits("model.lora_options", model.lora_options, hints, _OURS_OF_LORA, kind)
+    hints, own = typing.get_type_hints(TrainingArguments), own_arguments(config)
+    found += misfits("train.arguments", train.arguments, hints, own, kind)
+    optimizers, schedulers = ([one.value for one in names] for names in (OptimizerNames, SchedulerType))
     if train.optimizer not in (None, *optimizers):
         found.append(not_one_of("train.optimizer", train.optimizer, optimizers))
-    elif re.search("bnb|paged|lion|ademamix|^adamw_8bit", train.optimizer or "") and not importlib.util.find_spec(
-        "bitsandbytes"
-    ):
+    elif re.search("bnb|paged|lion|ademamix|^adamw_8bit", train.optimizer or "") and not find_spec("bitsandbytes"):
         found.append(f"train.optimizer {train.optimizer}: needs bitsandbytes: pip install 'tripletune[qlora]'")
-    schedulers = [one.value for one in SchedulerType]
     if train.scheduler not in schedulers:
         return [*found, not_one_of("train.scheduler", train.scheduler, schedulers)]
     maker = {"reduce_lr_on_plateau": ReduceLROnPlateau, "greedy": GreedyLR}.get(train.scheduler)
     maker = maker or TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(train.scheduler)]
-    takes = {
-        name: one
-        for name, one in inspect.signature(maker, eval_str=True).parameters.items()
-        if name not in _OURS_OF_SCHEDULES
-    }
-    hints = {name: one.annotation if one.annotation is not one.empty else Any for name, one in takes.items()}
-    about = f"the arguments of {train.scheduler}"
-    found += misfits("train.scheduler_arguments", train.scheduler_arguments, hints, about)
-    missing = [
-        name for name, one in takes.items() if one.default is one.empty and name not in train.scheduler_arguments
-    ]
+    takes = inspect.signature(maker, eval_str=True).parameters
+    hints = {name: Any if one.annotation is one.empty else one.annotation for name, one in takes.items()}
+    found += misfits("train.scheduler_arguments", train.scheduler_arguments, hints, _OURS_OF_SCHEDULES)
+    given = (*_OURS_OF_SCHEDULES, *train.scheduler_arguments)
+    missing = (name for name, one in takes.items() if one.default is one.empty and name not in given)
     return found + [f"train.scheduler {train.scheduler}: needs {name} in train.scheduler_arguments" for name in missing]
 
 
@@ -254,7 +240,7 @@ def _gb(count: float) -> str:
 
 def check_tracking(report_to: Sequence[str]) -> None:
     """Make sure that a run can report to its trackers: "wandb", "tensorboard" or "none"."""
-    if "tensorboard" in report_to and not any(map(importlib.util.find_spec, ("tensorboard", "tensorboardX"))):
+    if "tensorboard" in report_to and not any(map(find_spec, ("tensorboard", "tensorboardX"))):
         raise ValueError(
             "report_to tensorboard: the package is not installed; pip install tensorboard, or leave it out"
         )

@@ -19,6 +19,7 @@ Chats as other trainers have them (`chat_row`) are trajectories, too, whose repl
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -28,7 +29,7 @@ from typing import Any
 from tripletune.models.data.fields import checked, given, name_field, text_field
 from tripletune.models.data.records import stored_rows
 from tripletune.models.data.triples import Triple, format_triples, triples_from_json
-from tripletune.models.files import json_line, read_prompt
+from tripletune.models.files import read_prompt
 from tripletune.models.llm import Message
 from tripletune.models.llm.replies import UnusableReply, find_triples
 
@@ -270,7 +271,7 @@ def _parts(row: dict[str, Any], where: str) -> list[tuple[Any, bool]]:
 
 
 def _digest(row: Any) -> str:
-    return hashlib.blake2b(json_line(row).encode(errors="replace"), digest_size=8).hexdigest()
+    return hashlib.blake2b(json.dumps(row, default=str).encode(), digest_size=8).hexdigest()
 
 
 def read_trajectories(path: str | Path, split: str | None = None) -> Iterator[Trajectory]:

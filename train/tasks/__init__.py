@@ -31,33 +31,19 @@ _FILES = ("chat_template", "prompt", "planning_prompt", "answering_prompt")
 # What other trainers call our settings.
 _LENGTHS = "max_seq_length max_length sequence_len cutoff_len model_max_length"
 _ELSEWHERE = {
-    "model.base": "model model_name_or_path base_model",
-    "model.attention": "attn_implementation flash_attention",
-    "model.quantization": "load_in_4bit",
-    "model.tune": "lora finetuning_type",
-    "model.lora_rank": "r lora_r",
-    "model.lora_targets": "target_modules lora_target_modules lora_target",
+    "model.base": "model model_name_or_path base_model", "model.tune": "lora finetuning_type",
+    "model.attention": "attn_implementation flash_attention", "model.quantization": "load_in_4bit",
+    "model.lora_rank": "r lora_r", "model.lora_targets": "target_modules lora_target_modules lora_target",
     "model.lora_options": "use_rslora use_dora modules_to_save layers_to_transform",
-    "data.train": "dataset datasets dataset_name train_file",
-    "data.validation": "eval_dataset validation_file",
-    "data.max_tokens": _LENGTHS,
-    "data.max_input_tokens": _LENGTHS,
-    "data.max_source_tokens": _LENGTHS,
-    "train.epochs": "num_train_epochs num_epochs",
-    "train.batch_size": "per_device_train_batch_size micro_batch_size",
-    "train.gradient_accumulation": "gradient_accumulation_steps",
-    "train.learning_rate": "lr",
-    "train.warmup_ratio": "warmup_steps",
-    "train.scheduler": "lr_scheduler_type lr_scheduler",
-    "train.scheduler_arguments": "lr_scheduler_kwargs",
-    "train.optimizer": "optim",
-    "train.bf16": "fp16",
-    "train.packing": "sample_packing",
-    "train.eval_batch_size": "per_device_eval_batch_size",
-    "train.eval_steps": "eval_strategy evaluation_strategy",
-    "train.save_steps": "save_strategy",
-    "train.workers": "dataloader_num_workers",
-}
+    "data.train": "dataset datasets dataset_name train_file", "data.validation": "eval_dataset validation_file",
+    "data.max_tokens": _LENGTHS, "data.max_input_tokens": _LENGTHS, "data.max_source_tokens": _LENGTHS,
+    "train.epochs": "num_train_epochs num_epochs", "train.learning_rate": "lr", "train.warmup_ratio": "warmup_steps",
+    "train.batch_size": "per_device_train_batch_size micro_batch_size", "train.packing": "sample_packing",
+    "train.gradient_accumulation": "gradient_accumulation_steps", "train.optimizer": "optim", "train.bf16": "fp16",
+    "train.scheduler": "lr_scheduler_type lr_scheduler", "train.scheduler_arguments": "lr_scheduler_kwargs",
+    "train.eval_batch_size": "per_device_eval_batch_size", "train.eval_steps": "eval_strategy evaluation_strategy",
+    "train.save_steps": "save_strategy", "train.workers": "dataloader_num_workers",
+}  # fmt: skip
 _LOWER = "lower data.max_…_tokens, or take a model with a longer context"
 
 
@@ -78,10 +64,7 @@ class ModelSection:
     lora_alpha: int = setting(32, "LoRA alpha", above=0)
     lora_dropout: float = rare(0.05, "LoRA dropout", at_least=0, at_most=1)
     lora_targets: list[str] = setting([ALL_LINEAR], "linear layers to adapt; all-linear for every one")
-    lora_options: dict[str, Any] = rare(
-        {},
-        "further fields of PEFT's LoraConfig, such as {use_dora: true} or {layers_to_transform: [0, 1]}",
-    )
+    lora_options: dict[str, Any] = rare({}, "further fields of PEFT's LoraConfig, such as {use_dora: true}")
 
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
@@ -92,10 +75,7 @@ class ModelSection:
         if self.lora_options and self.tune != "lora":
             found.append(f"model.lora_options: without effect, since model.tune is {self.tune}: leave one of them out")
         if changes_base(self.lora_options) and (self.adapter or self.quantization != "none"):
-            found.append(
-                "model.lora_options: init_lora_weights takes its start out of the base's weights, so that it goes "
-                "neither with model.adapter nor with model.quantization: leave one of them out"
-            )
+            found.append("model.lora_options: init_lora_weights changes the base: leave adapter and quantization out")
         if self.tune == "all":
             if self.quantization != "none":
                 found.append("model.quantization: weights of 4 bits can't be trained: model.tune all needs none")
@@ -144,13 +124,8 @@ class TrainSection:
     warmup_ratio: float = setting(0.05, "share of optimiser steps with rising learning rate", at_least=0, at_most=1)
     scheduler: str = rare("linear", "learning-rate schedule of transformers, by its name (lr_scheduler_type)")
     scheduler_arguments: dict[str, Any] = rare({}, "arguments of the schedule, such as {num_cycles: 3}")
-    optimizer: str | None = rare(
-        None,
-        "optimiser of transformers, by its name (optim), such as adafactor or adamw_8bit; AdamW unless set",
-    )
-    arguments: dict[str, Any] = rare(
-        {}, "further arguments of transformers' TrainingArguments, such as {neftune_noise_alpha: 5}"
-    )
+    optimizer: str | None = rare(None, "optimiser of transformers, by its name (optim); AdamW unless set")
+    arguments: dict[str, Any] = rare({}, "further TrainingArguments of transformers, such as {neftune_noise_alpha: 5}")
     adam_beta1: float = rare(0.9, "AdamW beta 1", at_least=0, below=1)
     adam_beta2: float = rare(0.999, "AdamW beta 2", at_least=0, below=1)
     weight_decay: float = rare(0.01, "AdamW weight decay", at_least=0)
@@ -298,8 +273,12 @@ def _dataset(path: str, split: str) -> Any:
     """A data set of the hub, or of a folder whose files lie as on the hub; None for files, and folders of shards."""
     from tripletune.data_builders.readers._rows import is_hub_name, open_dataset
 
-    laid_out = (Path(path) / "data").is_dir() and not has_split(path, split)
-    return open_dataset(path, split) if laid_out or is_hub_name(path) else None
+    if not is_hub_name(path) and (has_split(path, split) or not (Path(path) / "data").is_dir()):
+        return None
+    try:
+        return open_dataset(path, split)
+    except OSError as error:
+        raise FileNotFoundError(f"no such file or folder: {path}; nor a data set of the hub: {error}") from None
 
 
 class TrainingTask:

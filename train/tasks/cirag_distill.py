@@ -241,7 +241,7 @@ def student_files(
     about = {
         "task": roles[0] if len(roles) == 1 else "student",
         "roles": roles,
-        "systems": sorted({role.partition(".")[0] for role in roles}),
+        "systems": sorted({role.partition(".")[0] for role in roles if "." in role}),
         "base_model": model.base,
         "base_revision": model.revision,
         "base_weights": content_fingerprint(model.base, model.revision),
