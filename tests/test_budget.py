@@ -24,7 +24,7 @@ def lines_of(paths):
 
 
 def test_lines_modules_and_functions():
-    assert lines_of(OWN) <= 37_150
+    assert lines_of(OWN) <= 37_600
     assert len(OWN) <= 200
     assert lines_of(ROOT.glob("tests/**/*.py")) <= 28_500
     nodes = [node for path in OWN for node in ast.walk(ast.parse(path.read_text()))]
@@ -47,4 +47,4 @@ def test_flags_of_all_programs(monkeypatch, capsys):
         return {(*words, flag) for flag in re.findall(r"^  (?:-\w(?: \w+)?, )?(--(?!help)\w[\w.-]*)", text, re.M)}
 
     found = set().union(*(flags(*name.split()) for name in PROGRAMS))
-    assert 400 < len(found) <= 600
+    assert 400 < len(found) <= 610
