@@ -17,7 +17,7 @@ from datetime import timedelta
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tripletune.models.data.records import IGNORED
 from tripletune.models.options import ConfigError, misfits, not_one_of, to_yaml
@@ -127,7 +127,9 @@ def library_misfits(config: Any) -> list[str]:
     from tripletune.train.engine import own_arguments
 
     model, train, kind = config.model, config.train, type(config)
-    hints = {**typing.get_type_hints(LoraConfig), "init_lora_weights": bool | str}  # pissa_niter_16, for one
+    # Others need data first, or draw: a checkpoint would be read back on another base.
+    inits = bool | Literal["gaussian", "olora", "orthogonal", "pissa"]
+    hints = {**typing.get_type_hints(LoraConfig), "init_lora_weights": inits}
     found = misfits("model.lora_options", model.lora_options, hints, _OURS_OF_LORA, kind)
     hints, own = typing.get_type_hints(TrainingArguments), own_arguments(config)
     found += misfits("train.arguments", train.arguments, hints, own, kind)

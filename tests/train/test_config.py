@@ -69,6 +69,7 @@ def test_settings_that_cannot_work(settings, message):
         ({"train.scheduler_arguments": "{num_cycles: two}"}, "num_cycles 'two' is not float"),
         ({"model.lora_options": "{use_dorra: true}"}, r"no 'use_dorra' to set \(did you mean use_dora\?\)"),
         ({"model.lora_options": "{r: 8}"}, r"no 'r' to set \(here it is model\.lora_rank\)"),
+        ({"model.lora_options": "{init_lora_weights: pissa_niter_4}"}, "'pissa_niter_4' is not .*'pissa'"),
         ({"model.lora_options": "{layers_to_transform: all}"}, r"'all' is not .*list\[int\], int"),
         ({"train.arguments": "{learning_rate: 1}"}, r"\(here it is train\.learning_rate\)"),
         ({"train.arguments": "{neftune_noise: 1}"}, r"\(did you mean neftune_noise_alpha\?\)"),
@@ -88,7 +89,7 @@ def test_what_the_libraries_take():
 
     words = {"train.scheduler": "cosine_with_min_lr", "train.scheduler_arguments": "{min_lr: 1e-6, num_cycles: 1}"}
     words |= {"train.optimizer": "adafactor", "train.arguments": "{neftune_noise_alpha: 5, adam_epsilon: 1e-6}"}
-    words["model.lora_options"] = "{rank_pattern: {q_proj: 2}, use_rslora: true, init_lora_weights: pissa_niter_4}"
+    words["model.lora_options"] = "{rank_pattern: {q_proj: 2}, use_rslora: true, init_lora_weights: pissa}"
     config = load_config(GraphConfig, None, words)
     assert library_misfits(config) == []
     found = shared_arguments(config)

@@ -20,7 +20,7 @@ LORA = {
     "dora": "{use_dora: true}",
     "pissa": "{init_lora_weights: pissa}",
     "olora, rslora": "{init_lora_weights: olora, use_rslora: true}",
-    "pissa, patterns": "{init_lora_weights: pissa_niter_2, rank_pattern: {q_proj: 2}, alpha_pattern: {q_proj: 3}}",
+    "pissa, patterns": "{init_lora_weights: pissa, rank_pattern: {q_proj: 2}, alpha_pattern: {q_proj: 3}}",
     "a layer": "{layers_to_transform: [1]}",
     "modules": "{modules_to_save: [lm_head, embed_tokens]}",
 }

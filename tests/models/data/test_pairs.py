@@ -119,7 +119,7 @@ def test_pairs_come_back_from_files(tmp_path, ending):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"text": "t", "triples": []}, "lacks id"),
+        ({"id": "a", "triples": []}, "lacks text"),
         ({"id": "a", "text": " ", "triples": []}, "the text is empty"),
         ({"id": "a", "text": "t", "triples": [["a", "b"]]}, "three strings"),
     ],
