@@ -93,7 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _export(args: argparse.Namespace) -> None:
     folder = export_adapter(args.run, args.output, **{name: getattr(args, name) for name in _EXPORT})
-    print(f"exported to {folder}; check it with: tripletune checkpoints verify {folder}")
+    checks = "" if args.language_model_only else f"; check it with: tripletune checkpoints verify {folder}"
+    print(f"exported to {folder}{checks}")
 
 
 def _verify(args: argparse.Namespace) -> int:

@@ -132,7 +132,8 @@ def _served(folder: Path, provenance: Provenance, kind: Kind, name: str) -> str:
     settings = read_json(folder / ADAPTER_CONFIG)
     rank = max([settings["r"], *(settings.get("rank_pattern") or {}).values()])
     room = next((one for one in _RANKS if one >= rank), None)
-    if room is None or settings.get("use_dora") or settings.get("modules_to_save"):
+    packed = provenance.base_model.startswith(PYPI)
+    if room is None or packed or settings.get("use_dora") or settings.get("modules_to_save"):
         return ""
     revision = f" --revision {provenance.base_revision}" if provenance.base_revision else ""
     lora = f"--enable-lora --max-lora-rank {room} --lora-modules {name}={name}"
