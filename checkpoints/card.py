@@ -19,7 +19,15 @@ import yaml
 from tripletune.models.files import flatten, read_json, read_text, write_json, write_text
 from tripletune.models.loading import PYPI
 from tripletune.models.options import read_yaml
-from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, is_adapter, is_text_model, seconds_until, task_of
+from tripletune.models.run_folders import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    is_adapter,
+    is_text_model,
+    public,
+    seconds_until,
+    task_of,
+)
 from tripletune.models.tables import Table, code_span, plain
 
 CARD = "README.md"
@@ -29,13 +37,6 @@ _TEMPLATE = Path(__file__).with_name("card.md")
 Kind = Literal["adapter", "merged", "language_model", "plain_adapter"]
 # The ranks of LoRA that vLLM makes room for.
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-_ABSOLUTE = re.compile(r"(?:~?/|\\\\|[A-Za-z]:[/\\]|file:)(?=.)")
-# The folders of an absolute path within a text; not "//" of an address, nor "/think", which a chat template may hold.
-_FOLDERS = re.compile(
-    r"(?<=[\s=,:'\"(\[])(?:(?:file:|~?/(?!/))[^\s,'\"]*/|(?:[A-Za-z]:[/\\]|\\\\)[^\s,'\"]*[/\\])(?=[^\s/\\])"
-)
-_SECRET_KEY = re.compile(r"(?:hub|hf|api|auth|access)_?token|secret|password|api_?key|credential", re.IGNORECASE)
-_SECRET_VALUE = re.compile(r"\b(?:hf_\w{16,}|sk-[\w-]{16,}|gh[pousr]_\w{16,})|(?<=://)[^/\s@]+@")
 
 
 @dataclass
@@ -96,22 +97,6 @@ def _collect_from_run(source: Path) -> Provenance:
         if seconds:
             provenance.training["seconds"] = round(seconds, 1)
     return provenance
-
-
-def public(value: Any, keep: tuple[str, ...] = ()) -> Any:
-    """A copy of JSON data that can be shown to others: absolute paths shrink to their last name, secrets to "***"."""
-    if isinstance(value, dict):
-        return {
-            key: "***" if isinstance(item, str) and item and _SECRET_KEY.search(str(key)) else public(item, keep)
-            for key, item in value.items()
-        }
-    if isinstance(value, list):
-        return [public(item, keep) for item in value]
-    if not isinstance(value, str) or value in keep:
-        return value
-    if _ABSOLUTE.match(value):
-        return re.split(r"[/\\]", value.rstrip("/\\"))[-1]
-    return _SECRET_VALUE.sub("***", _FOLDERS.sub("", value))
 
 
 def write_model_card(folder: Path, provenance: Provenance, kind: Kind, name: str) -> None:

@@ -38,6 +38,13 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 PROMPT_FILE = "prompt.md"
 _WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_ABSOLUTE = re.compile(r"(?:~?/|\\\\|[A-Za-z]:[/\\]|file:)(?=.)")
+# The folders of an absolute path within a text; not "//" of an address, nor "/think", which a chat template may hold.
+_FOLDERS = re.compile(
+    r"(?<=[\s=,:'\"(\[])(?:(?:file:|~?/(?!/))[^\s,'\"]*/|(?:[A-Za-z]:[/\\]|\\\\)[^\s,'\"]*[/\\])(?=[^\s/\\])"
+)
+_SECRET_KEY = re.compile(r"(?:hub|hf|api|auth|access)_?token|secret|password|api_?key|credential", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"\b(?:hf_\w{16,}|sk-[\w-]{16,}|gh[pousr]_\w{16,})|(?<=://)[^/\s@]+@")
 
 
 def trained_folder(folder: str | Path) -> Path:
@@ -184,3 +191,19 @@ def seconds_until(losses: Path, step: int) -> float:
     if not losses.is_file():
         return 0.0
     return sum(float(row["seconds"]) for _, row in read_jsonl(losses, partial=True) if row["step"] <= step)
+
+
+def public(value: Any, keep: tuple[str, ...] = ()) -> Any:
+    """A copy of JSON data that can be shown to others: absolute paths shrink to their last name, secrets to "***"."""
+    if isinstance(value, dict):
+        return {
+            key: "***" if isinstance(item, str) and item and _SECRET_KEY.search(str(key)) else public(item, keep)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [public(item, keep) for item in value]
+    if not isinstance(value, str) or value in keep:
+        return value
+    if _ABSOLUTE.match(value):
+        return re.split(r"[/\\]", value.rstrip("/\\"))[-1]
+    return _SECRET_VALUE.sub("***", _FOLDERS.sub("", value))

@@ -101,6 +101,8 @@ def check(task: TrainingTask, dry_run: bool) -> Path | None:
         raise ValueError(
             "model.quantization: weights of 4 bits can't be divided; take recipes/accelerate/ddp.yaml or zero2.yaml"
         )
+    if config.train.best_metric and task.sources[1] is None:
+        raise ValueError("train.best_metric: there are no validation data: name some, or leave it out")
     first = _start_process(config.train.ddp_timeout)
     config.train.micro_batches(process_count())
     if found := library_misfits(config):
@@ -241,11 +243,14 @@ def _gb(count: float) -> str:
 
 
 def check_tracking(report_to: Sequence[str]) -> None:
-    """Make sure that a run can report to its trackers: "wandb", "tensorboard" or "none"."""
-    if "tensorboard" in report_to and not any(map(find_spec, ("tensorboard", "tensorboardX"))):
-        raise ValueError(
-            "report_to tensorboard: the package is not installed; pip install tensorboard, or leave it out"
-        )
+    """Make sure that a run can report to its trackers."""
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    for name in set(report_to) - {"none", "wandb"}:
+        try:
+            INTEGRATION_TO_CALLBACK[name]()
+        except (RuntimeError, ValueError, ImportError) as error:
+            raise ValueError(f"report_to {name}: {error} Or leave it out.") from None
     if "wandb" not in report_to or os.environ.get("WANDB_MODE", "online") in ("offline", "disabled", "dryrun"):
         return
     import wandb

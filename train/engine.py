@@ -33,9 +33,10 @@ from tripletune.models.data.records import IGNORED
 from tripletune.models.files import finite, lock_folder, new_folder, write_json
 from tripletune.models.loading import best_dtype, restore_base
 from tripletune.models.losses import target_loss
-from tripletune.models.options import require
+from tripletune.models.options import not_one_of, require
 from tripletune.models.run_folders import FINAL, check_finite, seconds_until, stored_weights
 from tripletune.train.batches import rows_meta
+from tripletune.train.callbacks import Keeper, Preempted
 from tripletune.train.resume import (
     EVALUATIONS,
     LOSS_FILE,
@@ -46,11 +47,13 @@ from tripletune.train.resume import (
     grouped_rows,
     process_count,
     save_run_settings,
+    scores_of,
     set_result_aside,
     sharding,
     weights_broken,
 )
 from tripletune.train.tasks import EngineConfig, RunConfig, TrainingTask
+from tripletune.train.tracking import Reports
 
 if TYPE_CHECKING:
     from transformers import Trainer as Mixed
@@ -100,6 +103,8 @@ def own_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
         "eval_strategy": "steps" if train.eval_steps and evaluates else "no",
         "eval_steps": train.eval_steps,
         "prediction_loss_only": True,
+        "metric_for_best_model": train.best_metric,
+        "greater_is_better": not train.lower_is_better(),
         "save_steps": train.save_steps,
         "save_total_limit": train.save_total_limit,
         "dataloader_num_workers": train.workers,
@@ -109,7 +114,7 @@ def own_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
         "remove_unused_columns": False,
         "label_names": ["labels"],
         "ddp_timeout": train.ddp_timeout,
-        "disable_tqdm": None if os.isatty(2) else True,
+        "disable_tqdm": True,
         "log_level": "warning",
     }
 
@@ -135,8 +140,10 @@ class EngineMixin(Mixed):
     """What every trainer has of this engine: put in front of a trainer class, `begin_run` at the end of `__init__`."""
 
     task: TrainingTask
+    keeper: Keeper
     losses: LossLog
     evaluations: StepLog
+    reports: Reports
     # Optimiser steps done, and the metrics.
     last_evaluation: tuple[int, dict[str, float]] | None = None
     _sampler: Any
@@ -151,11 +158,17 @@ class EngineMixin(Mixed):
         self.task, self.config = task, config
         self.losses = LossLog(Path(config.output_dir) / LOSS_FILE, config.train.logging_steps)
         self.evaluations = StepLog(Path(config.output_dir) / EVALUATIONS)
-        self.add_callback(self.losses)
-        self.add_callback(self.evaluations)
-        if self.args.disable_tqdm:
-            # Where there is no terminal, a readable line of the loss log instead of a printed dictionary.
-            self.remove_callback(PrinterCallback)
+        metric = config.train.best_metric
+        unknown = type(task).score is not TrainingTask.score  # whose names are not known yet
+        if metric and not unknown and metric not in (known := task.metric_names()):
+            raise ValueError(not_one_of("train.best_metric", metric, known))
+        self.keeper = Keeper(config.train.save_minutes, task.together)
+        # Before a checkpoint that the first asks for, the second writes its lines.
+        self.reports = Reports(task, self.args)
+        for callback in (self.keeper, self.losses, self.evaluations, self.reports):
+            self.add_callback(callback)
+        # Instead of a printed dictionary, lines of the loss log.
+        self.remove_callback(PrinterCallback)
         if config.train.torch_compile:
             # Of a Graph-LLM the language model alone: graphs have another size in every batch.
             compile_layers(getattr(self.model, "language_model", self.model))
@@ -185,7 +198,8 @@ class EngineMixin(Mixed):
         return self._sampler
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        if self.state.global_step >= self.state.max_steps:
+        if self.state.global_step >= self.state.max_steps or self.impatient():
+            self.control.should_training_stop = True
             return  # a finished run that is started again, which would do one step more
         # Set here, because accelerate does not pass the epoch to a sampler that is sharded or skipped into by a resume.
         self._sampler.set_epoch(kwargs["epoch"])
@@ -218,14 +232,31 @@ class EngineMixin(Mixed):
                 if checkpoint is None:
                     set_result_aside(self.config.output_dir)
                 save_run_settings(self.config, digest, task.grouped)
+                self.reports.open(self.callback_handler.callbacks)
             start = time.perf_counter()
-            self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            with self.keeper.listening(self.args):
+                self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             self._seconds = time.perf_counter() - start
         if self.eval_dataset is None:
             return {}
         # Those of the last step's evaluation where there was one.
-        step, metrics = self.last_evaluation or (None, {})
-        return metrics if step == self.state.global_step else self.evaluate()
+        if (self.last_evaluation or (None,))[0] != self.state.global_step:
+            self._determine_best_metric(self.evaluate())
+        self._take_best()
+        return (self.last_evaluation or (0, {}))[1]
+
+    def _take_best(self) -> None:
+        """Load the weights of the best step, which is then the last evaluation."""
+        best, state, metric = self.state.best_global_step, self.state, self.config.train.best_metric
+        if metric and best is None:
+            logger.warning("train.best_metric: no evaluation has %s, so the last step is the result", metric)
+        if best in (None, state.global_step):
+            return
+        state.best_model_checkpoint = str(Path(self.config.output_dir) / f"checkpoint-{best}")
+        if not Path(state.best_model_checkpoint).is_dir():
+            raise FileNotFoundError(f"{state.best_model_checkpoint} has the best {metric}, and is not there any more")
+        self._load_best_model()
+        self.last_evaluation = best, self._evaluated()[best]
 
     def save_result(self) -> None:
         """Write the trained model to `final/`, and `training.json` with what it was trained on."""
@@ -243,7 +274,8 @@ class EngineMixin(Mixed):
             },
             "tokenised": {name: rows_meta(rows) for name, (_, rows) in parts.items() if rows is not None},
             **task.facts(),
-            "evaluation": metrics,
+            **self._choice(),
+            "evaluation": {f"eval_{name}": value for name, value in scores_of(metrics).items()},
         }
         if self.is_world_process_zero():
             with new_folder(folder, ["*"], overwrite=True) as scratch:
@@ -252,11 +284,28 @@ class EngineMixin(Mixed):
                     restore_base(scratch, start)
                 check_finite(stored_weights(scratch), folder)
                 write_json(scratch / "training.json", finite(result))
+            self.reports.keep(folder)
         else:
             self.save_model(str(folder))  # where weights are divided among the processes, all take part
         logger.info("trained for %d s; the result is in %s", self._seconds, folder)
         for name in sorted(metrics):
             logger.info("%s = %.4g", name, metrics[name])
+
+    def _choice(self) -> dict[str, Any]:
+        """Which step's weights these are, for `training.json`, where a metric has chosen them."""
+        state, metric = self.state, self.config.train.best_metric
+        if metric is None or state.best_global_step is None:
+            return {}
+        return {
+            "weights_of_step": state.best_global_step,
+            f"{'lowest' if self.config.train.lower_is_better() else 'highest'}_{metric}": state.best_metric,
+            "evaluations": len(self._evaluated()),
+            "stopped_early": state.global_step < state.max_steps,
+        }
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """As in transformers; the speed stands beside the loss."""
+        super().log(logs | self.losses.speed(self.state) if "loss" in logs else logs, *args, **kwargs)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """One micro-batch; its share of the step's loss goes to the loss log."""
@@ -330,8 +379,38 @@ class EngineMixin(Mixed):
         """Tokens of a batch that are learned."""
         return (inputs["labels"] != IGNORED).sum()
 
+    def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        try:
+            metrics: dict[str, float] = super()._evaluate(*args, **kwargs)
+        except Preempted:
+            # The run ends behind the checkpoint, and evaluates when it continues.
+            self.control.should_save = self.control.should_training_stop = True
+            return {}
+        self._determine_best_metric(metrics)
+        self.control.should_training_stop |= self.impatient()
+        return metrics
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any = None) -> bool:
+        # transformers saves the best step only where it saves anyway, and knows no metric that is missing once.
+        name = self.config.train.best_metric
+        found = bool(name) and f"eval_{name}" in metrics and super()._determine_best_metric(metrics, trial)
+        if found:
+            self.control.should_save = True
+        return found
+
+    def impatient(self) -> bool:
+        """Whether the last `train.patience` evaluations were no better than one before."""
+        since = [step for step in self._evaluated() if step > (self.state.best_global_step or 0)]
+        return len(since) >= (self.config.train.patience or math.inf)
+
+    def _evaluated(self) -> dict[int, dict[str, float]]:
+        return {int(row["step"]): row for row in self.state.log_history if "eval_loss" in row}
+
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """transformers' loop; its loss is the mean over label tokens of all processes, and not over batches."""
+        """transformers' loop; its loss is the mean over label tokens of all processes, and not over batches.
+
+        The task's scores stand beside it, for whatever watches the run.
+        """
         names = ["loss", *(f"loss_{part}" for part in self.task.loss_parts)]
         self._sums = torch.zeros(len(names), 2, dtype=torch.double)
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
@@ -341,6 +420,10 @@ class EngineMixin(Mixed):
         for name, (loss, tokens) in zip(names, sums.tolist()):
             if tokens:
                 output.metrics[f"{metric_key_prefix}_{name}"] = loss / tokens
+        self.keeper.on_prediction_step(self.args)
+        if math.isfinite(output.metrics[f"{metric_key_prefix}_loss"]):
+            scores = self.task.score(self.accelerator.unwrap_model(self.model))
+            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
         return output
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -349,17 +432,11 @@ class EngineMixin(Mixed):
         compiled = self.config.train.torch_compile
         with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
             metrics: dict[str, float] = super().evaluate(*args, **kwargs)
-            broken = not math.isfinite(metrics["eval_loss"])
-            scores = {} if broken else self.task.score(self.accelerator.unwrap_model(self.model))
-        if scores:
-            named = {f"eval_{name}": value for name, value in scores.items()}
-            self.log(dict(named))
-            metrics |= named
         if self.is_world_process_zero():
             row = {"step": self.state.global_step, "epoch": self.state.epoch or 0.0}
-            row |= {name[5:]: value for name, value in metrics.items() if name.startswith("eval_loss")}
             self.evaluations.keep_until(self.state.global_step - 1)
-            self.evaluations.append([row | scores])
+            self.evaluations.append([row | scores_of(metrics)])
+        broken = not math.isfinite(metrics["eval_loss"])
         if broken and weights_broken(self.model):
             self.losses.end(self.state, self.state.global_step)
         if broken:

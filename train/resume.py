@@ -51,10 +51,10 @@ PACKAGES = (
 )  # fmt: skip
 # What may change between two starts: how a run is watched, kept and computed, not what is learned.
 _FREE = {
-    "output_dir", "run_name", "report_to", "resume",
+    "output_dir", "run_name", "report_to", "resume", "project", "entity", "group", "tags", "artifacts",
     "data.train", "data.validation", "data.validation_split", "data.max_validation_records", "data.cache",
     "train.gradient_checkpointing", "train.torch_compile", "train.logging_steps", "train.workers", "train.ddp_timeout",
-    "model.attention",
+    "model.attention", "train.patience",
     # Of these only the records of a step count, which are compared for themselves.
     "train.batch_size", "train.gradient_accumulation", "train.records_per_step",
 }  # fmt: skip
@@ -238,6 +238,12 @@ def _step(line: str) -> float:
         return math.inf
 
 
+def scores_of(metrics: dict[str, float]) -> dict[str, float]:
+    """Loss and scores of an evaluation by their names in `evaluations.jsonl`, without its speed."""
+    speed = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+    return {name[5:]: value for name, value in metrics.items() if name.startswith("eval_") and name[5:] not in speed}
+
+
 class Diverged(RuntimeError):
     """A run whose losses or weights are no longer finite numbers."""
 
@@ -267,8 +273,10 @@ class LossLog(StepLog):
         # Of the gradient before it is clipped; None where the launcher does not tell it.
         self.norm: Any = None
         self._rows: list[dict[str, Any]] = []
-        self._began = self._time = time.perf_counter()
+        self._began = self._time = self._left = time.perf_counter()
         self._first = 0
+        # Tokens and seconds of training since the last line of the log.
+        self._pace = [0, 0.0]
 
     def add_loss(self, loss: torch.Tensor, tokens: int) -> None:
         """Record one micro-batch."""
@@ -278,7 +286,7 @@ class LossLog(StepLog):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Forget lines of steps that will be done again."""
         super().on_train_begin(args, state, control)
-        self._began = self._time = time.perf_counter()
+        self._began = self._time = self._left = time.perf_counter()
         self._first = state.global_step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -293,7 +301,8 @@ class LossLog(StepLog):
         norm, step = None if self.norm is None else float(self.norm), state.global_step
         row = {"step": step, "loss": loss.item(), "grad_norm": norm, "tokens": tokens}
         self._rows.append({**row, "seconds": round(now - self._time, 3)})
-        self._time, self._parts, self._tokens, self.norm = now, [], 0, None
+        self._pace = [self._pace[0] + tokens, self._pace[1] + now - self._left]
+        self._time, self._left, self._parts, self._tokens, self.norm = now, now, [], 0, None
         # DeepSpeed says -1 for a norm that is not finite.
         good = math.isfinite(row["loss"] + (norm or 0)) and (norm or 0) >= 0
         self._broken = 0 if good else self._broken + 1
@@ -303,16 +312,39 @@ class LossLog(StepLog):
         if control.should_save or len(self._rows) >= self.flush_every:
             self._flush(state)
 
+    def speed(self, state: Any) -> dict[str, float]:
+        """Tokens per second since it was last asked, seconds that are left, and most GPU memory in use, in GB."""
+        tokens, seconds = self._pace
+        self._pace = [0, 0.0]
+        each = (time.perf_counter() - self._began) / max(state.global_step - self._first, 1)
+        found = {
+            "tokens_per_second": tokens / max(seconds, 1e-9),
+            "seconds_left": each * (state.max_steps - state.global_step),
+        }
+        if torch.cuda.is_available():
+            found["gpu_memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
+        return found
+
+    def on_evaluate(self, *_: Any, **kwargs: Any) -> None:
+        """Leave what is no training out of the tokens per second."""
+        self._left = time.perf_counter()
+
+    on_save = on_evaluate
+
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """A line for people, where there is no terminal for a progress bar."""
+        """A line for people, of steps and of evaluations."""
         state.log_history[-1:] = finite(state.log_history[-1:])  # a checkpoint holds it as JSON
-        if not args.disable_tqdm or logs is None or "loss" not in logs:
-            return
-        pace = (time.perf_counter() - self._began) / max(state.global_step - self._first, 1)
-        left = timedelta(seconds=round(pace * (state.max_steps - state.global_step)))
-        line = "step %d/%d  loss %.3f  gradient norm %.3g  learning rate %.2e  about %s left"
-        numbers = logs["loss"], logs.get("grad_norm", math.nan), logs["learning_rate"]
-        logger.info(line, state.global_step, state.max_steps, *numbers, left)
+        if logs and "loss" in logs:
+            memory = f"  {logs['gpu_memory_gb']:.1f} GB" if "gpu_memory_gb" in logs else ""
+            logger.info(
+                "step %d/%d  loss %.3f  gradient norm %.3g  learning rate %.2e  %s tokens/s%s  about %s left",
+                *(state.global_step, state.max_steps, logs["loss"], logs.get("grad_norm", math.nan)),
+                *(logs["learning_rate"], f"{logs['tokens_per_second']:,.0f}", memory),
+                timedelta(seconds=round(logs["seconds_left"])),
+            )
+        elif logs and "eval_loss" in logs:
+            numbers = "  ".join(f"{name} {value:.3f}" for name, value in scores_of(logs).items())
+            logger.info("evaluation at step %d/%d  %s", state.global_step, state.max_steps, numbers)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write what is left."""

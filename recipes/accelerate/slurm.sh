@@ -8,10 +8,12 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=64
 #SBATCH --requeue
-# A job that is stopped and queued again continues from its newest checkpoint.
+#SBATCH --signal=USR1@300
+# Five minutes before its end every training process is asked to save. A job that is stopped and queued again continues
+# from its newest checkpoint. The launcher, which knows no USR1, is kept from ending by it.
 set -euo pipefail
 export LAUNCHER=${LAUNCHER:-recipes/accelerate/multinode.yaml}
 export HEAD_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun bash -c 'accelerate launch --quiet --config_file "$LAUNCHER" --num_machines "$SLURM_NNODES" \
+srun bash -c 'trap "" USR1; accelerate launch --quiet --config_file "$LAUNCHER" --num_machines "$SLURM_NNODES" \
     --num_processes $((SLURM_NNODES * 8)) --machine_rank "$SLURM_NODEID" --main_process_ip "$HEAD_NODE" \
     --main_process_port 29500 "$@"' launch "$@"

@@ -16,14 +16,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tripletune.models.data.records import record_files, stored_parts, stored_rows
-from tripletune.models.files import file_digest
+from tripletune.models.files import file_digest, flatten
 from tripletune.models.loading import ALL_LINEAR, DTYPES, changes_base
 from tripletune.models.options import rare, setting
 
 logger = logging.getLogger(__name__)
 # Ours, and those of transformers that need no arguments of their own.
 ATTENTION = ("auto", "sdpa", "eager", "blocks", "flash_attention_2", "flash_attention_3", "flex_attention")
-TRACKERS = ("wandb", "tensorboard", "none")
+# Those of transformers.
+TRACKERS = (
+    "none", "wandb", "tensorboard", "mlflow", "trackio", "comet_ml", "swanlab", "clearml", "neptune", "dvclive",
+    "azure_ml", "codecarbon", "dagshub", "flyte", "kubeflow",
+)  # fmt: skip
 # Settings of data sections that together bound a row.
 _LIMITS = ("max_tokens", "max_input_tokens", "max_label_tokens", "max_source_tokens", "max_target_tokens")
 # Those that name a file.
@@ -44,6 +48,8 @@ _ELSEWHERE = {
     "train.eval_batch_size": "per_device_eval_batch_size", "train.eval_steps": "eval_strategy evaluation_strategy",
     "train.save_steps": "save_strategy", "train.workers": "dataloader_num_workers",
 }  # fmt: skip
+# Replies of an evaluation that are shown.
+_SHOWN = 20
 _LOWER = "lower data.max_…_tokens, or take a model with a longer context"
 
 
@@ -141,11 +147,21 @@ class TrainSection:
     logging_steps: int = rare(10, "optimiser steps between log lines", above=0)
     eval_steps: int | None = setting(None, "optimiser steps between evaluations; at the end only unless set", above=0)
     eval_batch_size: int = rare(8, "rows in an evaluation batch", above=0)
+    best_metric: str | None = rare(
+        None, "loss or score of evaluations.jsonl by which final/ is chosen among evaluated steps; the last unless set"
+    )
+    best_is: str = rare(
+        "auto", "auto: lowest for losses and malformed shares, else highest", choices=("auto", "highest", "lowest")
+    )
+    patience: int | None = rare(
+        None, "evaluations in a row without a better best_metric that end the run", above=0, needs="best_metric"
+    )
     eval_max_new_tokens: int = rare(256, "longest reply while evaluating", above=0)
     eval_generate_records: int = setting(
         64, "validation samples whose replies are generated and scored; 0 for none", at_least=0
     )
     save_steps: int = setting(500, "optimiser steps between checkpoints", above=0)
+    save_minutes: float | None = rare(None, "longest time between checkpoints, whatever save_steps says", above=0)
     save_total_limit: int | None = rare(2, "checkpoints kept; none: all", at_least=1)
     workers: int = rare(0, "data-loading processes", at_least=0)
     ddp_timeout: int = rare(14400, "seconds that processes wait for each other in a step of training", above=0)
@@ -160,7 +176,14 @@ class TrainSection:
                 f"train.records_per_step {self.records_per_step} and train.gradient_accumulation "
                 f"{self.gradient_accumulation} are both set: the second follows from the first; set one of them to none"
             )
+        if self.best_metric and not self.eval_steps:
+            found.append("train.best_metric needs train.eval_steps: without, the last step alone is evaluated")
         return found
+
+    def lower_is_better(self) -> bool:
+        """Whether the lowest `best_metric` is the best."""
+        auto = any(word in str(self.best_metric) for word in ("loss", "malformed"))
+        return auto if self.best_is == "auto" else self.best_is == "lowest"
 
     def micro_batches(self, processes: int) -> int:
         """Micro-batches of an optimiser step."""
@@ -180,9 +203,16 @@ class _Run:
     """What every run has."""
 
     output_dir: str = setting("runs/run", "folder of checkpoints, logs and the result")
-    run_name: str | None = rare(None, "name in W&B; the output folder's name unless set")
+    run_name: str | None = rare(None, "name in trackers; the output folder's name unless set")
+    project: str | None = rare(None, "project in W&B and Trackio; WANDB_PROJECT or tripletune unless set")
+    entity: str | None = rare(None, "user or team in W&B")
+    group: str | None = rare(None, "group of runs in W&B")
+    tags: list[str] = rare([], "tags in W&B")
+    artifacts: list[str] = rare(
+        ["model"], "what W&B and Trackio keep: model (final/), dataset", choices=("model", "dataset")
+    )
     seed: int = setting(42, "seed of weights, data order and dropout", at_least=0)
-    report_to: list[str] = setting(["none"], "trackers: wandb, tensorboard, or none", choices=TRACKERS)
+    report_to: list[str] = setting(["none"], "trackers, as transformers names them", choices=TRACKERS)
     resume: bool = setting(True, "continue from the newest complete checkpoint of output_dir, if there is one")
     elsewhere: ClassVar[dict[str, str]] = _ELSEWHERE
 
@@ -292,8 +322,11 @@ class TrainingTask:
         unit: What a row is called in logs and results.
         published: Rows of an optimiser step in the paper, shown beside the run's own.
         copies: How often a row is trained on in a step.
+        together: Optimiser steps between which no checkpoint can lie.
         loss_parts: Parts of an evaluation's label tokens whose losses stand beside the whole.
         grouped: Rows that are grouped by length; those of a micro-batch on all processes unless set.
+        scored: Validation samples whose replies are scored.
+        samples: The first of them, as prompt, expected and written reply, of the last evaluation.
         train: Training rows, a `datasets.Dataset` with a column `length` in tokens, once they are made.
     """
 
@@ -302,12 +335,15 @@ class TrainingTask:
     unit: str = "rows"
     published: ClassVar[str] = ""
     copies: int = 1
+    together: int = 1
     loss_parts: ClassVar[tuple[str, ...]] = ()
     grouped: int | None = None
     model: Any
     processor: Any = None
     train: Any
     validation: Any = None
+    scored: Any = ()
+    samples: Sequence[dict[str, str]] = ()
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -387,7 +423,33 @@ class TrainingTask:
 
     def score(self, model: Any) -> dict[str, float]:
         """Scores at an evaluation, besides the loss; all processes call it and share the work."""
-        return {}
+        from tripletune.eval.statistics import flatten_means
+
+        if not self.scored:
+            return {}
+        replies = self.replies(model)
+        decode = getattr(self.processor, "tokenizer", self.processor).decode
+        shown = zip(map(self.shown, self.scored[:_SHOWN]), replies)
+        self.samples = [{"prompt": str(decode(ids)), "expected": right, "reply": one} for (ids, right), one in shown]
+        return flatten_means(self.metrics(replies))
+
+    def shown(self, one: Any) -> tuple[list[int], str]:
+        """Tokens of the prompt, and the reply in the data, of one of `scored`."""
+        raise NotImplementedError
+
+    def replies(self, model: Any) -> list[str]:
+        """A model's replies to `scored`."""
+        raise NotImplementedError
+
+    def metrics(self, replies: list[str]) -> dict[str, Any]:
+        """Metrics of replies, nested, with their means."""
+        raise NotImplementedError
+
+    def metric_names(self) -> list[str]:
+        """Names of an evaluation's losses and scores."""
+        scores = flatten(self.metrics([""] * len(self.scored)), "/") if self.scored else {}
+        means = (name for name, value in scores.items() if isinstance(value, dict) and "mean" in value)
+        return ["loss", *(f"loss_{part}" for part in self.loss_parts), *means]
 
     def save(self, folder: Path) -> None:
         """Write what a checkpoint needs beside the weights to load by itself; called on the first process alone."""

@@ -171,7 +171,7 @@ class StudentTask(TextTask):
         return cached_rows(key, cache, (partial(make, part) for part in source.parts()))
 
     @cached_property
-    def cases(self) -> list[Case]:
+    def scored(self) -> list[Case]:
         """The decisions of validation trajectories that are scored; chats of the integrator alone have some."""
         from tripletune.eval.suites.decisions import decision_cases
         from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE
@@ -179,17 +179,23 @@ class StudentTask(TextTask):
         found = decision_cases(one for one in self.sources[1] or [] if one.role == INTEGRATE_ROLE)
         return choose_examples(found, self.config.train.eval_generate_records, lambda case: case.id)
 
-    def score(self, model: Any) -> dict[str, float]:
-        """Scores of the model's decisions, the history being the teacher's, as `tripletune eval decisions` counts."""
-        from tripletune.eval.statistics import flatten_means
+    def shown(self, one: Case) -> tuple[list[int], str]:
+        """The chat up to the teacher's decision, and that."""
+        from tripletune.rag.systems.cirag.integration import write_decision
+
+        return self.encoder.prompt(one.messages), write_decision(one.gold)
+
+    def replies(self, model: Any) -> list[str]:
+        """The model's decisions, the history being the teacher's."""
+        prompts = [self.encoder.prompt(case.messages) for case in self.scored]
+        return generate_replies(model, self.processor, prompts, self.config.train)
+
+    def metrics(self, replies: list[str]) -> dict[str, Any]:
+        """Scores of the model's decisions, as `tripletune eval decisions` counts."""
         from tripletune.eval.suites.decisions import score_reply, summarise_decisions
 
-        if not self.cases:
-            return {}
-        prompts = [self.encoder.prompt(case.messages) for case in self.cases]
-        replies = generate_replies(model, self.processor, prompts, self.config.train)
-        rows = (score_reply(case, reply) for case, reply in zip(self.cases, replies))
-        return flatten_means(summarise_decisions(rows)["metrics"])
+        found: dict[str, Any] = summarise_decisions(map(score_reply, self.scored, replies))["metrics"]
+        return found
 
     @cached_property
     def files(self) -> dict[str, str]:

@@ -334,25 +334,30 @@ class GraphTask(TrainingTask):
 
         return choose_examples(self.sources[1] or [], self.config.train.eval_generate_records, lambda record: record.id)
 
-    def score(self, model: Any) -> dict[str, float]:
-        """Scores of replies to the validation records, as `tripletune eval records` counts.
+    def shown(self, one: Record) -> tuple[list[int], str]:
+        """Prompt and label of a record."""
+        return self.processor.prompt(one.input, self.config.data.evidence), one.label
 
-        They are action accuracy (overall, with history, per label), sub-query F1, answer EM and F1, malformed share.
-        """
-        from tripletune.eval.statistics import flatten_means
-        from tripletune.eval.suites.records import score_predictions
+    def replies(self, model: Any) -> list[str]:
+        """Replies to the validation records."""
         from tripletune.models.graph_llm import LocalGenerator
 
-        if not self.scored:
-            return {}
         train = self.config.train
         generator = LocalGenerator(model, self.processor, train.eval_batch_size, self.table)
 
         def reply(inputs: Sequence[ModelInput]) -> list[str]:
             return [completion.text for completion in generator.generate_many(inputs, train.eval_max_new_tokens)]
 
-        texts = spread(model, [record.input for record in self.scored], reply)
-        return flatten_means(score_predictions(self.scored, texts))
+        return spread(model, [record.input for record in self.scored], reply)
+
+    def metrics(self, replies: list[str]) -> dict[str, Any]:
+        """Scores of replies to the validation records, as `tripletune eval records` counts.
+
+        They are action accuracy (overall, with history, per label), sub-query F1, answer EM and F1, malformed share.
+        """
+        from tripletune.eval.suites.records import score_predictions
+
+        return score_predictions(self.scored, replies)
 
     def save(self, folder: Path) -> None:
         """The base's configuration and the processor."""

@@ -123,30 +123,36 @@ class PairTask(TextTask):
             self.sources[1] or [], self.config.train.eval_generate_records, lambda pair: pair.source_text
         )
 
-    def score(self, model: Any) -> dict[str, float]:
+    def prompts(self, pairs: Sequence[ExtractionPair]) -> list[list[int]]:
+        """What the model reads of pairs."""
+        # A cut text has not all its facts any more, but the model was trained on cut ones, and use cuts it too.
+        return self.encoder.prompts(self.encoder.cut_sources([pair.source_text for pair in pairs], Counter()))
+
+    def shown(self, one: ExtractionPair) -> tuple[list[int], str]:
+        """Prompt and triples of a pair."""
+        return self.prompts([one])[0], self.encoder.target_text(one.triples)
+
+    def replies(self, model: Any) -> list[str]:
+        """Replies to the texts of the validation pairs."""
+        from tripletune.models.local.chat import Repetition
+
+        # As extraction does at use: a small model now and then repeats itself up to the limit.
+        enough = Repetition(self.processor).found
+        return generate_replies(model, self.processor, self.prompts(self.scored), self.config.train, enough)
+
+    def metrics(self, replies: list[str]) -> dict[str, Any]:
         """Scores of the model's triples as `tripletune eval extraction` counts them (RAS, figure 15).
 
         They are named as `rougeL`, `normalised/micro/f1` and `malformed_output`.
         """
-        from tripletune.eval.statistics import flatten_means
         from tripletune.eval.triples import Prediction, score_extractions
-        from tripletune.models.local.chat import Repetition
 
-        if not self.scored:
-            return {}
-        train = self.config.train
-        # A cut text has not all its facts any more, but the model was trained on cut ones, and use cuts it too.
-        sources = self.encoder.cut_sources([pair.source_text for pair in self.scored], Counter())
-        # As extraction does at use: a small model now and then repeats itself up to the limit.
-        enough = Repetition(self.processor).found
-        replies = generate_replies(model, self.processor, self.encoder.prompts(sources), train, enough)
         embed = None
-        if train.eval_embedder is not None:
+        if self.config.train.eval_embedder is not None:
             from tripletune.rag.embedding import open_embedder
 
-            embed = open_embedder(train.eval_embedder).encode
-        predictions = (Prediction(pair, [reply]) for pair, reply in zip(self.scored, replies))
-        return flatten_means(score_extractions(predictions, embed))
+            embed = open_embedder(self.config.train.eval_embedder).encode
+        return score_extractions((Prediction(pair, [reply]) for pair, reply in zip(self.scored, replies)), embed)
 
     @cached_property
     def files(self) -> dict[str, str]:
@@ -261,7 +267,7 @@ class PairEncoder:
 
     def _targets(self, triples: Sequence[Sequence[Triple]], counts: Counter[str]) -> list[list[int] | None]:
         found: list[list[int] | None] = []
-        for row, whole in zip(triples, text_ids(self.tokenizer, [self._target_text(row) for row in triples])):
+        for row, whole in zip(triples, text_ids(self.tokenizer, [self.target_text(row) for row in triples])):
             if len(whole) < self.max_target_tokens:
                 found.append([*whole, self._end])
                 continue
@@ -273,9 +279,10 @@ class PairEncoder:
         return found
 
     def _target(self, triples: Sequence[Triple]) -> list[int]:
-        return text_ids(self.tokenizer, [self._target_text(triples)])[0]
+        return text_ids(self.tokenizer, [self.target_text(triples)])[0]
 
-    def _target_text(self, triples: Sequence[Triple]) -> str:
+    def target_text(self, triples: Sequence[Triple]) -> str:
+        """What is to be written of triples."""
         text = format_triples(triples)
         return text if text or self._chat is None else NO_FACTS
 

@@ -115,17 +115,17 @@ def test_scores_while_training(folders, tiny_llama, monkeypatch):
     task.config.train.eval_generate_records = reversed_data.config.train.eval_generate_records = 5
     task.model, task.processor = load_causal_lm(tiny_llama, torch.float32)
     reversed_data.sources = (None, list(reversed(list(task.sources[1]))))
-    assert [case.id for case in task.cases] == [case.id for case in reversed_data.cases]
+    assert [case.id for case in task.scored] == [case.id for case in reversed_data.scored]
     asked: list[list[int]] = []
 
     def reply(model, tokenizer, prompts, *rest):
         asked.extend(prompts)
-        return [write_decision(case.gold) for case in task.cases]
+        return [write_decision(case.gold) for case in task.scored]
 
     monkeypatch.setattr(cirag_distill, "generate_replies", reply)
     scores = task.score(task.model)
     assert (scores["core_f1"], scores["stop_accuracy"], scores["malformed"]) == (1.0, 1.0, 0.0)
-    assert asked == [task.encoder.prompt(case.messages) for case in task.cases]
+    assert asked == [task.encoder.prompt(case.messages) for case in task.scored]
 
 
 def test_prompts_of_a_step_come_once_for_each_micro_batch():

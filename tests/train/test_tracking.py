@@ -1,0 +1,120 @@
+"""What a tracker is told: one run across kills, with settings, scalars, replies, and a result that can be used."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+from tripletune.models.options import to_yaml
+from tripletune.train import check_tracking, train
+from tripletune.train.tasks import TRACKERS
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = "f00dfeed" * 5
+# Trains, and is killed behind a step.
+KILLED = """
+import os, sys
+from tripletune.train import main
+from tripletune.train.resume import LossLog
+behind, original = int(sys.argv.pop(1)), LossLog.on_step_end
+def on_step_end(self, args, state, control, **kwargs):
+    original(self, args, state, control, **kwargs)
+    state.global_step == behind and os.kill(os.getpid(), 9)
+LossLog.on_step_end = on_step_end
+sys.exit(main("ras", argv=sys.argv[1:]))
+"""
+
+
+def records_of(file):
+    """What a `.wandb` file holds, which is laid out as the logs of LevelDB."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, place, whole = file.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        room = 32768 - place % 32768
+        if room < 7:
+            place += room
+            continue
+        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # in one piece, or the last
+            record = Record()
+            record.ParseFromString(whole)
+            yield record
+        if kind in (0, 1, 4):
+            whole = b""
+
+
+def items(updates):
+    return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in updates}
+
+
+def test_a_killed_run_is_one_offline_run_of_wandb(make_config, make_task, tmp_path):
+    steps = {"train.max_steps": 6, "train.save_steps": 2, "train.eval_steps": 2, "train.logging_steps": 1}
+    settings = {"report_to": ["wandb"], "project": "ours", "tags": ["small"], "artifacts": ["model", "dataset"]}
+    config = make_config({**steps, **settings, "train.gradient_accumulation": 1})
+    (tmp_path / "run.yaml").write_text(to_yaml(config))
+    away = {
+        "WANDB_DIR": str(tmp_path),
+        "WANDB_DATA_DIR": str(tmp_path / "data"),
+        "WANDB_CACHE_DIR": str(tmp_path / "c"),
+    }
+    secret = {"WANDB_MODE": "offline", "WANDB_API_KEY": KEY, "HF_TOKEN": f"hf_{KEY}"}
+    for behind in (3, 5, 0):
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED, str(behind), "--config", str(tmp_path / "run.yaml")],
+            env={**os.environ, **away, **secret, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == (-9 if behind else 0), done.stderr
+    folders = sorted(tmp_path.glob("wandb/offline-run-*"), key=lambda folder: folder.stat().st_mtime)
+    assert len(folders) == 3
+    assert len({folder.name.rpartition("-")[2] for folder in folders}) == 1, "one run"
+    # The last file holds all of it.
+    records = list(records_of(next(folders[-1].glob("*.wandb"))))
+    known, rows = {}, []
+    for record in records:
+        known |= items(record.config.update)
+        rows += [items(record.history.item)] if record.WhichOneof("record_type") == "history" else []
+    run = next(record.run for record in records if record.WhichOneof("record_type") == "run")
+    assert (run.project, list(run.tags), run.run_id) == ("ours", ["small"], folders[0].name.rpartition("-")[2])
+    assert known["data.train"] == "records" or known["data.train"].endswith("records")
+    assert {"git_revision", "sha256.train", "rows.train.rows", "train.answer_weight", "processes"} <= known.keys()
+    losses = [row["train/global_step"] for row in rows if "train/loss" in row]
+    assert losses == [1, 2, 3, 4, 5, 6]
+    assert all("train/tokens_per_second" in row for row in rows if "train/loss" in row)
+    assert [row["train/global_step"] for row in rows if "eval/planning/action_accuracy" in row] == [2, 4, 6]
+    tables = [row for row in rows if {"eval/samples", "eval/samples._type"} & row.keys()]
+    assert [row["train/global_step"] for row in tables] == [2, 4, 6]
+    shown = [json.loads(file.read_text()) for file in folders[-1].rglob("*.table.json")]
+    assert all(one["columns"] == ["step", "prompt", "expected", "reply"] and one["data"] for one in shown)
+    assert sorted({one["data"][0][0] for one in shown}) == [2, 4, 6]
+    artifacts = {
+        record.artifact.type: record.artifact for record in records if record.WhichOneof("record_type") == "artifact"
+    }
+    places = {kind: {item.path: item.local_path for item in one.manifest.contents} for kind, one in artifacts.items()}
+    assert places["dataset"].keys() == {"train/train-00000.jsonl", "validation/validation-00000.jsonl"}
+    for place, file in places["model"].items():
+        (tmp_path / "loaded" / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "loaded" / place).write_bytes(Path(file).read_bytes())
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+    from tripletune.models.graph_llm import load_generator
+
+    records = [record.input for record in make_task("ras").sources[0]]
+    found, final = (load_generator(tmp_path / name).generate_many(records[:3], 5) for name in ("loaded", "run/final"))
+    assert [one.text for one in found] == [one.text for one in final]
+    later = {"model.adapter": str(tmp_path / "loaded"), "output_dir": str(tmp_path / "later"), "train.max_steps": 1}
+    train(make_task("ras", later))
+    assert (tmp_path / "later" / "final").is_dir()
+
+
+def test_every_tracker_of_transformers_is_known_by_name():
+    assert set(TRACKERS) == {"none", *INTEGRATION_TO_CALLBACK}
+    missing = next(name for name in ("neptune", "clearml", "comet_ml") if name not in sys.modules)
+    with pytest.raises(ValueError, match=rf"report_to {missing}: .*install.*Or leave it out\.") as error:
+        check_tracking([missing])
+    assert "\n" not in str(error.value)

@@ -1,0 +1,133 @@
+"""What trackers are told beside transformers' scalars: the run's own settings, sample replies, and the result.
+
+Each tracker is transformers' callback of that name, set by its own environment variables. W&B, and Trackio, which has
+W&B's functions, are told more here. A run keeps its id, so that one that was killed is one run there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+from collections.abc import Iterator
+from functools import partial
+from importlib import import_module
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from transformers.integrations.integration_utils import WandbCallback, WandbLogModel, rewrite_logs
+
+from tripletune.models.data.records import read_jsonl, record_files
+from tripletune.models.files import flatten, read_json, write_json
+from tripletune.models.program import code_version, versions
+from tripletune.models.run_folders import public
+from tripletune.train.batches import rows_meta
+from tripletune.train.resume import PACKAGES, StepLog, process_count
+from tripletune.train.tasks import Examples
+
+SAMPLES = "samples.jsonl"
+_COLUMNS = ("step", "prompt", "expected", "reply")
+_IDS, _STEP = "trackers.json", "train/global_step"
+
+
+def settings_of(task: Any) -> dict[str, Any]:
+    """The run as its folder knows it, under flat names: settings, data, rows, code; what is secret is left out."""
+    sources = {"train": task.sources[0], "validation": task.sources[1]}
+    rows = {name: rows_meta(getattr(task, name)) for name in sources if getattr(task, name) is not None}
+    about = {
+        **dataclasses.asdict(task.config),
+        "git_revision": code_version().get("commit"),
+        "versions": versions(PACKAGES),
+        "processes": process_count(),
+        "sha256": {name: one.digest for name, one in sources.items() if one},
+        "rows": rows,
+    }
+    found: dict[str, Any] = public(flatten(about, "."))
+    return found
+
+
+def _told(own: dict[str, Any], args: Any) -> dict[str, Any]:
+    return type(args).to_dict(args) | own
+
+
+class Reports(StepLog):
+    """`samples.jsonl`, prompts and replies of every evaluation, and what trackers are told; on the first process."""
+
+    def __init__(self, task: Any, args: Any) -> None:
+        super().__init__(Path(task.config.output_dir) / SAMPLES)
+        self.task, self.config, self.args = task, task.config, args
+        self.trackers = set(task.config.report_to) - {"none"}
+        if self.trackers:
+            # Every tracker takes its configuration from here.
+            args.to_dict = partial(_told, settings_of(task), args)
+
+    def open(self, callbacks: list[Any]) -> None:
+        """Begin, or go on with, the trackers' runs; call it in a run folder that is this run's alone."""
+        if not self.trackers:
+            return
+        config, file = self.config, Path(self.config.output_dir) / _IDS
+        self.id = read_json(file)["id"] if config.resume and file.is_file() else secrets.token_hex(4)
+        write_json(file, {"id": self.id})
+        self.args.project = project = config.project or os.environ.get("WANDB_PROJECT", "tripletune")
+        if "trackio" in self.trackers:  # which knows a run by its name
+            self.args.run_name = f"{self.args.run_name}-{self.id}"
+        for callback in (one for one in callbacks if isinstance(one, WandbCallback)):
+            callback._log_model = WandbLogModel.FALSE  # which holds a pickle, and not all that a model needs
+        if "wandb" in self.trackers and (wandb := import_module("wandb")).run is None:
+            about = {name: value for name in ("entity", "group", "tags") if (value := getattr(config, name))}
+            number = os.environ.get("WANDB_RUN_ID", self.id)
+            wandb.init(id=number, resume="allow", name=self.args.run_name, project=project, **about)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Forget lines of steps that will be done again; an offline run is told again what was before a kill."""
+        super().on_train_begin(args, state, control)
+        told = state.is_world_process_zero and "wandb" in self.trackers
+        if not told or not (run := import_module("wandb").run).offline:
+            return
+        for row in state.log_history:
+            run.log(rewrite_logs({name: value for name, value in row.items() if name != "step"}) | {_STEP: row["step"]})
+        kept = (row for _, row in read_jsonl(self.path)) if self.path.exists() else ()
+        for step, rows in groupby(kept, key=lambda row: row["step"]):
+            self._show(step, list(rows), {"wandb"})
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep and show the sample replies."""
+        if state.is_world_process_zero and self.task.samples:
+            rows = [{"step": state.global_step, **row} for row in self.task.samples]
+            self.keep_until(state.global_step - 1)
+            self.append(rows)
+            self._show(state.global_step, rows, self.trackers)
+
+    def _show(self, step: int, rows: list[dict[str, Any]], trackers: set[str]) -> None:
+        cells = [[row[name] for name in _COLUMNS] for row in rows]
+        for name in trackers & {"wandb", "trackio"}:
+            module = import_module(name)
+            module.log({"eval/samples": module.Table(columns=list(_COLUMNS), data=cells)} | {_STEP: step})
+
+    def keep(self, final: Path) -> None:
+        """Hand the result, and the data where that is wished, to trackers that keep files, and end their runs."""
+        files = {kind: list(self._files(kind, final)) for kind in self.config.artifacts}
+        about = public(read_json(final / "training.json"))
+        for name in self.trackers & {"wandb", "trackio"}:
+            module = import_module(name)
+            if name == "trackio":  # transformers has ended it
+                module.init(project=self.args.project, name=self.args.run_name, resume="allow")
+            for kind, found in files.items():
+                artifact = module.Artifact(f"{kind}-{self.id}", type=kind, metadata=about)
+                for place, path in found:
+                    artifact.add_file(str(path), place)
+                # What a run reads is known online alone.
+                used = kind == "dataset" and name == "wandb" and not module.run.offline
+                (module.run.use_artifact if used else module.log_artifact)(artifact)
+            module.finish()
+
+    def _files(self, kind: str, final: Path) -> Iterator[tuple[str, Path]]:
+        """Files of an artifact, by their places in it."""
+        if kind == "model":
+            yield from ((str(file.relative_to(final)), file) for file in sorted(final.rglob("*")) if file.is_file())
+            return
+        for name, source in zip(("train", "validation"), self.task.sources):
+            for number, path in enumerate(source.paths if isinstance(source, Examples) else ()):
+                for file in record_files(path, source.split):
+                    yield f"{name}/{f'{number}/' if number else ''}{file.name}", file
