@@ -29,6 +29,7 @@ from tripletune.rag import Trace, TraceAction, TraceStep, cited
 from tripletune.rag.answering import SystemOptions, add_system_arguments, open_system, teacher_of
 from tripletune.rag.results import RESULTS
 
+_UNREAD = " have no triples in --triples: `tripletune rag extract` reads those that a corpus has anew"
 logger = logging.getLogger(__name__)
 ANSWERS = "answers.jsonl"
 
@@ -64,6 +65,8 @@ def event_lines(event: TraceAction | TraceStep) -> Iterator[str]:
     yield f"  retrieve  {on_one_line(', '.join(map(cited, event.passages)) or 'nothing found')}"
     for triple in event.triples:
         yield f"  triple    {on_one_line(' | '.join(triple))}"
+    if event.passages_without_triples:
+        yield f"  unread    {event.passages_without_triples} of {len(event.passages)} passages{_UNREAD}"
 
 
 def _end_lines(trace: Trace, answer: Mapping[str, Any]) -> Iterator[str]:
@@ -114,6 +117,8 @@ def _many(args: argparse.Namespace, teacher: LLMOptions | None) -> int:
     answered, failed = found["questions"] - found["failed"], found["failed"]
     again = ", which the same command asks again" if failed else ""
     logger.info("%s: %d answered, %d failed%s; %s", folder / ANSWERS, answered, failed, again, cost)
+    if unread := found["counts"]["passages_without_triples"]:
+        logger.warning("%d of %d passages%s", unread, found["counts"]["passages"], _UNREAD)
     return code
 
 

@@ -25,9 +25,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from tripletune.models.data.records import read_corpus
 from tripletune.models.llm import Endpoint, LLMClient, Sampling
 from tripletune.models.llm.backends import LLMOptions, add_chat_model, open_client
 from tripletune.models.loading import DTYPE_HELP, resolve, usual_dtype
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+# Passages of a corpus whose triples are looked up when it is opened.
+_LOOKED_AT = 100
 
 
 @dataclass(kw_only=True)
@@ -56,9 +60,7 @@ class SystemOptions(SearchOptions):
     """What a system works with, and how it searches."""
 
     system: str = setting("ras", "the system", choices=system_names())
-    model: str | None = setting(
-        None, "folder of a Graph-LLM: run, checkpoint or export; a chat model is a --teacher-model"
-    )
+    model: str | None = setting(None, "folder of a Graph-LLM: run, checkpoint or export; a chat model is a --llm")
     planner_model: str | None = rare(None, "plan with this Graph-LLM; --model or the teacher answers")
     untrained: bool = setting(False, "allow a base model that was not trained, as a reference")
     batch_size: int = rare(16, "inputs per forward pass of --model", at_least=1)
@@ -237,17 +239,15 @@ def system_problems(options: SystemOptions, system: System, loop: Any, teacher: 
         if options.model or options.planner_model or options.untrained:
             problems.append(f"{uses} prompts a chat model: leave out --model, --untrained and planner_model")
         if teacher is None:
-            problems.append(f"{uses} needs a chat model: --teacher-model NAME, or of `eval run` --oracle DIR/SPLIT")
+            problems.append(f"{uses} needs a chat model: --llm BACKEND:MODEL, or of `eval run` --oracle DIR/SPLIT")
     elif getattr(loop, "reader", "paper") == "common" and (teacher is None or options.model):
         problems.append(
             f"{uses}: the common reader is a chat model: name it with --llm, and a Graph-LLM as planner_model"
         )
     elif teacher is None and not options.model:
-        problems.append(
-            f"{uses} needs a model: the folder of a Graph-LLM with --model, or a chat model with --teacher-model"
-        )
+        problems.append(f"{uses} needs a model: the folder of a Graph-LLM with --model, or a chat model with --llm")
     elif teacher is not None and options.model and (options.planner_model or not system.plans):
-        problems.append(f"{uses} takes one model: leave out --model, or --teacher-model and --oracle")
+        problems.append(f"{uses} takes one model: leave out --model, or --llm and --oracle")
     return problems
 
 
@@ -335,6 +335,8 @@ def open_tools(
     elif options.triples:
         unless = " without --set extraction=store" if hasattr(loop, "extraction") else ""
         logger.warning("--triples %s: without effect, since %s reads none%s", options.triples, system.name, unless)
+    if corpus and isinstance(store, StoredTriples):
+        once(("known", where), partial(_warn_of_other_triples, store, corpus, options.triples))
     if options.encoder and corpus and (options.retriever != "bm25" or system.needs_reranker(loop)):
         embedder = search_embedder(options)
     elif options.encoder:
@@ -364,6 +366,17 @@ def open_tools(
         triples=triples,
         keep=partial(KeptTexts, index / "texts", embedder) if embedder else None,
     )
+
+
+def _warn_of_other_triples(store: StoredTriples, corpus: str | Path, triples: str | None) -> None:
+    """Say so where the triples are of another corpus, as far as its first passages tell."""
+    first = list(islice(read_corpus(corpus, blank_texts=True), _LOOKED_AT))
+    if first and all(store.get(passage) is None for passage in first):
+        logger.warning(
+            "--triples %s knows none of the first %d passages of --corpus: `tripletune rag extract` reads them, unless "
+            "it is the file of another corpus",
+            triples, len(first),
+        )  # fmt: skip
 
 
 def clients_of(tools: Tools) -> list[Endpoint]:

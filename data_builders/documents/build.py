@@ -80,7 +80,8 @@ class Build:
     def changes(self) -> str:
         """What became of documents and passages, in words."""
         states = {name: n for name, n in self.counts.items() if n and name not in ("added", "gone", "all")}
-        documents = f"{sum(states.values()):,} documents: {', '.join(f'{n:,} {name}' for name, n in states.items())}"
+        there = sum(states.values()) - self.counts["deleted"]
+        documents = f"{there:,} documents: {', '.join(f'{n:,} {name}' for name, n in states.items())}"
         added, gone, passages = (self.counts[name] for name in ("added", "gone", "all"))
         return f"{documents}; {added:,} passages new, {gone:,} gone, {passages:,} in all"
 
@@ -163,6 +164,8 @@ def build_passages(options: PassageOptions, documents: Sequence[str | Path], out
     check_folder(folder, (STORE, f"{STORE}-*", LOCK), True, documents, continues=STORE)
     found, left_out = find_documents(documents)
     build = Build(left_out)
+    if not found:
+        raise ValueError("; ".join([f"{few(list(map(str, documents)), 3)}: no document is there", *build.oddities(3)]))
     lock = lock_folder(folder, f"output folder {folder}: another program is writing it")
     with lock or nullcontext(), closing(open_database(folder / STORE, _STORE)) as database:
         for name, path in progress(found.items(), "reading", "document"):

@@ -64,6 +64,15 @@ def test_ask_with_a_chat_model(world, chat_model, capsys, system):
     assert chat_model.closed
 
 
+def test_triples_of_another_corpus_are_told(world, chat_model, tmp_path, capsys):
+    write_lines(tmp_path / "other.jsonl", [{"title": "Oz", "text": "Green.", "triples": [["Oz", "colour", "green"]]}])
+    words = [*world[:2], "--triples", str(tmp_path / "other.jsonl"), "--top-k", "1", "--llm", "openai:m"]
+    assert main(["Where was Ida Morn born?", *words]) == 0
+    out, err = capsys.readouterr()
+    assert "  unread    1 of 1 passages have no triples" in out
+    assert "other.jsonl knows none of the first 2 passages of --corpus" in err
+
+
 def test_the_chat_model_reads_the_triples_and_a_second_question_finds_them(world, chat_model, tmp_path):
     triple, answer = "(S> Ida Morn| P> born in| O> Velsund)", chat_model.answer
     chat_model.answer = lambda asked: triple if asked.role == "extract.triples" else answer(asked)

@@ -75,7 +75,7 @@ def test_supporting_passages_by_title_or_id_and_steps(tmp_path):
     [
         ({"question": " "}, "'question' must be a non-empty string"),
         (ROW | {"steps": [{"triples": []}]}, "lacks question"),
-        (ROW | {"supporting": [], "steps": STEPS}, "names no passage"),
+        (ROW | {"supporting": [], "steps": [{"question": "Who wrote Dune?"}]}, "names no passage"),
         (ROW | {"supporting": [{"title": "Dune"}]}, "supporting must be text"),
     ],
 )
