@@ -29,9 +29,9 @@ from tripletune.rag import Trace, TraceAction, TraceStep, cited
 from tripletune.rag.answering import SystemOptions, add_system_arguments, open_system, teacher_of
 from tripletune.rag.results import RESULTS
 
-_UNREAD = " have no triples in --triples: `tripletune rag extract` reads those that a corpus has anew"
 logger = logging.getLogger(__name__)
 ANSWERS = "answers.jsonl"
+_UNREAD = " have no triples in --triples: run `tripletune rag extract` again, it reads what is new"
 
 
 def answer_of(row: Mapping[str, Any], prices: Prices) -> dict[str, Any]:
@@ -114,6 +114,8 @@ def _many(args: argparse.Namespace, teacher: LLMOptions | None) -> int:
     found = read_json(folder / METRICS)
     names = [name for name in (*COSTS, "dollars") if name in found["cost"]]
     cost = _cost(*(found["cost"][name] + found["indexing"][name] for name in names))
+    if cached := found["cost"]["cached_calls"] + found["indexing"]["cached_calls"]:
+        cost += f"; {cached:,} of these calls were in the ledger and cost nothing"
     answered, failed = found["questions"] - found["failed"], found["failed"]
     again = ", which the same command asks again" if failed else ""
     logger.info("%s: %d answered, %d failed%s; %s", folder / ANSWERS, answered, failed, again, cost)
