@@ -12,6 +12,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 
+from tests.cli import write_lines
 from tripletune.models.data.records import Action, Record, Step
 from tripletune.models.data.triples import Triple
 
@@ -456,3 +457,17 @@ def run_recipe(monkeypatch, capsys):
         return error
 
     return call
+
+
+@pytest.fixture
+def two_pages(tmp_path):
+    """Options for two passages and their triples."""
+    passages = [
+        {"title": "Glass Harbour", "text": "A novel by Ida Morn."},
+        {"title": "Ida Morn", "text": "Born in Velsund."},
+    ]
+    facts = [[["Glass Harbour", "Author", "Ida Morn"]], [["Ida Morn", "Birthplace", "Velsund"]]]
+    corpus, triples = tmp_path / "corpus.jsonl", tmp_path / "triples.jsonl"
+    write_lines(corpus, passages)
+    write_lines(triples, ({**p, "triples": t} for p, t in zip(passages, facts)))
+    return ["--corpus", str(corpus), "--triples", str(triples), "--top-k", "1"]

@@ -1,7 +1,7 @@
 """What trackers are told beside transformers' scalars: the run's own settings, sample replies, and the result.
 
-Each tracker is transformers' callback of that name, set by its own environment variables. W&B, and Trackio, which has
-W&B's functions, are told more here. A run keeps its id, so that one that was killed is one run there.
+Each tracker is transformers' callback of that name, set by its own environment variables. W&B is told more here. A run
+keeps its id, so that one that was killed is one run there.
 """
 
 from __future__ import annotations
@@ -70,8 +70,6 @@ class Reports(StepLog):
         self.id = read_json(file)["id"] if config.resume and file.is_file() else secrets.token_hex(4)
         write_json(file, {"id": self.id})
         self.args.project = project = config.project or os.environ.get("WANDB_PROJECT", "tripletune")
-        if "trackio" in self.trackers:  # which knows a run by its name
-            self.args.run_name = f"{self.args.run_name}-{self.id}"
         for callback in (one for one in callbacks if isinstance(one, WandbCallback)):
             callback._log_model = WandbLogModel.FALSE  # which holds a pickle, and not all that a model needs
         if "wandb" in self.trackers and (wandb := import_module("wandb")).run is None:
@@ -89,7 +87,7 @@ class Reports(StepLog):
             run.log(rewrite_logs({name: value for name, value in row.items() if name != "step"}) | {_STEP: row["step"]})
         kept = (row for _, row in read_jsonl(self.path)) if self.path.exists() else ()
         for step, rows in groupby(kept, key=lambda row: row["step"]):
-            self._show(step, list(rows), {"wandb"})
+            self._show(step, list(rows))
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Keep and show the sample replies."""
@@ -97,30 +95,26 @@ class Reports(StepLog):
             rows = [{"step": state.global_step, **row} for row in self.task.samples]
             self.keep_until(state.global_step - 1)
             self.append(rows)
-            self._show(state.global_step, rows, self.trackers)
+            if "wandb" in self.trackers:
+                self._show(state.global_step, rows)
 
-    def _show(self, step: int, rows: list[dict[str, Any]], trackers: set[str]) -> None:
-        cells = [[row[name] for name in _COLUMNS] for row in rows]
-        for name in trackers & {"wandb", "trackio"}:
-            module = import_module(name)
-            module.log({"eval/samples": module.Table(columns=list(_COLUMNS), data=cells)} | {_STEP: step})
+    def _show(self, step: int, rows: list[dict[str, Any]]) -> None:
+        wandb, cells = import_module("wandb"), [[row[name] for name in _COLUMNS] for row in rows]
+        wandb.log({"eval/samples": wandb.Table(columns=list(_COLUMNS), data=cells)} | {_STEP: step})
 
     def keep(self, final: Path) -> None:
-        """Hand the result, and the data where that is wished, to trackers that keep files, and end their runs."""
-        files = {kind: list(self._files(kind, final)) for kind in self.config.artifacts}
-        about = public(read_json(final / "training.json"))
-        for name in self.trackers & {"wandb", "trackio"}:
-            module = import_module(name)
-            if name == "trackio":  # transformers has ended it
-                module.init(project=self.args.project, name=self.args.run_name, resume="allow")
-            for kind, found in files.items():
-                artifact = module.Artifact(f"{kind}-{self.id}", type=kind, metadata=about)
-                for place, path in found:
-                    artifact.add_file(str(path), place)
-                # What a run reads is known online alone.
-                used = kind == "dataset" and name == "wandb" and not module.run.offline
-                (module.run.use_artifact if used else module.log_artifact)(artifact)
-            module.finish()
+        """Hand the result, and the data where that is wished, to W&B, and end its run."""
+        if "wandb" not in self.trackers:
+            return
+        wandb, about = import_module("wandb"), public(read_json(final / "training.json"))
+        for kind in self.config.artifacts:
+            artifact = wandb.Artifact(f"{kind}-{self.id}", type=kind, metadata=about)
+            for place, path in self._files(kind, final):
+                artifact.add_file(str(path), place)
+            # What a run reads is known online alone.
+            used = kind == "dataset" and not wandb.run.offline
+            (wandb.run.use_artifact if used else wandb.log_artifact)(artifact)
+        wandb.finish()
 
     def _files(self, kind: str, final: Path) -> Iterator[tuple[str, Path]]:
         """Files of an artifact, by their places in it."""

@@ -11,23 +11,10 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.llm import CallError
 
 
-@pytest.fixture
-def world(tmp_path):
-    passages = [
-        {"title": "Glass Harbour", "text": "A novel by Ida Morn."},
-        {"title": "Ida Morn", "text": "Born in Velsund."},
-    ]
-    facts = [[["Glass Harbour", "Author", "Ida Morn"]], [["Ida Morn", "Birthplace", "Velsund"]]]
-    corpus, triples = tmp_path / "corpus.jsonl", tmp_path / "triples.jsonl"
-    write_lines(corpus, passages)
-    write_lines(triples, ({**p, "triples": t} for p, t in zip(passages, facts)))
-    return ["--corpus", str(corpus), "--triples", str(triples), "--top-k", "1"]
-
-
-def test_ask_shows_every_step_and_the_answer(serve, tmp_path, world, capsys):
+def test_ask_shows_every_step_and_the_answer(serve, tmp_path, two_pages, capsys):
     llm = serve(Model("[SUBQ] q0", "[SUBQ] Where was Ida Morn born?", "[SUFFICIENT]", answer="Velsund"))
     question = "Where was the author of Glass Harbour born?"
-    assert main([question, "--model", str(tmp_path / "model"), *world]) == 0
+    assert main([question, "--model", str(tmp_path / "model"), *two_pages]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"Question: {question}"
     assert [line.split(None, 1)[1] for line in lines if line.startswith("  retrieve")] == ["Glass Harbour", "Ida Morn"]
@@ -35,7 +22,7 @@ def test_ask_shows_every_step_and_the_answer(serve, tmp_path, world, capsys):
     assert "  search    Where was Ida Morn born?" in lines
     assert "  triple    Ida Morn | Birthplace | Velsund" in lines
     assert llm.inputs[-1][0].steps[-1].triples == (Triple("Ida Morn", "Birthplace", "Velsund"),)
-    assert main(["  ", "--model", str(tmp_path / "model"), *world]) == 2
+    assert main(["  ", "--model", str(tmp_path / "model"), *two_pages]) == 2
     assert capsys.readouterr().err == "error: the question is empty\n"
 
 
@@ -53,9 +40,9 @@ def chat_model(monkeypatch):
 
 
 @pytest.mark.parametrize("system", ["ras", "ircot"])
-def test_ask_with_a_chat_model(world, chat_model, capsys, system):
+def test_ask_with_a_chat_model(two_pages, chat_model, capsys, system):
     teacher = ["--system", system, "--teacher", "openai", "--teacher-model", "m"]
-    assert main(["Where was Ida Morn born?", *teacher, *world, "--set", "top_k=1"]) == 0
+    assert main(["Where was Ida Morn born?", *teacher, *two_pages, "--set", "top_k=1"]) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert (lines[-4], lines[-1]) == ("  stop      sufficient", "Answer: Velsund")
@@ -64,19 +51,19 @@ def test_ask_with_a_chat_model(world, chat_model, capsys, system):
     assert chat_model.closed
 
 
-def test_triples_of_another_corpus_are_told(world, chat_model, tmp_path, capsys):
+def test_triples_of_another_corpus_are_told(two_pages, chat_model, tmp_path, capsys):
     write_lines(tmp_path / "other.jsonl", [{"title": "Oz", "text": "Green.", "triples": [["Oz", "colour", "green"]]}])
-    words = [*world[:2], "--triples", str(tmp_path / "other.jsonl"), "--top-k", "1", "--llm", "openai:m"]
+    words = [*two_pages[:2], "--triples", str(tmp_path / "other.jsonl"), "--top-k", "1", "--llm", "openai:m"]
     assert main(["Where was Ida Morn born?", *words]) == 0
     out, err = capsys.readouterr()
     assert "  unread    1 of 1 passages have no triples" in out
     assert "other.jsonl knows none of the first 2 passages of --corpus" in err
 
 
-def test_the_chat_model_reads_the_triples_and_a_second_question_finds_them(world, chat_model, tmp_path):
+def test_the_chat_model_reads_the_triples_and_a_second_question_finds_them(two_pages, chat_model, tmp_path):
     triple, answer = "(S> Ida Morn| P> born in| O> Velsund)", chat_model.answer
     chat_model.answer = lambda asked: triple if asked.role == "extract.triples" else answer(asked)
-    ask = ["Where was Ida Morn born?", "--teacher", "openai", "--teacher-model", "m", *world[:2], "--top-k", "1"]
+    ask = ["Where was Ida Morn born?", "--teacher", "openai", "--teacher-model", "m", *two_pages[:2], "--top-k", "1"]
     ask += ["--extractor", "teacher", "--triples", str(tmp_path / "read.sqlite")]
     for _ in range(2):
         assert main(ask) == 0
@@ -84,10 +71,10 @@ def test_the_chat_model_reads_the_triples_and_a_second_question_finds_them(world
         assert triple in chat_model.asked[-1].text
 
 
-def test_a_chat_model_and_a_graph_llm_share_the_work(serve, tmp_path, world, chat_model, capsys):
+def test_a_chat_model_and_a_graph_llm_share_the_work(serve, tmp_path, two_pages, chat_model, capsys):
     serve(Model(answer="Ida Morn"))
     both = ["--teacher", "openai", "--teacher-model", "m", "--model", str(tmp_path / "model")]
-    assert main(["Who wrote Glass Harbour?", *both, *world]) == 0
+    assert main(["Who wrote Glass Harbour?", *both, *two_pages]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "Answer: Ida Morn", "the Graph-LLM answers"
 
 
@@ -95,7 +82,7 @@ CITED = {"document": "novels.pdf", "page": 3}
 
 
 @pytest.fixture
-def asked(world, tmp_path, monkeypatch):
+def asked(two_pages, tmp_path, monkeypatch):
     """The words of a call that answers three questions, one of which fails, and the client that replies."""
     rows = [json.loads(line) | CITED for line in (tmp_path / "corpus.jsonl").read_text().splitlines()]
     write_lines(tmp_path / "corpus.jsonl", rows)
@@ -112,7 +99,7 @@ def asked(world, tmp_path, monkeypatch):
     monkeypatch.setattr("tripletune.eval.systems.open_client", lambda options: client)
     monkeypatch.setattr("tripletune.rag.answering.open_client", lambda options: client)
     words = ["--questions", str(tmp_path / "q.jsonl"), "--output", str(tmp_path / "out"), "--price", "1,10"]
-    return [*words, "--system", "standard", "--llm", "openai:m", *world[:2], "--top-k", "1"], client
+    return [*words, "--system", "standard", "--llm", "openai:m", *two_pages[:2], "--top-k", "1"], client
 
 
 def test_a_file_of_questions_is_answered_and_only_what_failed_is_asked_again(asked, tmp_path, caplog):

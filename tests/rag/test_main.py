@@ -150,21 +150,8 @@ def test_an_export_never_writes_over_what_it_reads(tmp_path, clients, capsys):
         assert source.read_bytes() == before
 
 
-@pytest.fixture
-def world(tmp_path):
-    passages = [
-        {"title": "Glass Harbour", "text": "A novel by Ida Morn."},
-        {"title": "Ida Morn", "text": "Born in Velsund."},
-    ]
-    facts = [[["Glass Harbour", "Author", "Ida Morn"]], [["Ida Morn", "Birthplace", "Velsund"]]]
-    corpus, triples = tmp_path / "corpus.jsonl", tmp_path / "triples.jsonl"
-    write_lines(corpus, passages)
-    write_lines(triples, ({**p, "triples": t} for p, t in zip(passages, facts)))
-    return ["--corpus", str(corpus), "--triples", str(triples), "--top-k", "1"]
-
-
-def test_indexes_are_built_beforehand(world, tmp_path, tiny_encoder, capsys):
-    files = [*world[:4], "--index", str(tmp_path / "index")]
+def test_indexes_are_built_beforehand(two_pages, tmp_path, tiny_encoder, capsys):
+    files = [*two_pages[:4], "--index", str(tmp_path / "index")]
     how = ["--retriever", "hybrid", "--encoder", str(tiny_encoder), "--set", "vectors=hnsw"]
     assert main(["index", *files, *how]) == 0
     built = sorted(path.parent.relative_to(tmp_path / "index") for path in tmp_path.glob("index/**/manifest.json"))
@@ -174,7 +161,7 @@ def test_indexes_are_built_beforehand(world, tmp_path, tiny_encoder, capsys):
     other = write_lines(tmp_path / "other.jsonl", [{"text": "word " * 600}])
     assert main(["index", "--corpus", other, *files[4:], *how]) == 2
     refusal = capsys.readouterr().err
-    assert all(text in refusal for text in (f" of {world[1]}, and not with ", f" of {other}: ", "--overwrite"))
+    assert all(text in refusal for text in (f" of {two_pages[1]}, and not with ", f" of {other}: ", "--overwrite"))
     assert main(["index", "--corpus", other, *files[4:], *how, "--overwrite"]) == 0
     assert "some texts are longer" in capsys.readouterr().err
     assert main(["index", "--corpus", other, *files[4:], "--set", "language=elvish"]) == 2
@@ -189,9 +176,9 @@ def test_indexes_are_built_beforehand(world, tmp_path, tiny_encoder, capsys):
         ([], "did not make (mine.txt)"),
     ],
 )
-def test_an_index_takes_no_option_without_effect_and_no_folder_of_others(world, tmp_path, capsys, words, said):
+def test_an_index_takes_no_option_without_effect_and_no_folder_of_others(two_pages, tmp_path, capsys, words, said):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "mine.txt").write_text("precious")
-    assert main(["index", *world[:4], "--index", str(tmp_path / "mine"), *words]) == 2
+    assert main(["index", *two_pages[:4], "--index", str(tmp_path / "mine"), *words]) == 2
     assert said in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["mine.txt"]

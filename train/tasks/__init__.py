@@ -204,13 +204,11 @@ class _Run:
 
     output_dir: str = setting("runs/run", "folder of checkpoints, logs and the result")
     run_name: str | None = rare(None, "name in trackers; the output folder's name unless set")
-    project: str | None = rare(None, "project in W&B and Trackio; WANDB_PROJECT or tripletune unless set")
+    project: str | None = rare(None, "project in W&B; WANDB_PROJECT or tripletune unless set")
     entity: str | None = rare(None, "user or team in W&B")
     group: str | None = rare(None, "group of runs in W&B")
     tags: list[str] = rare([], "tags in W&B")
-    artifacts: list[str] = rare(
-        ["model"], "what W&B and Trackio keep: model (final/), dataset", choices=("model", "dataset")
-    )
+    artifacts: list[str] = rare(["model"], "what W&B keeps: model (final/), dataset", choices=("model", "dataset"))
     seed: int = setting(42, "seed of weights, data order and dropout", at_least=0)
     report_to: list[str] = setting(["none"], "trackers, as transformers names them", choices=TRACKERS)
     resume: bool = setting(True, "continue from the newest complete checkpoint of output_dir, if there is one")
