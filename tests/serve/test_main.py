@@ -21,7 +21,7 @@ LLM = ["--llm", "openai:m"]
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([*LLM, "--corpus", "nofile.jsonl"], "nofile.jsonl is not there"),
+        ([*LLM, "--corpus", "nofile.jsonl"], "no such file: nofile.jsonl"),
         ([*LLM, "--systems", "cirag"], "--system cirag retrieves: name a --corpus"),
         ([*LLM, "--systems", "cira"], "mean cirag"),
         ([*LLM, "--corpus", "{corpus}", "--api-key-env", "NOT_SET"], "NOT_SET: this environment variable is not set"),
