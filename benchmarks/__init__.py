@@ -33,7 +33,7 @@ _CLEAR_REFS, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 class Options(CheckedOptions):
     """Options of every case; a case adds its own."""
 
-    repeats: int = setting(3, "passes of each way, whose median counts", at_least=1)
+    repeats: int = setting(3, "measured passes of each way; their median counts", at_least=1)
     seed: int = setting(7, "seed of data and weights")
 
 

@@ -32,14 +32,14 @@ _SHORT = {
 class LoopOptions(Options):
     """Options of `loop`."""
 
-    repeats: int = setting(1, "passes of each way, whose median counts", at_least=1)
+    repeats: int = setting(1, "measured passes of each way; their median counts", at_least=1)
     system: str = setting("ras", "the loop", choices=tuple(_SHORT))
     model: str | None = setting(
         None, f"ras: trained Graph-LLM; cirag: student that integrates (without: {MODEL}, untrained for the loop)"
     )
     questions: int = setting(16, "questions to answer", at_least=1)
-    one_by_one: int | None = setting(None, "answer only the first N of them one by one", at_least=1)
-    concurrency: int = setting(64, "most questions under way together, and calls in a forward pass", at_least=1)
+    one_by_one: int | None = setting(None, "answer only the first N one by one", at_least=1)
+    concurrency: int = setting(64, "maximum questions at once, and calls per forward pass", at_least=1)
     set: list[str] = setting([], "options of the loop, NAME=VALUE, separated by commas, instead of the case's own")
 
 

@@ -43,8 +43,8 @@ class TrainingOptions(Options):
     """Options of `training_step` and `speed`."""
 
     model: str = setting(MODEL, "language model: hub id, folder or pypi:package")
-    steps: int = setting(4, "optimiser steps of a pass", at_least=1)
-    batch_size: int = setting(4, "records of a step", at_least=1)
+    steps: int = setting(4, "optimiser steps per pass", at_least=1)
+    batch_size: int = setting(4, "records per step", at_least=1)
 
 
 @dataclass(frozen=True)

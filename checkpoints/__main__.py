@@ -30,14 +30,16 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("run", metavar="RUN", help="run folder (its final/ is taken), or a checkpoint folder")
     export.add_argument("--output", required=True, metavar="DIR", help="folder to write")
     export.add_argument("--scores", action="append", default=[], metavar="FILE", help="a metrics.json for the card")
-    export.add_argument("--base-model", metavar="SPEC", help="other name of the base model: hub id, pypi:name, folder")
+    export.add_argument(
+        "--base-model", metavar="SPEC", help="write this name of the base model: hub id, pypi:name, folder"
+    )
     export.add_argument("--base-revision", metavar="REV", help="hub revision of the base model")
-    export.add_argument("--encoder", metavar="SPEC", help="other name of the text encoder")
+    export.add_argument("--encoder", metavar="SPEC", help="write this name of the text encoder")
     export.add_argument("--licence", "--license", metavar="ID", help="licence of the folder, for the card")
     export.add_argument(
         "--language-model-only",
         action="store_true",
-        help="an adapter of the plain base model, of a Graph-LLM that was trained without graph",
+        help="write an adapter of the plain base model, for a Graph-LLM trained without graph",
     )
     verify_ = commands.add_parser(
         "verify",
@@ -48,7 +50,10 @@ def _parser() -> argparse.ArgumentParser:
     verify_.add_argument("folder", metavar="DIR", help="folder written by export or merge")
     verify_.add_argument("--run", metavar="RUN", help="compare with this run or checkpoint too")
     verify_.add_argument(
-        "--tolerance", type=float, default=TOLERANCE, help="largest log normaliser difference (default: %(default)s)"
+        "--tolerance",
+        type=float,
+        default=TOLERANCE,
+        help="largest difference of log normalisers (default: %(default)s)",
     )
     merge = commands.add_parser(
         "merge",
@@ -75,13 +80,13 @@ def _parser() -> argparse.ArgumentParser:
     gguf.add_argument("--quantize", choices=TYPES, default="f16", help="type of the weights (default: %(default)s)")
     push = commands.add_parser(
         "push",
-        help="upload a folder that verifies to the Hugging Face Hub",
+        help="verify a folder and upload it to the Hugging Face Hub",
         example="tripletune checkpoints push exports/h1 me/h1",
     )
     push.set_defaults(run_command=_push)
     add_push(push)
     for command in (export, merge):
-        command.add_argument("--overwrite", action="store_true", help="replace a model folder that is there")
+        command.add_argument("--overwrite", action="store_true", help="replace an existing model folder")
     return top
 
 

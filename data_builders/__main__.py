@@ -51,7 +51,7 @@ class ReleasedOptions:
     validation_fraction: float = setting(0.05, "share of the questions for validation", at_least=0, below=1)
     split_name: str | None = setting(None, "put everything into one split of this name instead")
     seed: int = setting(0, "seed of the split")
-    limit: int | None = setting(None, "only the first records", at_least=1)
+    limit: int | None = setting(None, "read only the first N records", at_least=1)
 
     def check(self) -> list[str]:
         """Problems that no range shows."""
@@ -187,11 +187,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--tokenizer", help="count tokens with this model's tokenizer instead of words")
     command(validate, "runs/subq")
     add = command(peek, "runs/subq --label sufficient --number 3").add_argument
-    add("--id", help="the row of this id, or all rows of the question of this id")
+    add("--id", help="show the row with this id, or all rows of the question with this id")
     add("--number", type=int, help="index of the row to show, from 1, after the other filters")
-    add("--label", help="only rows of this label: subq, sufficient, no_retrieval, answer or direct_answer of records; "
-        "facts, no_facts or name of pairs")  # fmt: skip
-    add("--split", help="only rows of this split")
+    add("--label", help="show only rows with this label: subq, sufficient, no_retrieval, answer, direct_answer "
+        "(records); facts, no_facts, name (pairs)")  # fmt: skip
+    add("--split", help="show only rows of this split")
     add("--mermaid", action="store_true", help="print the row's graph as Mermaid text instead")
     for function, kind, example in (
         (released, ReleasedOptions, "--input train_data.jsonl --output runs/ras_released"),

@@ -40,11 +40,11 @@ class AdaptOptions:
     aliases: str | None = setting(None, "2WikiMultiHopQA's id_aliases.json, for its questions")
     piece_limit: int = setting(
         4800,
-        "characters; articles and books (body, context) are cut between sentences (about 1,200 tokens)",
+        "maximum characters (about 1,200 tokens); articles and books (body, context) are cut between sentences",
         at_least=1,
     )
     piece_overlap: int = setting(
-        400, "most characters that a piece repeats from the one before (about 100 tokens)", at_least=0
+        400, "maximum characters repeated from the piece before (about 100 tokens)", at_least=0
     )
 
 

@@ -45,9 +45,9 @@ class CorpusOptions(CheckedOptions):
     """What to build."""
 
     reader: str = field(metadata={"help": "reader of the benchmark's files: hotpotqa, musique, two_wiki, ..."})
-    train: str | None = setting(None, "the benchmark's training file (or hub id); none: no such split")
+    train: str | None = setting(None, "the benchmark's training file or hub id; none: no training split")
     evaluation: str | None = setting(
-        None, "the file to draw evaluation questions from, usually the development set; none: no such split"
+        None, "file to draw evaluation questions from, usually the development set; none: no evaluation split"
     )
     train_count: int = setting(1000, "questions to draw for training; 0: all", at_least=0)
     evaluation_count: int = setting(1000, "questions to draw for evaluation; 0: all", at_least=0)
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; bad input ends it with one line and exit code 2."""
     parser = CommandParser(
         prog="tripletune build corpus",
-        description="Draw questions of a benchmark and build the corpus they are answered from.",
+        description="Draw questions from a benchmark and build the corpus that answers them.",
         example="tripletune build corpus --reader hotpotqa --train train.json --output runs/hotpotqa",
     )
     add_arguments(parser, CorpusOptions)

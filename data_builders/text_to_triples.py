@@ -62,26 +62,26 @@ class PairOptions(CheckedOptions):
 
     entity_case: Literal["source", "text"] = setting(
         "source",
-        "spelling of names: the source's, or that of the text where they occur in it (RAS, figure 19, rule 5; "
-        "WikiOFGraph lower-cases its names)",
+        "spelling of names: as in the source, or as in the text (RAS, figure 19, rule 5; WikiOFGraph lower-cases its "
+        "names)",
     )
     predicates: Literal["source", "words"] = setting(
-        "source", "spelling of predicates: the source's, or as words (birthPlace becomes 'birth place')"
+        "source", "spelling of predicates: as in the source, or as words (birthPlace becomes 'birth place')"
     )
     no_facts: Literal["keep", "drop"] = setting(
         "keep", "texts with an empty list of triples: keep them with an empty target, or leave them out"
     )
     entity_share: float = setting(
         0.0,
-        "share of the pairs whose title or first subject becomes a pair of its own, (NAME, is, NAME), as the paper's "
-        "rule for a text that is only a name asks; the paper's own data has none",
+        "share of pairs whose title or first subject becomes an extra pair (NAME, is, NAME), by the paper's rule for "
+        "texts that are only a name; the paper's data has none",
         at_least=0,
         at_most=1,
     )
     limit: int | None = setting(None, "read only the first rows of each source", at_least=1)
     validation_rows: int | None = setting(
         None,
-        f"validation rows, a count (the paper's {PAPER_ROWS:,}, but at most a tenth of all, where this is not given)",
+        f"number of validation rows (default: the paper's {PAPER_ROWS:,}, at most a tenth of all)",
         at_least=0,
     )
     split_name: str | None = setting(None, "put everything into one split of this name instead")
@@ -329,9 +329,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     group.add_argument("--source", action="append", required=True, metavar="[NAME=]READER:FILE[:REPLIES]",
         help="pairs to read: triples, wikiofgraph or genwiki with a file (.jsonl, .json, .parquet) or a hub id "
         "owner/name[@configuration][#split]; or a reader of questions (hotpotqa, ...) with its file and a teacher's "
-        "recorded replies; repeat it for several; of a text that occurs again the first row counts")  # fmt: skip
+        "recorded replies; repeatable; of repeated texts the first row is read")  # fmt: skip
     group.add_argument("--exclude", action="append", default=[], metavar="[NAME=]READER:FILE[:REPLIES]",
-        help="leave out the texts of this source, for example those of a test set; repeat it for several")  # fmt: skip
+        help="leave out the texts of this source, for example a test set; repeatable")  # fmt: skip
     add_arguments(parser.add_argument_group("how pairs are made and split"), PairOptions)
     add_arguments(parser.add_argument_group("where and how they are written"), FolderOptions)
     parsed = parser.parse_args(arguments)

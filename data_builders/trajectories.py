@@ -54,25 +54,20 @@ LEDGER, ABOUT = "ledger.sqlite", "run.json"
 class TrajectoryOptions(CheckedOptions):
     """Which trajectories are kept."""
 
-    system: str = setting("cirag", "system whose calls are learned", choices=system_names())
-    records: bool = setting(
-        False,
-        "write planning and answering records, of runs of a Graph-LLM or a chat model in its place; no ledger is read",
-    )
+    system: str = setting("cirag", "learn the calls of this system", choices=system_names())
+    records: bool = setting(False, "write planning and answering records of RAS, whoever planned; no ledger is read")
     roles: tuple[str, ...] = setting(
-        (), "which of its calls, for example resolve; repeatable (default: all; of cirag integrate, the paper's)"
+        (), "calls to learn, for example resolve; repeatable (default: all; of cirag integrate, as in the paper)"
     )
-    model: str | None = setting(None, "only calls of this model, as the ledger calls it")
+    model: str | None = setting(None, "learn only calls of this model, by its name in the ledger")
     min_score: tuple[str, ...] = setting(
-        (), "least score of the answer, for example exact_match=1 or f1=0.8; repeatable"
+        (), "minimum score of the answer, for example exact_match=1 or f1=0.8; repeatable"
     )
-    no_repairs: bool = setting(False, "leave out chats with a reply that was repaired or recovered from")
-    no_repeated_query: bool = setting(False, "leave out questions that ended by a repeated query")
-    min_recall: float | None = setting(None, "least share of the supporting passages that was retrieved")
-    shortest: int | None = setting(
-        None, "most runs of a question, those with the fewest turns or steps; of several samples of it", at_least=1
-    )
-    limit: int | None = setting(None, "most runs, in the order of the results; the paper has 3,000", at_least=1)
+    no_repairs: bool = setting(False, "leave out chats with a repaired or recovered reply")
+    no_repeated_query: bool = setting(False, "leave out questions that ended with a repeated query")
+    min_recall: float | None = setting(None, "minimum share of supporting passages that were retrieved")
+    shortest: int | None = setting(None, "keep N runs per question, those with the fewest turns or steps", at_least=1)
+    limit: int | None = setting(None, "keep the first N runs of the results; the paper has 3,000", at_least=1)
     validation_fraction: float = setting(0.0, "share of the questions for validation", at_least=0, below=1)
     seed: int = setting(0, "seed of the split")
 

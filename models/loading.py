@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 PYPI = "pypi:"
 ALL_LINEAR = "all-linear"
 DTYPES = ("auto", "bfloat16", "float16", "float32")
-DTYPE_HELP = "weights: float32, bfloat16, float16 or auto (default: bfloat16 on a GPU, else float32)"
+DTYPE_HELP = "type of the weights: float32, bfloat16, float16 or auto (default: bfloat16 on a GPU, else float32)"
 _MODEL_FILES = (CONFIG, ADAPTER_CONFIG, "generation_config.json", *TOKENIZERS, "tokenizer_config.json",
                 "special_tokens_map.json", "chat_template.jinja")  # fmt: skip
 # Arguments of `from_pretrained`; see `complete`.

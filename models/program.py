@@ -231,7 +231,7 @@ class CommandParser(argparse.ArgumentParser):
     """A command line whose errors are one line with the nearest name, and whose help lists settings without a flag.
 
     Args:
-        example: A command that works, shown at the end of the help.
+        example: A command that works. The help opens with it and its options, as those that most people need.
         how: How settings without a flag are given.
         others: What else `--set NAME=VALUE` takes; such texts are left in the namespace's `set`.
         hands_on: Unknown words are left to the caller of `parse_known_args`.
@@ -253,8 +253,8 @@ class CommandParser(argparse.ArgumentParser):
     ) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         options.setdefault("allow_abbrev", False)
-        super().__init__(epilog=f"example:\n  {example}" if example else None, **options)
-        self.how, self.others, self.hands_on, self.kind = how, others, hands_on, kind
+        super().__init__(**options)
+        self.example, self.how, self.others, self.hands_on, self.kind = example, how, others, hands_on, kind
         # Settings without a flag of their own by name: where they land in the namespace, and their help texts.
         self.settable: dict[str, tuple[str, str]] = {}
         self.set_defaults(settable=self.settable)
@@ -263,12 +263,34 @@ class CommandParser(argparse.ArgumentParser):
         """Add `--set`, where something can be set by it."""
         by_set = self.others or (self.settable and self.how.startswith("--set"))
         if by_set and self.get_default("set") is None:
-            about = self.others or "a setting without a flag of its own, listed below; repeatable"
+            about = self.others or "a setting of the list below; repeatable"
             self.add_argument("--set", action=_Set, default=[], metavar="NAME=VALUE", help=about)
 
+    def _put_example_first(self) -> None:
+        """Move the example, its options and the required ones to the start of the help; the usage names these alone."""
+        words = {*self.example.partition("\n")[0].split()}
+        first = [
+            one for one in self._actions if one.required or not one.option_strings or words & {*one.option_strings}
+        ]
+        for either in self._mutually_exclusive_groups:
+            if {*either._group_actions} & {*first}:
+                first += [one for one in either._group_actions if one not in first]
+        for group in self._action_groups:
+            group._group_actions[:] = [one for one in group._group_actions if one not in first]
+        top = self.add_argument_group("most used", f"example:\n  {self.example}")
+        top._group_actions += first
+        self._action_groups.insert(0, self._action_groups.pop())
+        if self.usage is None:
+            formatter = self._get_formatter()
+            formatter.add_usage(None, first, self._mutually_exclusive_groups, "")
+            self.usage = f"{formatter.format_help().strip()} [OPTIONS]"
+        self.example = ""
+
     def format_help(self) -> str:
-        """The help, with the settings that have no flag at its end."""
+        """The help, with what most people need at its start and the settings that have no flag at its end."""
         self.add_set()
+        if self.example:
+            self._put_example_first()
         rows = [
             textwrap.fill(about.replace("%%", "%"), 118, initial_indent=f"  {name:28} ", subsequent_indent=" " * 31)
             for name, (_, about) in self.settable.items()
@@ -336,7 +358,7 @@ def parse_command_line(
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="YAML file with the settings, or the name of one in recipes/configs; options below override it",
+        help="YAML file of settings, or the name of one in recipes/configs; options override it",
     )
     parser.add_argument("--dry-run", action="store_true", help="show settings, counts, memory and a sample, then stop")
     groups: dict[str, Any] = {}
@@ -344,17 +366,25 @@ def parse_command_line(
     for name, item in settings.items():
         value, section = default_of(item), name.rpartition(".")[0]
         group = groups.setdefault(section, parser.add_argument_group(section) if section else parser)
-        shown = f"{{{','.join(choices_of(item))}}}" if choices_of(item) else "VALUE"
+        shown = _form(item)
         more: dict[str, Any] = {"action": _Repeatable} if isinstance(value, (list, tuple)) else {}
         about = _help(item, value)
         if not item.metadata.get("flag", True):
-            parser.settable[name] = (name, about if shown == "VALUE" else f"{shown} {about}")
+            parser.settable[name] = (name, f"{shown} {about}" if shown.startswith("{") else about)
             about = argparse.SUPPRESS
         group.add_argument(f"--{name}", dest=name, default=argparse.SUPPRESS, metavar=shown, help=about, **more)
     arguments = parser.parse_args(argv)
     # Values are text here: YAML would make a number of the revision 0123456 and a date of 2024-01-01.
     overrides = {name: value for name, value in vars(arguments).items() if name in settings}
     return load_config(kind, arguments.config, overrides), arguments.dry_run
+
+
+def _form(item: dataclasses.Field[Any]) -> str:
+    """How the value of a setting is written, for `--help`."""
+    if choices := choices_of(item):
+        return f"{{{','.join(choices)}}}"
+    forms = {"list": "A,B", "tuple": "A,B", "bool": "{true,false}", "int": "N", "float": "N"}
+    return next((form for kind, form in forms.items() if kind in str(item.type)), "VALUE")
 
 
 def add_arguments(parser: Any, kind: type, prefix: str = "", only: Sequence[str] | None = None) -> None:

@@ -121,11 +121,11 @@ def _add_export(commands: Any) -> None:
         example="tripletune rag export --corpus corpus.jsonl --store triples.sqlite --output triples.jsonl",
     )
     add = parser.add_argument
-    add("--corpus", required=True, help="the corpus that was read, a file or a folder of `build passages`")
+    add("--corpus", required=True, help="corpus of the triples: a file, or a folder of `build passages`")
     add("--store", required=True, nargs="+", help="stores of `extract`; a passage is taken from the first that has it")
     add("--output", required=True, metavar="FILE", help="JSON lines of title, text, triples")
-    add("--extractor", help="which extractor's triples to take, by model or number, where a store holds several")
-    add("--allow-missing", action="store_true", help="leave passages out that no store has")
+    add("--extractor", help="take the triples of this extractor, by model or number, where a store holds several")
+    add("--allow-missing", action="store_true", help="leave out passages that no store has")
     parser.set_defaults(run=export, level=logging.INFO)
 
 
@@ -133,8 +133,8 @@ def _add_index(commands: Any) -> None:
     parser = commands.add_parser(
         "index",
         help="build the indexes of a corpus",
-        description="Build the indexes of a corpus, and of its triples, in a folder that runs share with --index; a "
-        "build that was stopped continues.",
+        description="Build the indexes of a corpus and its triples in a folder that runs share (--index); a stopped "
+        "build continues.",
         example="tripletune rag index --corpus corpus.jsonl --retriever dense --encoder SPEC --index runs/index",
     )
     add_arguments(parser, SearchOptions)

@@ -59,10 +59,10 @@ _LOOKED_AT = 100
 class SystemOptions(SearchOptions):
     """What a system works with, and how it searches."""
 
-    system: str = setting("ras", "the system", choices=system_names())
-    model: str | None = setting(None, "folder of a Graph-LLM: run, checkpoint or export; a chat model is a --llm")
+    system: str = setting("ras", "system that answers", choices=system_names())
+    model: str | None = setting(None, "folder of a Graph-LLM: run, checkpoint or export; for a chat model see --llm")
     planner_model: str | None = rare(None, "plan with this Graph-LLM; --model or the teacher answers")
-    untrained: bool = setting(False, "allow a base model that was not trained, as a reference")
+    untrained: bool = setting(False, "allow an untrained base model, as a reference")
     batch_size: int = rare(16, "inputs per forward pass of --model", at_least=1)
     dtype: str | None = setting(None, DTYPE_HELP)
     ledger: str | None = setting(
@@ -72,10 +72,9 @@ class SystemOptions(SearchOptions):
     )
     student_seed: int | None = rare(
         None,
-        "draw replies of a student (--model, --integrator) at temperature 1: the number of a sample; part of the "
-        "ledger key",
+        "draw a student's replies (--model, --integrator) at temperature 1 with this seed; part of the ledger key",
     )
-    set: list[str] = setting([], "an option of the system's own, for example top_k=10; repeatable")
+    set: list[str] = setting([], "an option of the system, for example top_k=10; repeatable")
 
     @classmethod
     def of(cls, **values: Any) -> Self:

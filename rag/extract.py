@@ -256,8 +256,8 @@ class CorpusExtraction:
 class PartOptions:
     """Which passages of a corpus `rag extract` reads."""
 
-    piece_limit: int = setting(PIECE_LIMIT, "most characters; longer passages are cut between sentences", at_least=1)
-    limit: int | None = setting(None, "only the first N passages", at_least=1)
+    piece_limit: int = setting(PIECE_LIMIT, "maximum characters; longer passages are cut between sentences", at_least=1)
+    limit: int | None = setting(None, "read only the first N passages", at_least=1)
 
 
 def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
@@ -268,11 +268,11 @@ def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
     who = parser.add_mutually_exclusive_group(required=True)
     who.add_argument("--model", help="a trained model: run, checkpoint, export or merged folder, or hub id; decoder "
         "or encoder-decoder")  # fmt: skip
-    who.add_argument("--teacher", choices=backend_names(), help="a chat model behind this backend, see --teacher-model")
+    who.add_argument("--teacher", choices=backend_names(), help="use a chat model of this backend, see --teacher-model")
     add_llm(who)
-    add("--prompt", metavar="FILE", help="system prompt instead of ours (rag/prompts/extract_triples.md for a teacher; "
-        "for a trained model that in its folder, or models/prompts/extract_triples.md)")  # fmt: skip
-    add("--prompts-of", choices=PROMPTS_OF, help="with --teacher: prompts of a system's loop; cirag and ppr ask for "
+    add("--prompt", metavar="FILE", help="file with the system prompt (default: of a trained model the one in its "
+        "folder; rag/prompts/extract_triples.md for a teacher)")  # fmt: skip
+    add("--prompts-of", choices=PROMPTS_OF, help="with --teacher: use the prompts of a system; cirag and ppr ask for "
         "entities, then for triples, gear for both at once")  # fmt: skip
     add_arguments(parser, PartOptions)
     add_arguments(parser.add_argument_group("--model", "how a model on this machine extracts"), LocalOptions)

@@ -57,14 +57,14 @@ class LocalOptions(CheckedOptions):
     """How a model on this machine extracts."""
 
     max_tokens: int | None = setting(
-        None, "longest reply (default: 512; of a teacher 1536); the paper trains on up to 256", at_least=1
+        None, "maximum tokens of a reply (default: 512; of a teacher 1536); the paper trains on up to 256", at_least=1
     )
     beams: int = setting(1, "beams of beam search; 1 is greedy", at_least=1)
     grammar: bool = rare(False, "enforce the format of triples while writing (needs xgrammar, greedy decoding)")
-    batch_size: int = setting(64, "most texts under way; it changes no reply in float32", at_least=1)
+    batch_size: int = setting(64, "maximum texts at once; in float32 it changes no reply", at_least=1)
     dtype: str | None = setting(
         None,
-        "weights (default: bfloat16 on a GPU, else float32); only in float32 replies do not depend on the batch",
+        "type of the weights (default: bfloat16 on a GPU, else float32); in float32 no reply depends on the batch",
         choices=DTYPES,
     )
 

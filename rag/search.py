@@ -30,39 +30,39 @@ class SearchOptions:
 
     corpus: str | None = setting(
         None,
-        "passages to retrieve from: a folder of `build passages`, or JSON lines with text, perhaps title, id (eval "
-        "run: all contexts in --data)",
+        "passages to retrieve from: a folder of `build passages`, or JSON lines of text and optional title, id "
+        "(default of eval run: all contexts in --data)",
     )
     triples: str | None = setting(
         None, 'triples of the passages: JSON lines of {"title", "text", "triples"}, or a store of `rag extract`'
     )
     extractor: str | None = setting(
         None,
-        "whose triples: an extractor that --triples holds, by number or model; or a trained model (folder, hub id) or "
-        f"'{TEACHER}', the run's chat model, that reads retrieved passages which the store --triples (default: in "
-        "--index) does not hold yet",
+        "take the triples of this extractor in --triples, by number or model; or let a trained model (folder, hub "
+        "id) or '{TEACHER}', the run's chat model, read the retrieved passages that the store --triples (default: in "
+        "--index) lacks",
     )
     extractor_set: tuple[str, ...] = rare(
-        (), "options of that trained model, as beams=4,max_tokens=256,dtype=bfloat16", needs="extractor"
+        (), "options of a trained --extractor, for example beams=4,max_tokens=256,dtype=bfloat16", needs="extractor"
     )
-    retriever: RetrieverKind = setting("bm25", "how passages (or triples) are found")
+    retriever: RetrieverKind = setting("bm25", "how to find passages (or triples)")
     encoder: str | None = setting(
         None,
-        "sentence encoder of dense retrieval and of reranking: hub id, folder, pypi:<package>, or openai:<model> on an "
+        "sentence encoder for dense retrieval and reranking: hub id, folder, pypi:<package>, or openai:<model> on an "
         "OpenAI-compatible server (OPENAI_BASE_URL, OPENAI_API_KEY)",
     )
     vectors: VectorSearch = rare(
-        "flat", "compare a query with all vectors, or find the nearest through an HNSW graph: for a million and more"
+        "flat", "compare a query with all vectors (flat), or search an HNSW graph, for a million and more"
     )
-    query_prompt: str | None = rare(None, "put before queries (default: the encoder's own)", needs="encoder")
-    text_prompt: str | None = rare(None, "put before texts (default: the encoder's own)", needs="encoder")
+    query_prompt: str | None = rare(None, "text before each query (default: the encoder's)", needs="encoder")
+    text_prompt: str | None = rare(None, "text before each passage or triple (default: the encoder's)", needs="encoder")
     similarity: Similarity | None = rare(
-        None, "how vectors are compared (default: the encoder's own, else cosine); dot for Contriever", needs="encoder"
+        None, "how to compare vectors, dot for Contriever (default: the encoder's, else cosine)", needs="encoder"
     )
     trust_remote_code: bool = rare(False, "run Python code that comes with the encoder")
-    language: str = rare(AUTO, "whose stems and stop words BM25 takes, as german; none, or auto: that of the corpus")
+    language: str = rare(AUTO, "language of BM25's stems and stop words: auto, none, or for example german")
     overwrite: bool = setting(False, "replace an index of another corpus or encoder in --index")
-    index: str | None = setting(None, "folder of the indexes (default: OUTPUT/index of a run, a temporary one of ask)")
+    index: str | None = setting(None, "folder of the indexes (default: OUTPUT/index; of ask a temporary one)")
 
 
 def build_indexes(options: SearchOptions, embedder: Embedder | None = None) -> None:

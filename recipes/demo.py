@@ -81,7 +81,7 @@ ROWS = {
 def main() -> None:
     """Run what is not done yet, then show the table and answer one question from the exported folder."""
     parser = CommandParser(prog="tripletune demo", description=__doc__, example="tripletune demo --fresh")
-    parser.add_argument("--fresh", action="store_true", help=f"forget what {HOME} holds")
+    parser.add_argument("--fresh", action="store_true", help=f"start again: remove {HOME}")
     if parser.parse_args().fresh:
         shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir(parents=True, exist_ok=True)

@@ -39,9 +39,9 @@ class KeepOptions(TrajectoryOptions):
 class TrainingStep:
     """How a student learns from the runs that are kept: it goes on from its adapter."""
 
-    recipe: str = setting("cirag_distill", "file of recipes/", choices=("cirag_distill", "ras_multitask"))
-    config: str = setting("", "its YAML file")
-    settings: dict[str, Any] = setting({}, "settings beside those of the file, by their dotted names")
+    recipe: str = setting("cirag_distill", "training program in recipes/", choices=("cirag_distill", "ras_multitask"))
+    config: str = setting("", "YAML file of that program")
+    settings: dict[str, Any] = setting({}, "settings that override the file, for example {train.epochs: 1}")
     launcher: str = setting("recipes/accelerate/cpu.yaml", "accelerate's configuration file")
 
 
@@ -51,15 +51,15 @@ class ExpertConfig:
 
     output_dir: str = setting("runs/expert", "folder of all rounds")
     student: str = setting("", "the student to begin with: run, adapter or export")
-    rounds: int = setting(2, "rounds", at_least=1)
-    samples: int = setting(4, "K, runs of each question in a round", at_least=1)
+    rounds: int = setting(2, "number of rounds", at_least=1)
+    samples: int = setting(4, "K, runs per question and round", at_least=1)
     loop: dict[str, Any] = setting(
-        {}, "options of `tripletune eval run` and of the system, by name, but the student and the data"
+        {}, "options of `tripletune eval run` and of the system, by name, without student and data"
     )
-    questions: dict[str, Any] = setting({}, "its options for the training questions, such as data and corpus")
-    exam: dict[str, Any] = setting({}, "its options for the held-out questions")
-    draw: str = setting("student", "whose replies are drawn at temperature 1", choices=("student", "teacher"))
-    first_sample: int = setting(0, "number of the first sample, which is its seed", at_least=0)
+    questions: dict[str, Any] = setting({}, "options for the training questions, such as data and corpus")
+    exam: dict[str, Any] = setting({}, "options for the held-out questions")
+    draw: str = setting("student", "model that samples its replies at temperature 1", choices=("student", "teacher"))
+    first_sample: int = setting(0, "seed of the first sample; the next ones follow", at_least=0)
     keep: KeepOptions = field(default_factory=KeepOptions)
     train: TrainingStep = field(default_factory=TrainingStep)
 

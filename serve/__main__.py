@@ -32,20 +32,20 @@ _LOCAL = ("127.0.0.1", "localhost", "[")
 class ServeOptions:
     """Where a server listens, what it offers, and how much it takes."""
 
-    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 is all of this machine's")
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 takes requests from other machines")
     port: int = setting(8000, "port to listen on; 0 takes a free one", at_least=0, at_most=65535)
     api_key_env: str | None = setting(None, "name of the environment variable with the key that clients must send")
     systems: tuple[str, ...] = setting(
-        (), "the systems to offer, separated by commas (default: all that can run with what is given)",
+        (), "systems to offer, separated by commas (default: all that can run)",
         choices=system_names(),
     )  # fmt: skip
     integrator: str | None = setting(None, "a trained model that integrates in CIRAG: folder or hub id")
-    places: int = setting(32, "most questions answered at once", at_least=1)
-    queue: int = setting(128, "most questions that wait for a place; one more is refused (429)", at_least=0)
-    timeout: float = setting(120.0, "most seconds for a question, waiting included (504)", above=0)
-    grace: float = setting(30.0, "seconds for the questions under way when the server is asked to end", at_least=0)
-    body_limit: int = rare(2**20, "most bytes of a request (413)", at_least=1)
-    hosts: tuple[str, ...] = rare((), "names by which clients reach it (default: on loopback its own, else any)")
+    places: int = setting(32, "maximum questions answered at once", at_least=1)
+    queue: int = setting(128, "maximum waiting questions; one more is refused (429)", at_least=0)
+    timeout: float = setting(120.0, "timeout of a question in seconds, waiting included (504)", above=0)
+    grace: float = setting(30.0, "seconds to finish started questions when the server stops", at_least=0)
+    body_limit: int = rare(2**20, "maximum bytes of a request (413)", at_least=1)
+    hosts: tuple[str, ...] = rare((), "host names that clients may use (default: on loopback its own, else any)")
 
 
 def _serve(args: argparse.Namespace) -> None:
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and serve."""
     parser = CommandParser(
         prog="tripletune serve",
-        description="Answer questions over HTTP, as a model of OpenAI's API, and show how on one page.",
+        description="Answer questions through OpenAI's API, and show every step on a page.",
         others="an option of the systems, for example max_rounds=3, or of one alone, ras.top_k=3; repeatable",
         example="tripletune serve runs/demo/export --corpus corpus.jsonl --triples triples.jsonl",
     )

@@ -46,9 +46,9 @@ def main(name: str, description: str = "", argv: Sequence[str] | None = None, ru
 
     def program() -> None:
         module = load_from(TASKS, name.replace("-", "_"), "training task")
-        example = "" if description else f"tripletune train {name.replace('_', '-')} {module.TASK.usage} --dry-run"
+        example = f"tripletune train {name.replace('_', '-')} {module.TASK.usage} --output_dir FOLDER --dry-run"
         about = description or module.__doc__ or ""
-        config, dry_run = parse_command_line(module.TASK.Config, about, argv, example=example)
+        config, dry_run = parse_command_line(module.TASK.Config, about, argv, example="" if description else example)
         train(module.TASK(config), dry_run, run)
 
     return run_program(

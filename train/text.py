@@ -31,9 +31,9 @@ Example = TypeVar("Example")
 class TextSection(DataSection):
     """Data of a run on plain text."""
 
-    chat_template: str | None = setting(None, "Jinja file instead of the model's chat template; saved with it")
+    chat_template: str | None = setting(None, "Jinja file that replaces the model's chat template; saved with it")
     template_options: dict[str, Any] = rare(
-        {}, "variables of the chat template, such as {enable_thinking: false}; written into the template that is saved"
+        {}, "variables of the chat template, for example {enable_thinking: false}; saved in the template"
     )
 
 
@@ -41,8 +41,8 @@ class TextSection(DataSection):
 class TextTrainSection(TrainSection):
     """Optimisation of a run on plain text."""
 
-    packing: bool = setting(False, "several samples in a row, apart from each other (decoders)")
-    pack_tokens: int = setting(1024, "tokens of a pack", at_least=32)
+    packing: bool = setting(False, "pack several samples into a row, apart from each other (decoders)")
+    pack_tokens: int = setting(1024, "tokens per pack", at_least=32)
 
 
 class TextTask(TrainingTask):

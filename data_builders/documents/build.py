@@ -56,11 +56,11 @@ _PARAGRAPHS, _READ = 20, 300
 class PassageOptions(CheckedOptions):
     """How documents are cut."""
 
-    size: int = setting(1000, "most characters of a passage (about 250 tokens)", at_least=50)
+    size: int = setting(1000, "maximum characters of a passage (about 250 tokens)", at_least=50)
     text_column: tuple[str, ...] = setting(
-        TEXTS, "column of the text in JSONL, CSV and Parquet, the first that is there"
+        TEXTS, "text column of JSONL, CSV and Parquet; the first that exists is read"
     )
-    title_column: tuple[str, ...] = setting(TITLES, "column of their titles")
+    title_column: tuple[str, ...] = setting(TITLES, "title column")
 
 
 @dataclass
@@ -231,13 +231,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; bad input, and documents none of which can be read, end it with one line and exit code 2."""
     parser = CommandParser(
         prog="tripletune build passages",
-        description="Cut documents (text, Markdown, HTML, PDF, DOCX, JSONL, CSV, Parquet) into passages for retrieval; "
-        "run again, it reads what has changed.",
+        description="Cut documents (text, Markdown, HTML, PDF, DOCX, JSONL, CSV, Parquet) into passages for "
+        "retrieval; a second run reads changed documents alone.",
         example="tripletune build passages --documents folder --output mine",
     )
     about = "folders and files; hidden files and links in folders are left out"
     parser.add_argument("--documents", required=True, nargs="+", action="extend", metavar="PATH", help=about)
-    parser.add_argument("--output", required=True, metavar="DIR", help="folder of the passages, new or to be updated")
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder of the passages, created or updated")
     add_arguments(parser, PassageOptions)
     given = parser.parse_args(arguments)
 

@@ -98,49 +98,48 @@ class BuildOptions(FolderOptions):
         "main_question", "q_0: the main question (the paper) or the first generated sub-query (the authors' code)"
     )
     distractors: int = setting(
-        0, "non-supporting passages of the question whose triples join each step (the paper: none)", at_least=0
+        0, "add the triples of N non-supporting passages to each step (the paper: none)", at_least=0
     )
     failed_searches: float = setting(
-        0.0, "share of the searches that first bring useless facts, so that the label asks again (the paper: none)",
+        0.0, "share of searches that first bring useless facts, so that the label asks again (the paper: none)",
         at_least=0, below=1,
     )  # fmt: skip
     check_facts: Literal["drop", "count", "off"] = setting(
-        "off", "what to do with a question whose facts do not hold the answer, or a name that a sub-query needs: "
-        "leave it out, count it in the card, or do not look (the paper)",
+        "off", "drop a question whose facts lack the answer or a name that a sub-query needs, count it in the card, "
+        "or do not check (the paper)",
     )  # fmt: skip
     triple_file: str | None = setting(
         None, "triples of distractors and failed searches: a store, or JSON lines of title, text, triples"
     )
-    corpus: str | None = setting(None, "the corpus with the supporting passages that rows of qa name by id or title")
+    corpus: str | None = setting(None, "corpus of the supporting passages that qa rows name by id or title")
     triples_from: str = setting(
-        "teacher", "where triples of kept documents come from: teacher, or a file like --triple-file"
+        "teacher", "source of the triples of kept documents: teacher, or a file like --triple-file"
     )
     show_documents: Shown = rare(
-        "supporting", "documents the teacher's filter chooses from: the supporting passages (the paper) or all passages"
+        "supporting", "documents that the teacher's filter sees: the supporting passages (the paper) or all"
     )
     prompts: str | None = setting(
-        None, "folder with prompts of your own: subq_filter.md, subq_query.md, subq_triples.md; ours for the others"
+        None, "folder of custom prompts: any of subq_filter.md, subq_query.md, subq_triples.md"
     )
     json_schema: bool = rare(
-        False, "send a JSON schema with each call, for OpenAI-compatible servers; such calls have other ledger keys"
+        False, "send a JSON schema with each call, for OpenAI-compatible servers; this changes the ledger keys"
     )
     on_call_error: Literal["stop", "drop"] = setting(
         "stop", "when a retry cannot fix a call: stop, or drop the question"
     )
-    concurrency: int = setting(64, "questions under way at once", at_least=1)
+    concurrency: int = setting(64, "questions labelled at once", at_least=1)
     direct_answer_model: str | None = setting(
-        None, "base model of the direct-answer test: hub id, folder or pypi:package; without it and without stored "
-        "answers there is no test",
+        None, "base model of the direct-answer test: hub id, folder or pypi:package (default: no test)",
     )  # fmt: skip
-    direct_answers: str | None = rare(None, "stored answers of that test: JSON lines of question_id, answer")
+    direct_answers: str | None = rare(None, "direct answers stored before: JSON lines of question_id, answer")
     filtered_answers: bool = rare(
         False,
-        "give a question that the base model answers, but whose documents the filter drops, an answering record and no "
-        "plan (RAS, section C.4); by default it is not shown to the filter",
+        "filter also the questions that the base model answers; where no document is kept, write an answering record "
+        "without a plan (RAS, section C.4)",
     )
     batch_size: int = rare(8, "questions per batch in the direct-answer test", at_least=1)
-    max_new_tokens: int = rare(16, "longest answer in the direct-answer test, in tokens", at_least=1)
-    limit: int | None = setting(None, "only the first N questions of each source", at_least=1)
+    max_new_tokens: int = rare(16, "maximum tokens of an answer in the direct-answer test", at_least=1)
+    limit: int | None = setting(None, "read only the first N questions of each source", at_least=1)
     asqa_count: int = rare(PARTS["asqa"], "questions to take from sources of asqa", at_least=1)
     arc_easy_count: int = rare(PARTS["arc_easy"], "questions to take from sources of arc_easy", at_least=1)
     validation_fraction: float = setting(0.05, "share of the questions for validation", at_least=0, below=1)
@@ -213,16 +212,16 @@ def subq_parser() -> CommandParser:
     )
     add = parser.add_argument
     add("--source", action="append", required=True, metavar="[NAME=]READER:FILE[:ANNOTATIONS]",
-        help="a benchmark file (.json, .jsonl, .parquet, or a hub id owner/name[@configuration][#split]) with its "
-        "reader (hotpotqa, musique, two_wiki, ...) and annotations: recorded teacher replies, or a triple file for "
-        "musique and two_wiki; without any, the teacher LLM labels it; repeat it for several")  # fmt: skip
+        help="reader (hotpotqa, musique, two_wiki, ...), benchmark file (.json, .jsonl, .parquet, or a hub id "
+            "owner/name[@configuration][#split]) and annotations: recorded teacher replies, or a triple file of "
+            "musique and two_wiki; without annotations the teacher LLM labels it; repeatable")  # fmt: skip
     add_arguments(parser, BuildOptions, only=("output",))
     add("--teacher", choices=(ANNOTATIONS, *backend_names()), default=ANNOTATIONS,
-        help="who labels: recorded replies and gold annotations, or an LLM of one of the backends, which labels "
-        "the sources without annotations (default: annotations)")  # fmt: skip
+        help="label with recorded replies and gold annotations, or with an LLM of this backend the sources without "
+            "annotations (default: annotations)")  # fmt: skip
     add_arguments(parser, LLMOptions, "teacher", only=("model",))
     add_llm(parser)
-    add("--dry-run", action="store_true", help="send nothing; show the most calls and tokens it would take")
+    add("--dry-run", action="store_true", help="send nothing; show the maximum calls and tokens")
     add("--price", metavar="IN,OUT", help="dollars per million tokens read and written, for --dry-run")
     for title, names in _GROUPS.items():
         add_arguments(parser.add_argument_group(title), BuildOptions, only=names)

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; bad input ends it with one line and exit code 2."""
     parser = CommandParser(
         prog="tripletune build questions",
-        description="Make questions over a corpus of your own with a teacher, split by document.",
+        description="Make questions over your corpus with a teacher, split by document.",
         example="tripletune build questions --corpus mine --triples mine.triples.sqlite --llm openai:MODEL "
         "--output data/questions",
     )
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--output", required=True, metavar="DIR", help="folder for the questions")
     add("--overwrite", action="store_true", help="replace questions in the output folder")
-    add("--dry-run", action="store_true", help="send nothing; show calls and tokens of as many drafts as questions")
+    add("--dry-run", action="store_true", help="send nothing; show calls and tokens for one draft per question")
     add("--price", metavar="IN,OUT", help="dollars per million tokens read and written, for --dry-run")
     add("--tokenizer", help="count the tokens of --dry-run with this model's tokenizer")
     add_chat_model(parser.add_argument_group("teacher"))

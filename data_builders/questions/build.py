@@ -55,16 +55,16 @@ class QuestionBuildOptions(CheckedOptions):
     triples: str = field(metadata={"help": "their triples: a store of `rag extract`, or JSON lines"})
     count: int = setting(500, "questions to make, held-out ones included", at_least=1)
     holdout: float = setting(
-        0.2, "share of the questions for testing, about documents with this share of the facts", at_least=0, below=1
+        0.2, "share of questions for testing; their documents hold the same share of facts", at_least=0, below=1
     )
     seed: int = setting(0, "seed of split and draws")
-    kinds: str = setting(_MIX, "kinds of questions by weight; where one runs out the others fill in")
-    tries: float = setting(3.0, "most drafts for each question, since some are rejected", at_least=1)
+    kinds: str = setting(_MIX, "weights of the kinds of questions; when one runs out, the others fill in")
+    tries: float = setting(3.0, "maximum drafts per question, since some are rejected", at_least=1)
     context: int = setting(10, "passages in the context of a question, distractors included", at_least=4)
     prompts: str | None = setting(
-        None, "folder with prompts of your own: questions_word.md, questions_read.md, questions_recall.md"
+        None, "folder of custom prompts: any of questions_word.md, questions_read.md, questions_recall.md"
     )
-    copied: int = rare(8, "words in a row that a question may not share with a passage", at_least=2)
+    copied: int = rare(8, "reject a question that shares N words in a row with a passage", at_least=2)
 
     def check(self) -> list[str]:
         """What no single value shows."""

@@ -53,10 +53,10 @@ _PREDICATES = sorted({relation.predicate for relation in RELATIONS})
 class WorldOptions(CheckedOptions):
     """What world to generate; the weights of the six retrieval kinds are relative to each other."""
 
-    seed: int = setting(7, "seed of everything that is drawn")
-    train: int = setting(600, "questions in the train split (0: no such split)", at_least=0)
-    validation: int = setting(60, "questions in the validation split (0: no such split)", at_least=0)
-    test: int = setting(100, "questions in the test split (0: no such split)", at_least=0)
+    seed: int = setting(7, "seed of all random choices")
+    train: int = setting(600, "questions in the train split (0: no split)", at_least=0)
+    validation: int = setting(60, "questions in the validation split (0: no split)", at_least=0)
+    test: int = setting(100, "questions in the test split (0: no split)", at_least=0)
     common_knowledge: float = setting(
         0.12, "share of questions that need no retrieval, of all questions", at_least=0, at_most=1
     )
@@ -77,11 +77,8 @@ class WorldOptions(CheckedOptions):
         10, "paragraphs in the context of each question, distractors included", at_least=4, at_most=MINIMUM_ARTICLES
     )
     about: str = setting("", "predicates that questions are about, separated by commas (empty: all)")
-    wordings: int = setting(
-        0,
-        "wordings of a relation in questions: the first N, all but the last N (-N), or all (0); few need few examples",
-    )
-    other_wordings: bool = setting(False, "take the wordings that --wordings leaves out, for an examination")
+    wordings: int = setting(0, "wordings of a relation in questions: the first N, all but the last N (-N), or all (0)")
+    other_wordings: bool = setting(False, "use the wordings that --wordings leaves out, for a test")
 
     def check(self) -> list[str]:
         """What can't work beyond single values."""

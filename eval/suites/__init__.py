@@ -52,10 +52,10 @@ class SuiteOptions:
 
     data: str = setting(dataclasses.MISSING, "the data: a folder, or one file")
     output: str = setting(dataclasses.MISSING, "folder of the results; the same command continues it")
-    limit: int | None = setting(None, "only the first N items", at_least=1)
-    overwrite: bool = setting(False, "replace what an earlier run left in --output, or an index of other data")
+    limit: int | None = setting(None, "take only the first N items", at_least=1)
+    overwrite: bool = setting(False, "replace an earlier run in --output, or an index of other data")
     max_failed: float = rare(
-        0.1, "share of failed items above which the exit code is 4; they score 0", at_least=0, at_most=1
+        0.1, "exit with code 4 if a larger share of the items fails; a failed item scores 0", at_least=0, at_most=1
     )
 
 

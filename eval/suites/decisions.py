@@ -72,9 +72,11 @@ class DecisionOptions(SuiteOptions):
     batch_size: int = setting(16, "prompts per forward pass", at_least=1)
     dtype: str | None = setting(None, DTYPE_HELP)
     max_prompt_tokens: int | None = setting(
-        None, "longest prompt; the oldest candidates go first, as in training (default: no limit)", at_least=1
+        None,
+        "maximum tokens of a prompt; the oldest candidates are dropped first (default: no limit)",
+        at_least=1,
     )
-    max_reply_tokens: int = setting(CiragOptions().max_integration_tokens, "longest reply", at_least=1)
+    max_reply_tokens: int = setting(CiragOptions().max_integration_tokens, "maximum tokens of a reply", at_least=1)
 
 
 class DecisionSuite(Suite):

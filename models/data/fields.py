@@ -1,7 +1,7 @@
-"""Fields of rows that come from files: what is there, and of which kind.
+"""Checks of the fields of rows from files.
 
-A field that is missing, null or blank is absent; 0, False and the text "None" are values. A value of another kind than
-is wanted is refused with its place, and never written as text.
+A field that is missing, null or blank is absent; 0, False and the text "None" are values. A value of the wrong kind is
+an error that names its place.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def name_list(row: Mapping[str, Any], where: str, name: str) -> list[str]:
 
 
 def is_true(row: Mapping[str, Any], where: str, name: str, default: bool = False) -> bool:
-    """Whether a field says so: true or false, 1 or 0, yes or no, as such or as text."""
+    """The boolean of a field: true, false, 1, 0, yes or no, also as text."""
     value = given(row, name)
     word = str(value).strip().lower().removesuffix(".0")
     if value is not None and word not in _WORDS:
@@ -68,7 +68,7 @@ def is_true(row: Mapping[str, Any], where: str, name: str, default: bool = False
 
 
 def unfolded(value: Any) -> Any:
-    """The list or object that a text holds as JSON, as Python prints it or as NumPy does; another value as it is."""
+    """The list or object in a text of JSON, Python or NumPy; any other value unchanged."""
     if not isinstance(value, str) or value.strip()[:1] not in ("[", "{"):
         return value
     with suppress(ValueError, RecursionError):
@@ -80,7 +80,7 @@ def unfolded(value: Any) -> Any:
 
 
 def checked(row: Any, where: str, layout: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a row that its layout names; absent ones are left out.
+    """A row's fields that the layout names, without absent ones.
 
     Args:
         layout: By name a type, `[layout]` of a list or the layout of an object; `name?` may be missing or null, and

@@ -1,4 +1,4 @@
-"""Settings of a Graph-LLM, each declared here alone: its graph modules' and its prompts'.
+"""Settings of a Graph-LLM's graph modules and prompts, declared only here.
 
 `GraphSettings` is a base of the training configuration's `model` section (flags, YAML, card) and of `GraphLLMConfig`
 (`config.json`, the layers read it); `PromptSettings` of its `data` section and of `ProcessorSettings`. Defaults are the
@@ -18,26 +18,28 @@ class GraphSettings:
     """Graph encoder, projector and graph token (RAS, section 3.4)."""
 
     encoder: str = setting("sentence-transformers/all-roberta-large-v1", "sentence encoder for node and edge texts")
-    use_graph: bool = setting(True, "false: no graph encoder and no graph token (ablation No GraphEncode)")
+    use_graph: bool = setting(True, "use graph encoder and graph token; false is the ablation No GraphEncode")
     graph_architecture: str = rare(
         "graph_transformer",
-        "graph convolution; …_authors: as in their code, without edge features",
+        "graph convolution; …_authors: as in the authors' code, without edge features",
         choices=("graph_transformer", "gat", "gcn", "gat_authors", "gcn_authors"),
     )
     graph_hidden_width: int = rare(1024, "hidden width of the graph encoder", above=0)
-    graph_layers: int = rare(3, "graph convolutions", above=0)
+    graph_layers: int = rare(3, "number of graph convolutions", above=0)
     graph_heads: int = rare(8, "attention heads of the graph encoder", above=0)
     graph_dropout: float = rare(0.1, "dropout of the graph encoder", at_least=0, at_most=1)
     graph_attention_dropout: float = rare(
-        0.0, "dropout of its attention weights; 0.1 in the authors' code", at_least=0, at_most=1
+        0.0, "dropout of the encoder's attention weights; 0.1 in the authors' code", at_least=0, at_most=1
     )
     graph_pooling: str = rare(
-        "subgraphs", "subgraphs: mean per sub-graph, then across; union: mean over G_Q", choices=("subgraphs", "union")
+        "subgraphs",
+        "mean per sub-graph, then across (subgraphs), or over G_Q (union)",
+        choices=("subgraphs", "union"),
     )
     projector_width: int = rare(2048, "intermediate width of the projector", above=0)
     graph_token: str = rare(
         "paper",
-        "normalised: without the projector's offset, and as long as the mean token embedding",
+        "normalised takes the projector's output without its offset, scaled to the mean token embedding",
         choices=("paper", "normalised"),
     )
 
@@ -48,22 +50,24 @@ class PromptSettings:
 
     evidence: str = setting(
         "triples",
-        "triples; text: passages instead of triples (ablation No Text-to-Triple); graph: facts in the graph alone",
+        "triples of a step; its passages (text, ablation No Text-to-Triple); or facts in the graph alone (graph)",
         choices=("triples", "text", "graph"),
     )
     prompt_format: str = rare(
         "auto",
-        "chat is the tokenizer's template; auto: chat where there is one",
+        "prompt format; chat is the tokenizer's template, auto takes chat where there is one",
         choices=("auto", "chat", "plain", "llama2"),
     )
     prompt_order: str = setting(
         "instruction_first",
-        "instruction_first (paper); history_first: graph token and instruction after the history; interleaved: a "
-        "question is one growing sequence with a graph token for each step, and one row in training",
+        "parts of the prompt: instruction_first (paper); history_first, then graph token and instruction; "
+        "interleaved, a question is one growing sequence with a graph token per step, and one row in training",
         choices=("instruction_first", "history_first", "interleaved"),
     )
-    max_input_tokens: int = rare(2500, "longest prompt; triples of the oldest step are left out first", at_least=16)
-    max_label_tokens: int = rare(300, "longest label, with its end-of-sequence token", at_least=2)
+    max_input_tokens: int = rare(
+        2500, "maximum prompt tokens; triples of the oldest step are dropped first", at_least=16
+    )
+    max_label_tokens: int = rare(300, "maximum label tokens, end-of-sequence token included", at_least=2)
 
 
 def values_of(kind: type, section: Any) -> dict[str, Any]:

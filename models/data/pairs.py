@@ -1,19 +1,18 @@
-"""What models on plain text learn from: text-to-triples pairs and a teacher's trajectories.
+"""Training data of models on plain text: text-to-triples pairs and a teacher's trajectories.
 
-**Pairs** (RAS, 3.2 and D.1): what a sample *is*, the text it becomes, and how a reply is read.
-One JSON object a line: `{"id", "text", "title", "triples": [[s, p, o]], "source"}`, of which text and triples are
-enough. Training and extraction both call
-`render_source`, `format_triples` and `extraction_chat`, so what a model reads at use is what it was trained on.
+**Pairs** (RAS, 3.2 and D.1): what a sample *is*, the text it becomes, and how a reply is read. One JSON object a line:
+`{"id", "text", "title", "triples": [[s, p, o]], "source"}`; text and triples are required. Training and extraction both
+call `render_source`, `format_triples` and `extraction_chat`, so a model reads the same form in use as in training.
 
     source   Oslo: Oslo is the capital of Norway.
     target   (S> Oslo| P> capital of| O> Norway)
 
 A text without facts has an empty target, one that is only a name `(S> NAME| P> is| O> NAME)` (figure 19, rule 7).
 
-**Trajectories** (CIRAG, section 3.5, eq. 7 and 8): a chat with the turns a student is to learn.
-One JSON object a line: `{"id", "question_id", "role", "model", "messages": [{"role", "content"}], "learned": [bool]}`.
-`learned` says of every message whether the loss counts it: the decisions y_t of the teacher, not what was retrieved.
-Chats as other trainers have them (`chat_row`) are trajectories, too, whose replies are learned.
+**Trajectories** (CIRAG, section 3.5, eq. 7 and 8): a chat with the turns a student is to learn. One JSON object a line:
+`{"id", "question_id", "role", "model", "messages": [{"role", "content"}], "learned": [bool]}`. `learned` says which
+messages the loss counts: the teacher's decisions y_t, not retrieved text. Chats in other trainers' layouts (`chat_row`)
+are trajectories that learn every reply.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class ExtractionPair:
 
     @property
     def target(self) -> str:
-        """What the model learns to write: the triples in RAS's format, or nothing."""
+        """The text to learn: triples in RAS's format, or nothing."""
         return format_triples(self.triples)
 
     def to_json(self) -> dict[str, Any]:
@@ -111,16 +110,16 @@ def load_instruction(path: str | Path | None = None) -> str:
 
 
 def is_only_a_name(title: str, text: str) -> bool:
-    """Whether a passage is no more than a name: its text repeats its title, or there is no text.
+    """Whether a passage is only a name: its text repeats its title, or is empty.
 
-    A text without a title is never taken for one: whether "Oslo" is a name takes a model to say.
+    A text without a title is not one, since only a model can tell whether "Oslo" is a name.
     """
     name, body = (" ".join(part.split()).rstrip(".").casefold() for part in (title, text))
     return bool(name) and body in ("", name)
 
 
 def entity_triple(name: str) -> Triple:
-    """What stands for a text that is only a name (RAS, figure 19, rule 7)."""
+    """The triple of a text that is only a name (RAS, figure 19, rule 7)."""
     return Triple(name, "is", name)
 
 
@@ -137,8 +136,8 @@ class ExtractionReply:
 
     Attributes:
         malformed: How many triples were malformed and left out.
-        unreadable: Whether there is text, but neither a triple nor the word for "no facts".
-        repeated: Triples left out since they stood there before.
+        unreadable: Whether the reply has text, but neither a triple nor the word for "no facts".
+        repeated: Repeated triples that were left out.
     """
 
     triples: tuple[Triple, ...]
@@ -148,7 +147,7 @@ class ExtractionReply:
 
     @property
     def is_malformed(self) -> bool:
-        """Whether anything of the output could not be used as it was written."""
+        """Whether any part of the output could not be used as written."""
         return self.unreadable or self.malformed > 0
 
 
@@ -168,7 +167,7 @@ def read_reply(text: str) -> ExtractionReply:
 
 
 def read_replies(texts: Sequence[str]) -> ExtractionReply:
-    """Read the replies to the pieces of one text, each by itself: what is wrong with one is none of its neighbours'."""
+    """Read the replies to the pieces of one text, each by itself: a bad reply does not affect the others."""
     replies = [read_reply(text) for text in texts]
     found = [triple for reply in replies for triple in reply.triples]
     distinct = tuple(dict.fromkeys(found))
@@ -229,8 +228,8 @@ def chat_row(row: dict[str, Any], where: str) -> dict[str, Any]:
     """A chat as a stored trajectory.
 
     It is `{"messages": [{"role", "content"}]}`, `{"conversations": [{"from", "value"}]}`, `{"prompt", "completion"}`
-    (texts or messages), or `{"instruction", "input", "output"}`, the last two also with `system`. Learned is every
-    reply, of a prompt none; a `weight` of 0 leaves a message out.
+    (texts or messages), or `{"instruction", "input", "output"}`, the last two also with `system`. Every reply is
+    learned, except in `prompt` and with a `weight` of 0.
     """
     messages, learned = list[dict[str, Any]](), list[bool]()
     for turns, learns in _parts(row, where):
@@ -252,7 +251,7 @@ def chat_row(row: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _parts(row: dict[str, Any], where: str) -> list[tuple[Any, bool]]:
-    """The turns of a chat in parts, and of each whether its replies are learned."""
+    """The turns of a chat in parts, each with a flag for whether its replies are learned."""
     if (turns := given(row, "messages", "conversations")) is not None:
         return [(turns, True)]
     question = "\n\n".join(filter(None, (text_field(row, where, name) for name in ("instruction", "input"))))

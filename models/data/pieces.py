@@ -1,4 +1,4 @@
-"""Where texts are cut, be they documents, articles or what an extractor reads: between sentences, up to a size."""
+"""Cut documents, articles and an extractor's texts between sentences, up to a size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Span(NamedTuple):
 def sentences(text: str, limit: int, language: str = "en", start: int = 0) -> Iterator[Span]:
     """The sentences of a paragraph that begins at `start`, white space folded.
 
-    A sentence longer than `limit` characters is cut between words, a word that is longer anywhere.
+    A sentence longer than `limit` characters is cut between words, and a longer word anywhere.
     """
     from sentencex import get_sentence_boundaries
 
@@ -37,9 +37,8 @@ def pack(spans: Iterable[Span], limit: int, overlap: int = 0, by_content: bool =
     Args:
         limit: Longest piece, in characters.
         overlap: Most characters that a piece repeats from the end of the one before, in whole spans.
-        by_content: End each piece in its second half, after a paragraph where one ends there, at the sentence with the
-            smallest digest. An edit then moves the ends of the next pieces, and soon none: those after it stay as they
-            are, which piece by piece filled to the limit they do not.
+        by_content: End each piece in its second half, after a paragraph if possible, at the sentence with the smallest
+            digest. After an edit only the next few pieces then change; pieces filled to the limit would all change.
     """
     piece: list[Span] = []
     for span in spans:
@@ -71,7 +70,7 @@ def joined(piece: Iterable[Span]) -> str:
 
 
 def split_passage(text: str, limit: int, overlap: int = 0) -> list[str]:
-    """Cut a text into pieces of whole sentences, as few as filling them one after the other gives; see `pack`.
+    """Cut a text into pieces of whole sentences, each filled before the next; see `pack`.
 
     Together the pieces hold every character of the text but white space.
     """

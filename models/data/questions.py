@@ -1,9 +1,9 @@
-"""Questions of benchmarks, why one gives no records, and what a teacher says of one.
+"""Benchmark questions, the reasons to leave one out, and a teacher's annotations.
 
-RAS, appendix C, starts from triples (Q, {d_0, ..., d_n}, A). A `Question`, which every benchmark reader yields, is that
-triple plus what 2WikiMultiHopQA and MuSiQue give besides: gold evidence triples and gold decompositions. A `Teacher`
-does the two steps before sample labelling (sections C.1 and C.2, figures 7 and 8) and reads triples out of a document
-(f_t2t of Algorithm 1): which documents help, one sub-query for each, its triples.
+RAS, appendix C, starts from triples (Q, {d_0, ..., d_n}, A). Every benchmark reader yields `Question`s: that triple,
+plus the gold evidence triples and decompositions of 2WikiMultiHopQA and MuSiQue. A `Teacher` does the two steps before
+sample labelling (sections C.1 and C.2, figures 7 and 8) and reads triples out of a document (f_t2t of Algorithm 1):
+which documents help, one sub-query for each, its triples.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Question:
             gold reasoning. Empty when the row names none.
         type: The benchmark's question type ("bridge", "comparison", "3hop1", ...).
         evidences: Gold evidence triples, in reasoning order.
-        search: The question as it is searched, where `question` has choices behind it.
-        short_answers: Of a question with several readings the aliases of each one's short answer (ASQA).
+        search: The text to search with, if `question` also lists choices.
+        short_answers: Aliases of the short answer of each reading, for an ambiguous question (ASQA).
         links: Ids or titles of the supporting passages in a corpus; `data_builders.readers.linked` appends these to
             `passages`.
     """
@@ -104,7 +104,7 @@ class UnlabelledQuestion(Exception):
 
     Attributes:
         detail: What exactly is wrong; may be empty.
-        stage: The role of the teacher LLM's call whose reply is at fault; empty when none is.
+        stage: The role of the teacher LLM's faulty call; empty when none is.
     """
 
     def __init__(self, reason: DropReason, detail: str = "", stage: str = "", reply: str = "") -> None:
@@ -113,12 +113,12 @@ class UnlabelledQuestion(Exception):
 
 
 class Annotation(NamedTuple):
-    """What a teacher says of one document.
+    """A teacher's sub-query and triples for one document.
 
     Attributes:
         document: Its index into `question.passages`.
         triples: Its facts f_t2t.
-        reworded: The same in other words, to ask again after a failed search; empty where none are known.
+        reworded: Rewordings of the sub-query to ask after a failed search, if known.
     """
 
     document: int
@@ -128,11 +128,11 @@ class Annotation(NamedTuple):
 
 
 class Teacher:
-    """What sample labelling asks of a teacher; only `annotate` must be written.
+    """The teacher in sample labelling; a subclass must write only `annotate`.
 
     Attributes:
         name: As the data card calls it.
-        collects_failures: Whether it is asked for documents of other questions, which failed searches bring.
+        collects_failures: Whether it also annotates documents of other questions, for failed searches.
         triples_of: The file of triples that it reads, if any; `check` is called at the end of a build.
     """
 
@@ -153,7 +153,7 @@ class Teacher:
         return False
 
     async def helpful_documents(self, question: Question) -> list[int]:
-        """What the document filter keeps (RAS, section C.1), as indices into `question.passages`."""
+        """Documents that the filter keeps (RAS, section C.1), as indices into `question.passages`."""
         return [one.document for one in await self.annotate(question)]
 
     async def keeps_nothing(self, question: Question) -> bool:

@@ -1,4 +1,4 @@
-"""The structured record: what a sample *is*, before any prompt is made of it (RAS, sections 3.4 and C.3).
+"""The structured record of a sample, from which prompts are made (RAS, sections 3.4 and C.3).
 
 One JSON object a line, the same keys in every row so that Arrow reads any shard:
 
@@ -57,7 +57,7 @@ class Action(StrEnum):
 
 
 def one_line(text: str) -> str:
-    """Text with a space for each line break: a line of a prompt must not be able to begin another."""
+    """Text with a space for each line break, so that it stays on one line of a prompt."""
     return text if text.splitlines() in ([text], []) else " ".join(text.split())
 
 
@@ -85,7 +85,7 @@ class ModelInput:
     """Everything the model may see: task, main question and the history of steps.
 
     Attributes:
-        graph_of: Steps whose graph is read in place of the history's own, as a control of what the graph token does.
+        graph_of: Steps whose graph replaces the history's, as a control of the graph token.
     """
 
     task: Task
@@ -178,8 +178,8 @@ class Record:
 def normalize_answer(text: str) -> str:
     """Lower-case, drop ASCII punctuation and the articles a, an, the, and fold white space (SQuAD's, HotpotQA's rule).
 
-    A text that consists of nothing else (the choice "A", the band "The The", the answer "!") keeps its articles, or
-    else its punctuation: an empty gold answer would match every prediction.
+    A text of nothing else (the choice "A", the band "The The", the answer "!") keeps its articles or punctuation, since
+    an empty gold answer would match every prediction.
     """
     lowered = text.lower()
     bare = lowered.translate(_PUNCTUATION)
@@ -198,7 +198,7 @@ def read_jsonl(
     """Stream a JSON-lines file as `("file:line", object)` pairs; blank lines are passed over.
 
     Args:
-        partial: Leave out a last line without an end, as a program that was killed leaves it.
+        partial: Leave out a last line without a line break, which a killed program leaves.
         stretch: The lines to read: number of the first, the byte it begins at, and how many; all unless given.
     """
     path = Path(path)
@@ -248,7 +248,7 @@ def open_rows(path: Path) -> Iterator[IO[bytes]]:
 def json_value(line: bytes) -> Any:
     """Read one JSON value, with or without byte-order mark; unpaired surrogates become U+FFFD.
 
-    JSON can spell one (`\\ud83d`), as text does that was cut inside an emoji; no tokenizer reads it.
+    Text that was cut inside an emoji has one (`\\ud83d`), which no tokenizer reads.
 
     Raises:
         UnicodeDecodeError: the bytes are not UTF-8.
@@ -272,8 +272,7 @@ def whole_characters(value: Any) -> Any:
 def record_files(path: str | Path, split: str | None = None) -> list[Path]:
     """The record shards under `path`: the file itself, or `<split>*.jsonl` / `<split>*.parquet` of a folder.
 
-    Where a folder has shards of exactly this name (`train.jsonl`, `train-00000.jsonl`), `train_small-00000.jsonl` is
-    another split.
+    Beside shards of exactly this name (`train.jsonl`, `train-00000.jsonl`), `train_small-00000.jsonl` is another split.
     """
     path = Path(path)
     if path.is_file():
@@ -298,7 +297,7 @@ def stored_rows(path: str | Path, split: str | None = None) -> Iterator[tuple[st
 
 
 def stored_parts(path: str | Path, split: str | None = None) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
-    """`stored_rows` in parts that are read apart from each other: some MiB of lines, or a row group of Parquet."""
+    """`stored_rows` in independent parts: some MiB of lines, or a row group of Parquet."""
     for file in record_files(path, split):
         if file.suffix == ".parquet":
             yield from _parquet_parts(file)
@@ -351,7 +350,7 @@ def read_records(path: str | Path, split: str | None = None) -> Iterator[Record]
 class Passage:
     """A unit of retrieval. `id` is stable: it depends on title and text alone unless the corpus names one.
 
-    `source` says where it stands, for citations: those of document, page and heading that the corpus names.
+    `source` holds document, page and heading for citations, where the corpus has them.
     """
 
     title: str
@@ -371,7 +370,7 @@ class Passage:
 
     @property
     def label(self) -> str:
-        """What people see: the title, or the first words of the text."""
+        """A short name to show: the title, or the first words of the text."""
         words = " ".join(self.text[:_LABEL].split())
         return self.title or (f"{words.rpartition(' ')[0] or words}…" if len(self.text) > _LABEL else words)
 
@@ -382,7 +381,7 @@ class Passage:
 
     @property
     def key(self) -> str:
-        """What names it in stores of triples: its content after NFKC without white space.
+        """Its key in stores of triples: the content after NFKC without white space.
 
         A corpus may name its passages itself, so `id` can't be the key.
         """
@@ -390,7 +389,7 @@ class Passage:
 
 
 def source_of(row: dict[str, Any]) -> dict[str, Any]:
-    """Where a passage stands; a corpus may have something else under these names, as a whole document."""
+    """Where a passage stands; a corpus may have something else under these names."""
     found = {}
     for name in SOURCE:
         if isinstance(value := row.get(name), (str, int)) and 0 < len(str(value)) < _LONGEST:
@@ -404,7 +403,7 @@ def passage_id(title: str, text: str) -> str:
 
 
 def corpus_file(path: str | Path) -> Path:
-    """The JSON lines of a corpus: the file itself, or that of a folder of `tripletune build passages`."""
+    """The JSON-lines file of a corpus: the path itself, or the file in a folder of `tripletune build passages`."""
     path = Path(path)
     if path.is_dir() and not (path / CORPUS).is_file():
         raise FileNotFoundError(

@@ -65,11 +65,11 @@ def render_parts(sample: ModelInput, evidence: str = "triples") -> tuple[str, st
 
 
 def render_growing(sample: ModelInput, evidence: str = "triples") -> list[str | None]:
-    """What stands behind the question where each prompt of a question goes on from the one before and its reply.
+    """The text after the question if each prompt of a question continues the previous prompt and reply.
 
     Returns:
-        Pieces, each tokenised by itself; None is the place of a step's graph. What the planner has replied, or would
-        have, is a piece of its own.
+        Pieces, each tokenised by itself; None is the place of a step's graph. The planner's real or expected reply is a
+        separate piece.
     """
     pieces: list[str | None] = []
     for step in sample.steps:

@@ -65,8 +65,8 @@ class FoundTriples(NamedTuple):
 
     Attributes:
         triples: Well-formed ones in order, repeated ones too.
-        malformed: How many were written as triples and are none.
-        cut_off: Whether the JSON around them is not complete.
+        malformed: Number of malformed triples.
+        cut_off: Whether their JSON is cut off.
     """
 
     triples: tuple[Triple, ...]
@@ -152,7 +152,7 @@ def _first_unescaped(pattern: re.Pattern[str], text: str) -> re.Match[str] | Non
 
 
 def _parse_body(body: str) -> tuple[Triple | None, bool]:
-    """The triple behind `(S>`, if it is one, and whether another one that lacks its `(S>` stands behind it."""
+    """The triple after `(S>`, if valid, and whether one without `(S>` follows."""
     # Names hold no line break, so a triple ends on its own line, at the last closing bracket before the next one.
     body = body.split("\n", 1)[0]
     predicate = _first_unescaped(_PREDICATE, body)

@@ -50,9 +50,9 @@ def fold(word: str) -> str:
 
 @cache
 def analyzer(language: str) -> Callable[[str], list[str]]:
-    """What makes the terms of a text for BM25: stems without accents, stop words left out.
+    """A function from text to BM25 terms: stems without accents, no stop words.
 
-    A language has a name of Snowball or stop-words, or a code; one that `detect` finds may have no such rules.
+    A language is a name of Snowball or stop-words, or a code; a detected one may lack rules.
     """
     import Stemmer
     from bm25s.stopwords import STOPWORDS_EN
@@ -79,7 +79,7 @@ def analyzer(language: str) -> Callable[[str], list[str]]:
 
 
 def detect(text: str) -> str:
-    """The code (ISO 639) of a text's language; that of English where the text is too short to tell."""
+    """The code (ISO 639) of a text's language; "en" if the text is too short to tell."""
     found, confidence = _identifier().classify(text)
     return _OTHER_CODES.get(found, found) if confidence >= _SURE else "en"
 

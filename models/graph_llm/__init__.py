@@ -1,8 +1,7 @@
 """The Graph-LLM of RAS (section 3.4): built from a base model, trained as an adapter, loaded, and asked for replies.
 
-`LocalGenerator` replies, one by one or to many at once. Calls of many tasks meet in a `DecodingService`; the
-graphs are read with the prompts. With a ledger they are calls like those of any other model: kept, found again, and
-accounted for.
+`LocalGenerator` decodes calls of many tasks together (`DecodingService`). With a ledger they are stored, reused and
+counted like calls of any other model.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ def build_graph_llm(
 
 @torch.no_grad()
 def _embedding_norm(language_model: PreTrainedModel) -> float:
-    """The mean norm of about a thousand token embeddings, as the layers read them: some families scale their table."""
+    """The mean norm of about a thousand token embeddings, after the scaling of families that do so."""
     embed: Any = language_model.get_input_embeddings()
     count = embed.weight.shape[0]
     some = torch.arange(0, count, max(1, count // 1000), device=embed.weight.device)
@@ -222,7 +221,7 @@ class LocalGenerator(DecodingService, Generator, Backend):
         self._closing = False
 
     def __copy__(self) -> LocalGenerator:
-        """Another reader with the same weights: its calls, their thread and the ledger's client are its own."""
+        """A generator with the same weights, but its own calls, thread and ledger client."""
         about = (self.graph_llm, self.processor, self.batch_size, self.embeddings, self.model, self._ledger)
         twin = LocalGenerator(*about)
         twin.sampling = self.sampling
@@ -276,7 +275,7 @@ class LocalGenerator(DecodingService, Generator, Backend):
         max_new_tokens: int,
         evidence: str | None = None,
     ) -> list[Completion]:
-        """Reply to many inputs, in the order given; the model's training mode is as before afterwards."""
+        """Reply to many inputs, in the order given; the model's training mode is restored."""
         requests = [self._request(sample, max_new_tokens, evidence) for sample in samples]
         with evaluating(self.graph_llm):
             decoder = self._make_decoder()

@@ -28,7 +28,7 @@ INVERSE = "inverse_"
 class SampleGraph(NamedTuple):
     """Sub-graphs of a sample side by side; empty ones leave no trace.
 
-    N names and E texts, or the keys of their embeddings; E numbers of nodes at each end; N sub-graph numbers.
+    N names and E texts, or the keys of their embeddings; E node numbers at each end; N sub-graph numbers.
     """
 
     nodes: list[Any]
@@ -102,7 +102,7 @@ class _EdgeAwareGCN(nn.Module):
 
 
 class _WithoutEdges(nn.Module):
-    """A convolution that edge features do not reach."""
+    """A convolution without edge features."""
 
     def __init__(self, conv: nn.Module) -> None:
         super().__init__()

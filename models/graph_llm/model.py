@@ -29,8 +29,8 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
 
     Attributes:
         base_weights: Fingerprint of the base model; see `models.loading.check_base`.
-        graph_token_norm: Norm of the graph token, then without the projector's offset, which else drowns what differs
-            between graphs; None leaves it as it is (paper).
+        graph_token_norm: Norm of the graph token, without the projector's offset, which hides the differences between
+            graphs; None leaves it unchanged (paper).
     """
 
     model_type = "graph_llm"
@@ -65,7 +65,7 @@ class Projector(nn.Sequential):
 
 
 class NormalisedProjector(Projector):
-    """A projector without the offset that any two graphs share: every token has length `norm`, the empty graph's 0."""
+    """A projector without the offset that all graphs share: tokens have length `norm`, the empty graph's 0."""
 
     def __init__(self, in_width: int, width: int, out_width: int, norm: float) -> None:
         super().__init__(in_width, width, out_width, bias=False)
@@ -138,7 +138,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
     def embed_inputs(self, input_ids: Any, graph_embeds: torch.Tensor | None) -> torch.Tensor:
         """Token embeddings (B, T, W) of `input_ids` (B, T), with graph tokens (placeholders, W) in their places.
 
-        Where there is no placeholder one graph token may be given, so that its parameters get a gradient (zero).
+        Without a placeholder one graph token may be given, so that its parameters get a (zero) gradient.
         """
         token_id = self.config.graph_token_id
         embed = self.language_model.get_input_embeddings()

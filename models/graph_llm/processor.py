@@ -3,16 +3,15 @@
 Token order (RAS, sections 3.4 and D.2): BOS and opening of the user turn, ONE graph placeholder, instruction, history
 and question, closing of the turn, label, end of sequence. Marker strings are ordinary text. A prompt that is too long
 loses triples of its oldest step first, never the instruction or the question; the graph keeps all of them. Within a
-step the last go first: those of the passage that was ranked lowest.
+step the triples of the lowest-ranked passage go first.
 
 With `prompt_order: history_first` (ours) the history comes before placeholder, instruction and question, so that all
-prompts of a question begin alike.
+prompts of a question share a prefix.
 
 With `prompt_order: interleaved` (ours) a question is one growing sequence: both instructions, the question, and for
 each step the planner's reply, its triples and one graph token of these triples. A prompt is the one before, its reply
-and what was found. The token is of the step's own graph: that of all steps so far would hold the earlier ones again,
-which the model has read. A prompt that is too long loses its oldest triples here, too; from that place on it no longer
-begins as the one before.
+and what was found. The token is of the step's own graph, since the model has read the earlier ones. A prompt that is
+too long also loses its oldest triples, and from there no longer continues the one before.
 """
 
 from __future__ import annotations
@@ -44,7 +43,8 @@ _INSTRUCTION, _BODY = "\ue000instruction\ue001", "\ue000body\ue001"
 
 @dataclass(kw_only=True)
 class ProcessorSettings(PromptSettings):
-    """What a processor needs besides its tokenizer, saved beside the weights; the instructions are INST_Plan, INST_Ans.
+    """Settings of a processor besides its tokenizer, saved beside the weights; the instructions are INST_Plan,
+    INST_Ans.
 
     `prompt_format` "plain" writes instruction, blank line, body, line break; "llama2" the same within [INST] … [/INST].
     """
@@ -57,7 +57,7 @@ class ProcessorSettings(PromptSettings):
 
 @dataclass(frozen=True, slots=True)
 class EncodedInput:
-    """A prompt as tokens, the graph behind each placeholder, and what was left out of its text so that it fits."""
+    """A prompt as tokens, the graph of each placeholder, and counts of what was left out to make it fit."""
 
     input_ids: list[int]
     graphs: list[SampleGraph]
@@ -107,9 +107,9 @@ class GraphLLMProcessor:
         The marker stands first in the label of a planning record; an answering record has none.
 
         Args:
-            long_labels: What to do with a label of more than `max_label_tokens`, the end-of-sequence token included:
-                "error", or "truncate", which drops that token with the rest: after a beginning it would teach to stop
-                in the middle of a sentence. The authors' code puts it there (framework/models/graphllm.py).
+            long_labels: For a label of more than `max_label_tokens`: "error", or "truncate", which also drops the
+                end-of-sequence token, since it would teach to stop inside a sentence. The authors' code puts it there
+                (framework/models/graphllm.py).
         """
         ids, limit = [*self.encode_text(record.label), int(self.tokenizer.eos_token_id)], self.settings.max_label_tokens
         if len(ids) > limit and long_labels == "error":

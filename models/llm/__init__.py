@@ -1,8 +1,8 @@
-"""The seams of a call to a model, which a `Completion` answers.
+"""Interfaces of model calls; a `Completion` is the answer.
 
-`Backend` talks to one model, `LLMClient` is what loops and builders call, `Generator` what loops with graphs call.
+Loops and builders call an `LLMClient`, loops with graphs a `Generator`. Both call a `Backend`, which talks to one
+model, through `models.llm.ledger_client`: cache, limits, retries.
 
-Between them stands `models.llm.ledger_client`: cache, limits, retries. A loop or a builder never sees a backend.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Sampling:
         temperature: 0 is greedy.
         top_p: Nucleus sampling; 1 keeps every token.
         seed: For servers that take one. Replies to the same messages under two seeds are two calls.
-        schema: A JSON schema, as JSON text, for servers that hold the reply to one.
+        schema: A JSON schema, as JSON text, for servers that enforce one.
     """
 
     temperature: float = 0.0
@@ -50,8 +50,8 @@ class Sampling:
     schema: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as keys of ledgers and triple stores have them. A field that comes later is left out at its
-        default, or every key would change; "stop", which earlier versions had, stays in its place for the same reason.
+        """The settings as keys of ledgers and triple stores have them. To keep earlier keys, newer fields are left out
+        at their default, and "stop" of earlier versions stays.
         """
         # 0 and 0.0 are the same temperature and must be the same text.
         found = {"temperature": float(self.temperature), "top_p": float(self.top_p), "max_tokens": self.max_tokens}
@@ -60,13 +60,13 @@ class Sampling:
 
 
 class Endpoint:
-    """What a model is reached through, with what can be asked of any.
+    """The common part of backends and clients.
 
     Attributes:
-        model: What the ledger's key calls it, for example "openai:gpt-4o-mini". Never holds a key or a password.
-        send_temperature: Whether replies are drawn as `Sampling` says, and not with a provider's own settings.
+        model: Its name in the ledger's keys, for example "openai:gpt-4o-mini", without secrets.
+        send_temperature: Whether replies are drawn as `Sampling` says, not with a provider's settings.
         address: Where the model's server is; "" for one on this machine.
-        may_be_silent: Whether a reply without text is one: a model on this machine that wrote none has replied.
+        may_be_silent: Whether a reply may be empty, as from a model on this machine.
     """
 
     model: str
@@ -85,11 +85,11 @@ class Endpoint:
         )
 
     def pending_message(self) -> str | None:
-        """What to do about the calls that wait for a batch, for the end of a run; None when none waits."""
+        """Advice for the end of a run on calls that wait for a batch; None when none waits."""
         return None
 
     async def close(self) -> None:
-        """Wait for what is being written, then release connections and threads."""
+        """Wait for pending writes, then release connections and threads."""
 
 
 class Backend(Endpoint):
@@ -99,8 +99,8 @@ class Backend(Endpoint):
         """Reply to a chat.
 
         Raises:
-            TransientError: worth another attempt (429, 5xx, time-out, cut-off response).
-            CallError: no attempt will do better (refused key, unknown model, `PromptTooLong`).
+            TransientError: another attempt may succeed (429, 5xx, time-out, cut-off response).
+            CallError: no attempt will succeed (refused key, unknown model, `PromptTooLong`).
         """
         raise NotImplementedError
 
@@ -137,11 +137,11 @@ class PromptTooLong(CallError):
 
 
 class SetupError(CallError):
-    """Key, account, address, model name or a setting is at fault: every other call would fail in the same way."""
+    """Key, account, address, model name or a setting is wrong, so every call would fail."""
 
 
 class TransientError(RuntimeError):
-    """A call that failed for now; `retry_after` are the seconds that the server asked to wait."""
+    """A call that failed for now; `retry_after` is the server's requested wait in seconds."""
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -155,14 +155,14 @@ class RepliesPending(RuntimeError):
 
 
 def ledger_name(kind: str, model: str, extra: Mapping[str, Any] | None, dtype: str | None = None) -> str:
-    """What the ledger calls a model: kind, name, request fields that change its replies, and a type but float32."""
+    """A model's name in the ledger: kind, name, request fields that change its replies, and a type other than float32."""
     extra = {**(extra or {}), **({"dtype": dtype} if dtype not in (None, "float32") else {})}
     settings = json.dumps(dict(extra), sort_keys=True, ensure_ascii=False, separators=(",", ":")) if extra else ""
     return f"{kind}:{model}{' ' + settings if settings else ''}"
 
 
 def redact(text: str, secrets: Sequence[str] = ()) -> str:
-    """A text with keys and passwords replaced by `***`: the given ones, and whatever looks like one."""
+    """A text with `***` for the given secrets and whatever looks like a key or password."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")
     return _KEY_SHAPE.sub("***", text)
@@ -181,9 +181,9 @@ class Completion:
         retries: Attempts that failed before this one.
         cached: Whether it came from the ledger, so that nothing was paid for it now.
         truncated_words: Words of raw text left out so that the prompt fits.
-        key: The call's in the ledger; empty where there is none.
-        cache_read: Those of the prompt's tokens that the provider had in its own cache; `cache_written` likewise those
-            that it put there. They have other prices.
+        key: The call's key in the ledger; "" without one.
+        cache_read: Prompt tokens that the provider read from its cache; `cache_written`: those it put there. They have
+            other prices.
     """
 
     text: str
@@ -204,7 +204,7 @@ class Completion:
 
 
 def in_role(values: Mapping[str, Any], role: str, default: Any = None) -> Any:
-    """The value of the longest name that is the role or stands before a dot in it: "cirag", "cirag.integrate"."""
+    """The value of the longest name that is the role or a dotted prefix of it: "cirag", "cirag.integrate"."""
     names = [name for name in values if f"{role}.".startswith(f"{name}.")]
     return values[max(names, key=len)] if names else default
 

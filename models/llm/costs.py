@@ -1,4 +1,4 @@
-"""What a job's calls would cost, shown before any is sent."""
+"""The cost of a job's calls, shown before any is sent."""
 
 from __future__ import annotations
 

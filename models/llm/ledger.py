@@ -1,10 +1,9 @@
 """The ledger: an SQLite file with every LLM call, its reply and what it cost.
 
-A call is known by a hash of model, sampling and messages, so the ledger is the cache, the way back after a crash and
-the account of tokens at once. Several processes may use one file: the first reply stored for a call wins, and all of
-them see that one. A call that one process makes is waited for by the others.
+The key of a call is a hash of model, sampling and messages, so the ledger is cache, resume and token account at once.
+Several processes may use one file: the first stored reply wins, and processes wait for each other's calls.
 
-`Ledger.store` returns after the commit, so a reply that a caller has seen outlives `kill -9` (`models.sqlite`). A
+`Ledger.store` returns after the commit, so a reply that a caller has seen survives `kill -9` (`models.sqlite`). A
 commit takes 0.2 ms, so the event loop does it itself.
 """
 
@@ -95,7 +94,7 @@ _sampling_text = lru_cache(maxsize=256)(lambda sampling: canonical(sampling.to_j
 
 
 class Call(NamedTuple):
-    """A call as the ledger knows it: its key and the canonical JSON of what was asked."""
+    """A call in the ledger: its key and canonical JSON."""
 
     key: str
     model: str
@@ -104,7 +103,7 @@ class Call(NamedTuple):
 
 
 def make_call(model: str, sampling: Sampling | str, messages: Sequence[Message] | str) -> Call:
-    """The ledger's view of a call; equal calls give equal keys in every process and Python version.
+    """The ledger's form of a call; equal calls have equal keys in every process and Python version.
 
     Sampling and messages may be canonical JSON already, as a ledger has them.
     """
@@ -167,8 +166,8 @@ class NoLedger:
 class Ledger(AbstractContextManager["Ledger"]):
     """The calls of one SQLite file; a context manager. Use it from one thread.
 
-    A file that is not there is made for the first call, so that a run that can't start leaves none; without `create` it
-    must be there, and is only read.
+    A missing file is created at the first call, so that a run that can't start leaves none; without `create` it must
+    exist and is only read.
     """
 
     def __init__(self, path: str | Path, create: bool = True) -> None:
@@ -191,13 +190,13 @@ class Ledger(AbstractContextManager["Ledger"]):
     def state(self, key: str) -> tuple[str, str] | None:
         """Status and detail of a call; `None` when it was never made.
 
-        The detail of a failed call is its reason, that of a pending one the request file it waits in.
+        The detail is the reason of a failed call, or the request file of a pending one.
         """
         with self.connected() as connection:
             return connection.execute("SELECT status, detail FROM calls WHERE key = ?", (key,)).fetchone()
 
     async def store(self, call: Call, completion: Completion, role: str, question_id: str = "") -> Completion:
-        """Store a reply, safe on return; gives the one that is kept: another process may have been the first."""
+        """Store a reply, safe on return; returns the stored one, as another process may have been first."""
         with self.transaction() as connection:
             written = connection.execute(PUT, row_of(call, completion)).rowcount
             self._uses.append((call.key, role, question_id))
@@ -207,7 +206,7 @@ class Ledger(AbstractContextManager["Ledger"]):
     def fail(
         self, call: Call, reason: str, retries: int, role: str, question_id: str = "", reply: Completion | None = None
     ) -> None:
-        """Store that a call failed, why, and what a `reply` that is of no use cost; the next run asks again."""
+        """Store that a call failed, why, and the cost of an unusable `reply`; the next run asks again."""
         failure = replace(reply or Completion("", finish_reason="error"), text="", retries=retries)
         with self.transaction() as connection:
             connection.execute(PUT, row_of(call, failure, FAILED, reason))
@@ -255,7 +254,7 @@ class Ledger(AbstractContextManager["Ledger"]):
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """A write transaction; it is committed when the block ends well. What was used is noted with it."""
+        """A write transaction; it is committed when the block succeeds, with the notes of used calls."""
         with self.connected() as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
             yield connection
@@ -278,7 +277,7 @@ class Ledger(AbstractContextManager["Ledger"]):
 
     @contextmanager
     def connected(self) -> Iterator[sqlite3.Connection]:
-        """The open file; what SQLite says about it becomes an error of ours."""
+        """The open file; SQLite's errors become ours."""
         if self._closed:
             raise UnusableFile(f"ledger {self.path} is closed")
         if self._opened is None:

@@ -1,12 +1,12 @@
 """The client that loops and builders call: ledger, limits and retries around one backend.
 
-A call goes this way: stored before? -> under way already, here or in another process? -> limits -> backend, with
-retries -> ledger -> caller.
+Path of a call: stored? -> under way, here or in another process? -> limits -> backend, with retries -> ledger ->
+caller.
 
 Rates are leaky buckets (aiolimiter) that hold five seconds' worth: calls are spread over the minute instead of being
 sent in one burst at its start. Any minute has at most 8 % more than the rate, and a long run has the rate. Tokens are
-estimated before a call, one per four bytes of the messages plus the longest reply that was asked for, as hosted
-services do. When the reply is there, the difference to the real number is made up for by the calls after it.
+estimated before a call as hosted services do: one per four bytes of the messages plus the reply's limit. The calls
+after it make up for the difference to the real number.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ _BYTES_PER_TOKEN, _TOKENS_PER_MESSAGE = 4, 4
 
 
 class RetriesExhausted(CallError):
-    """Every attempt failed for a passing reason. The question is not at fault: stop, and run again later."""
+    """Every attempt failed for a temporary reason: stop, and run again later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often and how fast a call that fails for now is tried again.
+    """Number and timing of attempts at a call that fails for now.
 
     The wait before attempt n is drawn between 0 and `first_wait` * 2^(n-2) seconds, at most `longest_wait`. A server
     that says how long to wait is waited for at least that long.
 
     Attributes:
-        patience: A server that asks for a longer wait than this, in seconds, is not tried again (a day's quota).
-        empty_attempts: Most attempts on a call whose reply holds no text; then it has failed. One that was cut off at
-            its limit or refused fails at once: another attempt pays for the same again.
+        patience: Seconds; if a server asks to wait longer (a day's quota), the call is not tried again.
+        empty_attempts: Maximum attempts at a call whose reply holds no text; then it has failed. A reply that was cut
+            off at its limit or refused fails at once, since a retry would cost the same again.
     """
 
     attempts: int = 8
@@ -72,9 +72,9 @@ class Retry:
 
 
 class Limits:
-    """What one client may send; `None` means no limit. Use one object in one event loop.
+    """Limits of one client in one event loop; `None` means no limit.
 
-    Retries count as requests; tokens are those of prompts and replies; `timeout` is in seconds per attempt.
+    Retries count as requests, prompts and replies as tokens; `timeout` is in seconds per attempt.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Limits:
 
     @asynccontextmanager
     async def permit(self, messages: Sequence[Message], sampling: Sampling) -> AsyncIterator[Callable[[int], None]]:
-        """Wait until a call may be sent; the block is the call, and tells what is given how many tokens it cost."""
+        """Wait until a call may be sent; the block makes the call and reports its tokens to the yielded function."""
         async with self._slots:
             # The rates come after the slot: what has passed them is sent at once.
             if self._requests is not None:
@@ -137,7 +137,7 @@ def _bucket(per_minute: float | None) -> AsyncLimiter | None:
 
 
 class _Flight:
-    """A call under way, how many wait for it, and since when it is with the model; 0 where it is not."""
+    """A call under way, how many wait for it, and since when the model has it (0: not yet)."""
 
     task: asyncio.Task[Completion]
     waiting = 0
@@ -149,12 +149,12 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
 
     Args:
         ledger: Where calls are stored. It is closed with the client.
-        secrets: Keys and passwords; they are struck out of every error text, whatever a server writes into it.
+        secrets: Keys and passwords; removed from every error text.
 
     Attributes:
-        model: The backend's; it may be made longer by what tells apart two models of one name.
-        ends_run: Whether nothing is sent after a failure that every other call would meet. A client that is open for
-            long sets it to False: its server may be back.
+        model: The backend's; may be extended to tell apart two models of one name.
+        ends_run: Send nothing more after a failure that every other call would meet. False in a client that stays open,
+            whose server may come back.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
     ) -> Completion:
         """Reply to a chat; see `models.llm.LLMClient.chat`.
 
-        Equal calls under way together are sent once; all but the first get `cached=True`. `RetriesExhausted` is the
+        Equal calls at the same time are sent once; all but the first get `cached=True`. `RetriesExhausted` is the
         `CallError` after the last attempt; a full disk is an `OSError`, after which no call goes out.
         """
         sampling = sampling or Sampling()
@@ -226,17 +226,16 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         return replace(completion, cached=True)
 
     def stop(self, error: Exception) -> None:
-        """Send nothing more: the run ends by this error, which every call raises that is neither stored nor under way.
+        """Send nothing more: every call that is neither stored nor under way raises this error.
 
-        A failure that every other call would meet (`SetupError`, `RetriesExhausted`, a ledger that can't be written)
-        does so by itself.
+        `SetupError`, `RetriesExhausted` and a ledger that can't be written do so by themselves.
         """
         self._ended = self._ended or error
 
     async def close(self) -> None:
         """End calls under way, then close backend and ledger.
 
-        Of a run that ended by an error, the replies under way are waited for and stored: they are paid for.
+        After an error it waits for the replies under way and stores them, since they are paid for.
         """
         flights = list(self._flights.values())
         for flight in flights:
@@ -248,7 +247,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             self.ledger.close()
 
     def _abandon(self, flight: _Flight) -> bool:
-        """End a call that nobody waits for; its reply is waited for when the run ends by a failure."""
+        """End a call that nobody waits for, unless the run has failed and the call was sent."""
         return not (self._ended and flight.sent) and flight.task.cancel()
 
     async def _fetch(

@@ -259,11 +259,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = {name: add(ledger, name, function) for name, function in _LEDGER.items()}
     for command in commands.values():
         command.add_argument("ledger", type=Path, help="the SQLite file")
-    commands["stats"].add_argument("--json", action="store_true", help="JSON instead of a table")
-    commands["export"].add_argument("--role", help="only calls that this role used")
-    commands["export"].add_argument("--model", help='only calls of this model, for example "openai:gpt-4o-mini"')
-    commands["export"].add_argument("--output", type=Path, metavar="FILE", help="JSON lines (default: standard output)")
-    commands["import"].add_argument("input", type=Path, nargs="+", help="JSON lines of export, or ledgers")
+    commands["stats"].add_argument("--json", action="store_true", help="print JSON instead of a table")
+    commands["export"].add_argument("--role", help="export only calls of this role")
+    commands["export"].add_argument("--model", help='export only calls of this model, for example "openai:gpt-4o-mini"')
+    commands["export"].add_argument("--output", type=Path, metavar="FILE", help="file (default: standard output)")
+    commands["import"].add_argument("input", type=Path, nargs="+", help="JSON lines from export, or ledgers")
 
     batch = programs.add_parser("batch", help="calls that wait").add_subparsers(required=True, metavar="COMMAND")
     commands = {name: add(batch, name, function) for name, function in _BATCH.items()}
@@ -271,8 +271,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--ledger", type=Path, required=True, help="the SQLite file")
     commands["import"].add_argument("--replies", type=Path, required=True, help="the provider's file, JSON lines")
     which = commands["reset"].add_mutually_exclusive_group(required=True)
-    which.add_argument("--file", help="the request file, as status names it")
-    which.add_argument("--refused", action="store_true", help="the calls that were refused")
+    which.add_argument("--file", help="write the calls of this request file again; see status")
+    which.add_argument("--refused", action="store_true", help="write refused calls again")
     return parser
 
 

@@ -72,11 +72,11 @@ class AnswerOptions(CheckedOptions):
     """How a system's last call answers; a task says how long answers are, and whether they have paragraphs."""
 
     reader: Literal["paper", "common"] = setting(
-        "paper", "the system's own last prompt, or one for all systems, which reads what each has found"
+        "paper", "prompt that answers from what was found: the system's (paper), or one for all systems (common)"
     )
-    reader_tokens: int = rare(2000, "most evidence that the common reader is shown, at 4 bytes a token", at_least=1)
-    answer: Literal["short", "long"] = rare("short", "long answers keep all their paragraphs")
-    max_answer_tokens: int = setting(100, "longest answer", at_least=1)
+    reader_tokens: int = rare(2000, "maximum evidence tokens of the common reader, 4 bytes each", at_least=1)
+    answer: Literal["short", "long"] = rare("short", "keep all paragraphs of a long answer")
+    max_answer_tokens: int = setting(100, "maximum tokens of an answer", at_least=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,29 +86,29 @@ class LoopOptions(AnswerOptions):
     `--set NAME=VALUE` gives each, and those that are not `rare` have a flag (`models.program.add_short_flags`).
     """
 
-    max_rounds: int = setting(5, "most rounds of retrieval; with 0 the question is answered directly", at_least=0)
+    max_rounds: int = setting(5, "maximum rounds of retrieval; with 0 the question is answered directly", at_least=0)
     top_k: int = setting(5, "passages per round", at_least=1)
-    planning: bool = setting(True, 'with no, one retrieval, then the answer (ablation "without planning")')
-    retrieval: bool = setting(True, 'with no, a direct answer (ablation "without retrieval")')
-    evidence: Evidence = setting("triples", "what the model reads of a step: its triples (the default), or its text")
+    planning: bool = setting(True, 'no: retrieve once, then answer (ablation "without planning")')
+    retrieval: bool = setting(True, 'no: answer directly (ablation "without retrieval")')
+    evidence: Evidence = setting("triples", "read a step's triples (the default) or its text")
     first_query: FirstQuery = setting(
-        "main_question", "q_0: the main question (paper), or the first sub-query that the planner generated"
+        "main_question", "q_0: the main question (paper), or the planner's first sub-query"
     )
     context: Context = rare(
         "none",
-        "the passages that come with a question: none; first, as t_0 instead of the first search (PopQA, TriviaQA); "
-        "static, one a round without plans and searches (ASQA, ELI5)",
+        "use of passages that come with a question: none; first, as t_0 instead of the first search (PopQA, "
+        "TriviaQA); static, one per round without plans and searches (ASQA, ELI5)",
     )
     triples_per_step: int | None = rare(
-        None, "most triples per step, in the order of the passages; none keeps all", at_least=1
+        None, "maximum triples per step, in the order of the passages; none keeps all", at_least=1
     )
     triples_share: float = rare(
-        1.0, "share of a step's triples that is kept, drawn at random (figure 4)", above=0, at_most=1
+        1.0, "share of a step's triples to keep, drawn at random (figure 4)", above=0, at_most=1
     )
-    triples_shuffled: bool = rare(False, "show them in the order in which they are drawn, as figure 4 does")
-    share_seed: int = rare(0, "seed of that draw; the paper averages over five")
-    graph: bool = rare(True, 'with no, prompts without the graph token (ablation "No GraphEncode" at inference)')
-    max_plan_tokens: int = setting(64, "longest planning reply; table 4 has labels of up to 62 tokens", at_least=1)
+    triples_shuffled: bool = rare(False, "show drawn triples in the order of the draw, as in figure 4")
+    share_seed: int = rare(0, "seed of the draw; the paper averages over five")
+    graph: bool = rare(True, 'no: leave out the graph token (ablation "No GraphEncode" at inference)')
+    max_plan_tokens: int = setting(64, "maximum tokens of a plan; table 4 has labels of up to 62", at_least=1)
     prompts: str | None = rare(None, "folder of custom prompts for a chat model: ras_*.md, answer_*.md")
 
 

@@ -24,12 +24,12 @@ from tripletune.rag.systems import AnswerOptions, Tools, client_of, need
 class RoundOptions(AnswerOptions):
     """Settings of a run."""
 
-    max_rounds: int = setting(4, "most searches", at_least=1)
+    max_rounds: int = setting(4, "maximum searches", at_least=1)
     top_k: int = setting(5, "passages per search", at_least=1)
-    max_passages: int = setting(15, "most passages that one prompt shows; the first found stay", at_least=1)
-    repairs: int = setting(1, "most repair turns for a reply that can't be used", at_least=0)
+    max_passages: int = setting(15, "maximum passages in a prompt; the first found stay", at_least=1)
+    repairs: int = setting(1, "maximum repair turns for an unusable reply", at_least=0)
     prompts: str | None = setting(None, "folder of custom prompts")
-    max_thought_tokens: int = setting(256, "longest reply of a round", at_least=1)
+    max_thought_tokens: int = setting(256, "maximum tokens of a reply", at_least=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ _LAYOUT = {"answer": str, "passages?": list, "seconds?": float, **{f"{name}?": i
 class AnswersOptions(CheckedOptions):
     """The file, which `--answers` names."""
 
-    answers: str = setting("", "JSON lines of an outside program's answers")
+    answers: str = setting("", "another program's answers, JSON lines of id, answer")
 
 
 async def answers(question: str, search: str, tools: Tools, options: AnswersOptions) -> Trace:

@@ -46,18 +46,18 @@ class GearOptions(RoundOptions):
     """The defaults are the paper's (appendix C); it allows 4 rounds on MuSiQue, and 2 on HotpotQA and 2Wiki."""
 
     variant: Variant = setting(
-        "agent", "the agent, or one expansion from facts that are read (sync) or from all facts (naive)"
+        "agent", "run the agent, or expand once from facts that were read (sync) or from all facts (naive)"
     )
-    top_k: int = setting(10, "passages before an expansion, and that a remembered triple leads to", at_least=1)
-    read_k: int = setting(5, "passages that the answer is read from (table 3)", at_least=1)
-    width: int = setting(10, "beams", at_least=1)
+    top_k: int = setting(10, "passages to find before an expansion, and for each remembered triple", at_least=1)
+    read_k: int = setting(5, "passages to answer from (table 3)", at_least=1)
+    width: int = setting(10, "number of beams", at_least=1)
     length: int = setting(2, "triples in a beam", at_least=1)
-    neighbours: int = setting(100, "most neighbours that a beam is extended by", at_least=1)
+    neighbours: int = setting(100, "maximum neighbours that extend a beam", at_least=1)
     gamma: float | None = setting(
-        None, "from this rank on an extension weighs 1/e; none: twice the width; 0 is 'w/o diversity'", at_least=0
+        None, "rank from which an extension weighs 1/e; none: twice the width; 0 is 'w/o diversity'", at_least=0
     )
-    scoring: Scoring = setting("concat", "the query is compared with a whole beam, or cheaply with each triple (mean)")
-    max_thought_tokens: int = setting(512, "longest reply with facts, a verdict or a question", at_least=1)
+    scoring: Scoring = setting("concat", "compare the query with a whole beam, or cheaply with each triple (mean)")
+    max_thought_tokens: int = setting(512, "maximum tokens of a reply with facts, a verdict or a question", at_least=1)
 
 
 async def gear(question: str, search: str, tools: Tools, options: GearOptions) -> Trace:

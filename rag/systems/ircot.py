@@ -30,7 +30,7 @@ _LABEL = re.compile(r"^(?:[-*•]|\d+[.)]|thought(?: \d+)?:)\s*", re.IGNORECASE)
 class IRCoTOptions(RoundOptions):
     """Settings of a run; see `RoundOptions`."""
 
-    last_thought: bool = setting(False, "the last thought's answer counts; with no, a reader answers after it")
+    last_thought: bool = setting(False, "take the last thought's answer; no: let a reader answer after it")
     graph: bool = setting(False, "search by PageRank over the triples, as HippoRAG with IRCoT (GEAR, tables 2 and 3)")
     synonyms: float | None = setting(0.8, "for graph: see ppr", above=0)
 

@@ -40,18 +40,18 @@ _COMPARED = 2048
 class PprOptions(AnswerOptions):
     """Settings of a run; the defaults are HippoRAG 2's."""
 
-    top_k: int = setting(5, "passages that are read", at_least=1)
-    triples: int = setting(5, "triples closest to the question, whose entities the walk may start at", at_least=1)
-    filter: bool = setting(True, "the model drops triples that do not help; no keeps all of them")
-    damping: float = setting(0.5, "probability that the walk does not start again", above=0, below=1)
+    top_k: int = setting(5, "passages to read", at_least=1)
+    triples: int = setting(5, "triples closest to the question; the walk may start at their entities", at_least=1)
+    filter: bool = setting(True, "let the model drop triples that do not help; no: keep all")
+    damping: float = setting(0.5, "probability that the walk does not restart", above=0, below=1)
     synonyms: float | None = setting(
-        0.8, "smallest cosine of two names of one thing, which needs an --encoder; none has no such edges", above=0
+        0.8, "minimum cosine (of --encoder) of two names of one thing; none: no synonym edges", above=0
     )
-    passage_weight: float = setting(0.05, "weight of the passages that a retrieval finds as starts", at_least=0)
-    retrieved: int = setting(100, "how many of these there are", at_least=1)
-    repairs: int = setting(1, "most repair turns for a reply that can't be used", at_least=0)
+    passage_weight: float = setting(0.05, "weight of retrieved passages as starts of the walk", at_least=0)
+    retrieved: int = setting(100, "number of these passages", at_least=1)
+    repairs: int = setting(1, "maximum repair turns for an unusable reply", at_least=0)
     prompts: str | None = setting(None, "folder of custom prompts: ppr_filter.md, answer_passages.md")
-    max_filter_tokens: int = setting(128, "longest reply of the filter", at_least=1)
+    max_filter_tokens: int = setting(128, "maximum tokens of the filter's reply", at_least=1)
 
 
 async def ppr(question: str, search: str, tools: Tools, options: PprOptions) -> Trace:

@@ -45,20 +45,20 @@ _KINDS = (("Searchable", 1), ("Fuzzy", 2), ("Resolved", 0))
 class T2RAGOptions(AnswerOptions):
     """Settings of a run."""
 
-    max_rounds: int = setting(3, 'N, most rounds; 1 is the ablation "single round" (figure 5)', at_least=1)
+    max_rounds: int = setting(3, 'N, maximum rounds; 1 is the ablation "single round" (figure 5)', at_least=1)
     top_k: int = setting(5, "k, passages per round", at_least=1)
-    candidates: int = setting(100, "propositions found for each clue before all are ranked together", at_least=1)
-    passages: bool = setting(True, 'no shows the model propositions alone ("w/o chunk", figure 5)')
+    candidates: int = setting(100, "propositions to find per clue before all are ranked together", at_least=1)
+    passages: bool = setting(True, 'no: show the model propositions alone ("w/o chunk", figure 5)')
     unit: Literal["triples", "passages"] = setting(
-        "triples", 'what is searched; passages is "chunk-based slot-filling" (table 5)'
+        "triples", 'search triples, or passages ("chunk-based slot-filling", table 5)'
     )
-    fallback: Literal["once", "always", "stop"] = setting("once", "search the question where no clue can be: once, "
-        "always (section 4.3), or stop (D.3)")  # fmt: skip
+    fallback: Literal["once", "always", "stop"] = setting("once", "when no clue can be searched, search the question "
+        "once or always (section 4.3), or stop (D.3)")  # fmt: skip
     question_too: bool = setting(False, "search with the question in every round, as the public code does")
-    repairs: int = setting(0, "most repair turns for a question without clues; the public code has 2", at_least=0)
+    repairs: int = setting(0, "maximum repair turns for a question without clues; the public code has 2", at_least=0)
     prompts: str | None = setting(None, "folder of custom prompts: any of t2rag_*.md")
-    max_decompose_tokens: int = setting(512, "longest reply with the clues of a question", at_least=1)
-    max_resolve_tokens: int = setting(1024, "longest reply with filled clues", at_least=1)
+    max_decompose_tokens: int = setting(512, "maximum tokens of a reply with a question's clues", at_least=1)
+    max_resolve_tokens: int = setting(1024, "maximum tokens of a reply with filled clues", at_least=1)
 
 
 class Clue:

@@ -58,19 +58,19 @@ _BUILT: WeakKeyDictionary[LLMClient, dict[str, asyncio.Task[TopicGraph]]] = Weak
 class ThragOptions(AnswerOptions):
     """Settings of a run; the defaults are the paper's (section 4.4)."""
 
-    sentences: int = setting(30, 'K1, sentences that are read; 0 is "w/o triplets" (table 7)', at_least=0)
-    chunks: int = setting(5, 'K2, best sentences whose passages are read; 0 is "w/o chunks" (table 7)', at_least=0)
-    traversal: bool = setting(True, 'no compares the question with all sentences ("w/o traversal", table 7)')
-    hops: int = setting(1, "how far triples lead from a subtopic's entities; 2 takes their neighbours' too", at_least=1)
-    min_topics: int = setting(5, "fewest topics that the model is asked for", at_least=1)
-    max_topics: int = setting(10, "most topics", at_least=1)
-    min_subtopics: int = setting(10, "fewest subtopics of a topic that the model is asked for", at_least=1)
-    max_subtopics: int = setting(25, "most subtopics of a topic", at_least=1)
-    most_labels: int = setting(1000, "most labels that a prompt lists", at_least=1)
-    repairs: int = setting(1, "most repair turns for a reply that can't be used; the paper has none", at_least=0)
+    sentences: int = setting(30, 'K1, sentences to read; 0 is "w/o triplets" (table 7)', at_least=0)
+    chunks: int = setting(5, 'K2, read the passages of the best K2 sentences; 0 is "w/o chunks" (table 7)', at_least=0)
+    traversal: bool = setting(True, 'no: compare the question with all sentences ("w/o traversal", table 7)')
+    hops: int = setting(1, "hops from a subtopic's entities to the triples to take", at_least=1)
+    min_topics: int = setting(5, "minimum topics to ask the model for", at_least=1)
+    max_topics: int = setting(10, "maximum topics", at_least=1)
+    min_subtopics: int = setting(10, "minimum subtopics per topic to ask the model for", at_least=1)
+    max_subtopics: int = setting(25, "maximum subtopics per topic", at_least=1)
+    most_labels: int = setting(1000, "maximum labels in a prompt", at_least=1)
+    repairs: int = setting(1, "maximum repair turns for an unusable reply; the paper has none", at_least=0)
     prompts: str | None = setting(None, "folder of custom prompts: any of thrag_*.md")
-    max_extraction_tokens: int = setting(4096, "longest reply with the triples of a passage", at_least=1)
-    max_selection_tokens: int = setting(512, "longest reply with selected labels", at_least=1)
+    max_extraction_tokens: int = setting(4096, "maximum tokens of a reply with a passage's triples", at_least=1)
+    max_selection_tokens: int = setting(512, "maximum tokens of a reply with selected labels", at_least=1)
 
     def check(self) -> list[str]:
         """What `setting` can't say."""

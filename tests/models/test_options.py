@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
@@ -160,7 +161,7 @@ def test_a_setting_without_a_flag_is_reached_by_set(capsys):
         parse("--set", "teacher.share=0")
     help_text = parser.format_help()
     assert "teacher.share                share of what is kept (default: 1.0)" in help_text
-    assert "example:\n  ask Who?" in help_text
+    assert "most used:\n  example:\n    ask Who?" in help_text
     assert "--teacher-share" not in help_text
     for words, said in ((["--set", "teacher.shar=1"], "did you mean teacher.share?"),
                         (["--teacher-share", "1"], "it is set by --set teacher.share=VALUE")):  # fmt: skip
@@ -171,6 +172,19 @@ def test_a_setting_without_a_flag_is_reached_by_set(capsys):
     add_arguments(parser, Rare)
     found = parser.parse_args(["--set", "share=0.5", "--set", "ras.top_k=3"])
     assert (found.set, from_arguments(Rare, found).share) == (["ras.top_k=3"], 0.5)
+
+
+def test_the_help_opens_with_the_options_of_its_example():
+    parser = CommandParser(prog="ask", example="ask Who? --rate 1 --model m")
+    parser.add_argument("--seed")
+    add_arguments(parser.add_argument_group("the teacher"), Rare)
+    either = parser.add_mutually_exclusive_group(required=True)
+    for flag in ("--model", "--llm"):
+        either.add_argument(flag)
+    text = parser.format_help()
+    assert text.startswith("usage: ask [--rate N] (--model MODEL | --llm LLM) [OPTIONS]\n\nmost used:\n")
+    assert re.findall(r"^  (--\w+)", text, re.MULTILINE)[:4] == ["--rate", "--model", "--llm", "--seed"]
+    assert parser.format_help() == text
 
 
 @dataclass

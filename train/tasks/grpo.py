@@ -35,10 +35,10 @@ class LoopSection:
 
     loop: dict[str, Any] = setting(
         {},
-        "options of `tripletune eval run` by name, and those of CIRAG, without system, integrator, model and output; "
-        "teacher: those of the chat model",
+        "options of `tripletune eval run` and CIRAG by name, without system, integrator, model and output; teacher: "
+        "the chat model's options",
     )
-    max_tokens: int = setting(2048, "longest run in tokens; what is beyond is not learned", at_least=64)
+    max_tokens: int = setting(2048, "maximum tokens of a run; later ones are not learned", at_least=64)
     cache: str | None = other_default(DataSection, "cache", None)
 
     def check(self) -> list[str]:
@@ -63,19 +63,19 @@ class GrpoTrainSection(TrainSection):
     learning_rate: float = other_default(TrainSection, "learning_rate", 1e-5)
     logging_steps: int = other_default(TrainSection, "logging_steps", 1)
     save_steps: int = other_default(TrainSection, "save_steps", 20)
-    runs: int = setting(8, "runs of a question, which are compared with each other", at_least=2)
+    runs: int = setting(8, "runs per question, compared with each other", at_least=2)
     rollout_steps: int = setting(
-        1, "optimiser steps whose runs are made together: faster, but by a student that is some steps old", at_least=1
+        1, "optimiser steps that share one batch of runs: faster, but the student of the runs is older", at_least=1
     )
-    temperature: float = setting(1.0, "of the student's replies", above=0)
+    temperature: float = setting(1.0, "temperature of the student's replies", above=0)
     answer_reward: float = setting(1.0, "weight of the answer's token F1")
-    recall_reward: float = setting(0.2, "weight of the share of supporting passages that core triples are from")
-    format_reward: float = setting(0.1, "weight of the share of replies without a fault")
-    search_cost: float = setting(0.02, "what a search costs", at_least=0)
+    recall_reward: float = setting(0.2, "weight of the share of supporting passages with core triples")
+    format_reward: float = setting(0.1, "weight of the share of faultless replies")
+    search_cost: float = setting(0.02, "cost of a search", at_least=0)
     kl: float = setting(0.04, "weight of the KL divergence from the teacher; GRPO's is 0.04", at_least=0)
-    kl_on: str = setting("all", "runs it counts in: all, or those that failed (DGPO)", choices=("all", "failed"))
+    kl_on: str = setting("all", "use the KL divergence in all runs, or failed ones (DGPO)", choices=("all", "failed"))
     teacher: str = setting(
-        "", "a teacher on this machine, of the student's vocabulary; the student at the start unless set"
+        "", "teacher on this machine, with the student's vocabulary (default: the student at the start)"
     )
     teacher_revision: str | None = setting(None, "hub revision of the teacher")
 
@@ -109,7 +109,7 @@ class GrpoTask(PromptTask):
     """Trains a student on its own runs of the loop."""
 
     Config: ClassVar[type[RunConfig]] = GrpoConfig
-    usage = "--config recipes/configs/smollm2_135m_grpo_cpu.yaml"
+    usage = "--config smollm2_135m_grpo_cpu --model.base MODEL"
     unit: str = "questions"
     teacher: Any = None
 

@@ -50,7 +50,7 @@ class GraphModelSection(GraphSettings, ModelSection):
     base: str = other_default(ModelSection, "base", "meta-llama/Llama-2-7b-hf")
     tune: str = setting(
         "lora",
-        "what is trained: lora and the graph modules; graph_token, these alone (ablation No LoRA); all, every weight",
+        "train lora and the graph modules, these alone (graph_token, ablation No LoRA), or every weight (all)",
         choices=("lora", "graph_token", "all"),
     )
     lora_rank: int = other_default(ModelSection, "lora_rank", 8)
@@ -76,13 +76,15 @@ class RecordSection(PromptSettings, DataSection):
 
     train: str = other_default(DataSection, "train", "data/hotpotqa_subq")
     tasks: list[str] = setting(
-        ["planning", "answering"], "one task alone for the ablation No Multi-Task", choices=("planning", "answering")
+        ["planning", "answering"],
+        "tasks to train; one is the ablation No Multi-Task",
+        choices=("planning", "answering"),
     )
     planning_prompt: str | None = rare(None, "file that replaces the planning instruction")
     answering_prompt: str | None = rare(None, "file that replaces the answering instruction")
     # The authors' code cuts them.
     long_labels: str = rare(
-        "truncate", "longer labels: cut, leave the record out, or stop", choices=("truncate", "skip", "error")
+        "truncate", "cut a longer label, leave its record out, or stop", choices=("truncate", "skip", "error")
     )
     learn_copies: bool = rare(True, "learn the words of a first sub-query that repeats the main question")
 
@@ -106,17 +108,13 @@ class GraphTrainSection(TrainSection):
     adam_beta2: float = other_default(TrainSection, "adam_beta2", 0.95)
     max_grad_norm: float = other_default(TrainSection, "max_grad_norm", 0.5)
     eval_max_new_tokens: int = other_default(TrainSection, "eval_max_new_tokens", 64)
-    action_weight: float = rare(
-        1.0, "weight of the tokens of [SUBQ], [SUFFICIENT], [NO_RETRIEVAL] in the loss", above=0
-    )
-    answer_weight: float = rare(1.0, "weight of the tokens of answering records' labels in the loss", above=0)
-    loss_per: str = rare(
-        "token", "what counts alike in the loss: each label token, or each record", choices=("token", "record")
-    )
+    action_weight: float = rare(1.0, "loss weight of the tokens of [SUBQ], [SUFFICIENT], [NO_RETRIEVAL]", above=0)
+    answer_weight: float = rare(1.0, "loss weight of answering records' label tokens", above=0)
+    loss_per: str = rare("token", "average the loss over label tokens, or over records", choices=("token", "record"))
     graph_warmup_steps: int = rare(
         0,
-        "steps before training in which graph encoder and projector alone learn to give the mean embedding of a "
-        "label's tokens, from its graph (the paper: none); the language model is not run",
+        "steps before training in which only graph encoder and projector learn: from its graph, the mean embedding "
+        "of a label's tokens (the paper: none)",
         at_least=0,
     )
 
@@ -148,7 +146,7 @@ class GraphTask(TrainingTask):
     """Trains a Graph-LLM on records."""
 
     Config: ClassVar[type[RunConfig]] = GraphConfig
-    usage = "--config recipes/configs/smollm2_135m_ras_cpu.yaml"
+    usage = "--config smollm2_135m_ras_cpu --model.base MODEL --data.train runs/subq"
     unit: str = "records"
     loss_parts: ClassVar[tuple[str, ...]] = TASKS
     published: ClassVar[str] = "the paper: 16 (2 x 2 on 4 GPUs); the authors' code: 4"

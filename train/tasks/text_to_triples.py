@@ -52,9 +52,9 @@ class PairSection(TextSection):
 
     train: str = other_default(DataSection, "train", "data/t2t")
     prompt: str | None = setting(None, "file that replaces the instruction of decoders; saved with the model")
-    max_source_tokens: int = setting(512, "longest source; a longer one is cut on the right, at a word", at_least=16)
+    max_source_tokens: int = setting(512, "maximum source tokens; a longer text is cut after a word", at_least=16)
     max_target_tokens: int = setting(
-        256, "longest target, its end included; a longer one loses its last triples", at_least=16
+        256, "maximum tokens of a target, end included; a longer one loses its last triples", at_least=16
     )
 
 
@@ -65,7 +65,7 @@ class PairTrainSection(TextTrainSection):
     learning_rate: float = other_default(TrainSection, "learning_rate", 2e-4)
     eval_steps: int | None = other_default(TrainSection, "eval_steps", 5000)
     eval_max_new_tokens: int = other_default(TrainSection, "eval_max_new_tokens", 512)
-    eval_embedder: str | None = setting(None, "sentence encoder for the soft triple scores, which are left out without")
+    eval_embedder: str | None = setting(None, "sentence encoder for soft triple scores (default: no soft scores)")
 
 
 @dataclass
@@ -81,7 +81,7 @@ class PairTask(TextTask):
     """Trains an extractor on text-to-triples pairs."""
 
     Config: ClassVar[type[RunConfig]] = PairConfig
-    usage = "--config recipes/configs/smollm2_135m_t2t_cpu.yaml"
+    usage = "--config smollm2_135m_t2t_cpu --model.base MODEL --data.train runs/t2t"
     published: ClassVar[str] = "the paper: 1,024 (32 x 4 on 8 GPUs), or 256 (8 x 4) by its table 8"
 
     @cached_property

@@ -1,7 +1,7 @@
-"""What a program needs to know to call a model: `--teacher openai --teacher-model NAME ...` and the client.
+"""Options and client to call a model: `--teacher openai --teacher-model NAME ...` and the client.
 
-A backend is a module in `models/llm/backends/` whose `BACKEND` says what it needs and how it is opened. Keys are read
-from the environment when the client is opened, and are never part of the options.
+A backend is a module in `models/llm/backends/` whose `BACKEND` says what it needs and how it is opened. Keys come from
+the environment when the client is opened, never from options.
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 class LLMOptions(CheckedOptions):
     """How to call a model; the fields' help texts say what they mean."""
 
-    backend: str = setting("openai", f"what runs the model: {', '.join(names_in(_BACKENDS))}", is_prefix=True)
-    model: str = setting("", "the model's name there; for hf a hub id, a folder or pypi:NAME")
+    backend: str = setting("openai", f"backend that runs the model: {', '.join(names_in(_BACKENDS))}", is_prefix=True)
+    model: str = setting("", "name of the model, for example gpt-4o-mini; for hf a hub id, a folder or pypi:NAME")
     url: str | None = setting(
         None, "base URL of the server (default: the provider's); several, separated by commas, share the calls"
     )
     api_key_env: str | None = rare(None, "name of the environment variable with the key (default: the provider's)")
-    ledger: str | None = setting(None, "SQLite file of the call ledger: cache, resume and account of all calls")
-    concurrency: int = setting(64, "most calls under way", above=0)
-    requests_per_minute: float | None = rare(None, "most calls per minute", above=0)
-    tokens_per_minute: float | None = rare(None, "most tokens per minute, prompts and replies together", above=0)
-    timeout: float = setting(120.0, "seconds for one attempt at a call over the network", above=0)
-    attempts: int = rare(8, "most attempts at a call, when errors are temporary", above=0)
-    temperature: float = setting(0.0, "0 is greedy", at_least=0)
-    top_p: float = rare(1.0, "nucleus sampling; 1 keeps every token", above=0, at_most=1)
-    seed: int | None = setting(None, "seed, for servers that take one; part of the ledger key")
-    send_temperature: str = rare("auto", "whether temperature and top_p are sent; hosted reasoning models refuse them",
+    ledger: str | None = setting(None, "SQLite file that stores all calls, to resume and to count costs")
+    concurrency: int = setting(64, "maximum calls at once", above=0)
+    requests_per_minute: float | None = rare(None, "maximum calls per minute", above=0)
+    tokens_per_minute: float | None = rare(None, "maximum tokens per minute, prompts and replies together", above=0)
+    timeout: float = setting(120.0, "timeout in seconds of one attempt at a call", above=0)
+    attempts: int = rare(8, "maximum attempts at a call that fails for a temporary reason", above=0)
+    temperature: float = setting(0.0, "sampling temperature; 0 is greedy", at_least=0)
+    top_p: float = rare(1.0, "top-p of nucleus sampling; 1 keeps every token", above=0, at_most=1)
+    seed: int | None = setting(None, "sampling seed, for servers that take one; part of the ledger key")
+    send_temperature: str = rare("auto", "send temperature and top_p; hosted reasoning models refuse them",
         choices=("auto", "yes", "no"))  # fmt: skip
     token_field: str = rare(
-        "auto", "name of the reply's limit in requests", choices=("auto", "max_tokens", "max_completion_tokens")
+        "auto", "request field that limits the reply's tokens", choices=("auto", "max_tokens", "max_completion_tokens")
     )
     extra: str | None = rare(None, 'more fields of the request body as JSON, for example {"reasoning_effort": "low"}')
     batch_layout: str = rare("openai", "layout of request files", choices=("openai", "anthropic"))
-    batch_size: int = setting(32, "most calls in one forward pass of a local model", above=0)
-    dtype: str | None = setting(None, f"of a local model: {DTYPE_HELP}", choices=DTYPES)
+    batch_size: int = setting(32, "maximum calls per forward pass of a local model", above=0)
+    dtype: str | None = setting(None, f"for a local model: {DTYPE_HELP}", choices=DTYPES)
 
     def check(self) -> list[str]:
-        """What choices and ranges don't say, one sentence each."""
+        """Problems besides choices and ranges, one sentence each."""
         found = []
         if self.backend not in backend_names():
             found.append(not_one_of("backend", self.backend, backend_names()))
@@ -106,7 +106,7 @@ class LLMOptions(CheckedOptions):
 
     @property
     def ledger_name(self) -> str:
-        """What the ledger calls the model; known without opening it, which may need a key."""
+        """The model's name in the ledger, known without opening it."""
         kind = self.backend if load_backend(self.backend).sends else self.batch_layout
         return ledger_name(kind, self.model, self.extra_fields, usual_dtype(self.dtype) if self.is_local else None)
 
@@ -122,12 +122,12 @@ class LLMOptions(CheckedOptions):
 
 @dataclass(frozen=True)
 class BackendKind:
-    """What a module of `models/llm/backends/` says of itself, as `BACKEND`.
+    """The `BACKEND` of a module of `models/llm/backends/`.
 
     Attributes:
         open: Makes the backend from the options, the key if one is set, and the ledger if one is named.
         key_variable: The environment variable with the key; None for a backend without keys.
-        local: Whether the model runs on this machine: calls are grouped there, so none waits before it.
+        local: Whether the model runs on this machine, where calls are grouped and need no limits.
         sends: Whether calls are answered at once; False where they are only written down.
     """
 
@@ -143,7 +143,7 @@ def backend_names() -> list[str]:
 
 
 def load_backend(name: str) -> BackendKind:
-    """What a backend says of itself; imports its module, and no other."""
+    """The `BackendKind` of a backend; imports only its module."""
     return load_from(_BACKENDS, name, "backend").BACKEND
 
 
@@ -257,7 +257,7 @@ def _key(options: LLMOptions, kind: BackendKind, environment: Mapping[str, str])
 
 
 def is_plain_url(url: str) -> bool:
-    """Whether a base URL is one of http and holds nothing to hide; see `URL_FORM`."""
+    """Whether a base URL is http(s) and holds no secret; see `URL_FORM`."""
     try:
         parts = urllib.parse.urlsplit(url)
         plain = bool(parts.hostname) and "@" not in parts.netloc and not parts.query and parts.port != 0

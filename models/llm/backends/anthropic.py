@@ -49,8 +49,8 @@ def read_message(found: Mapping[str, Any]) -> Completion | None:
 class AnthropicBackend(HostedBackend):
     """Messages through Anthropic's SDK; see `HostedBackend`. The seed is not sent: the provider takes none.
 
-    The newest API version and models refuse temperature and top_p, so by default they draw with their own settings,
-    also where the loops and builders ask for greedy replies; on request both go over the version that takes them.
+    The newest API version and models refuse temperature and top_p, so by default models use their own settings; on
+    request both are sent through the version that takes them.
     """
 
     kind, client_class = "anthropic", "AsyncAnthropic"
@@ -67,7 +67,7 @@ class AnthropicBackend(HostedBackend):
             logger.info("%s: temperature is not sent; replies are drawn with the provider's settings", self.model)
 
     def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
-        """`client.messages.create`; fields that its newest version has no names for go with the rest."""
+        """`client.messages.create`; fields without a name in its newest version are extra fields of the body."""
         call = {name: body.pop(name) for name in ("model", "messages", "max_tokens")}
         return client.messages.with_raw_response.create(**call, extra_body=body)
 

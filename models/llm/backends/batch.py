@@ -1,8 +1,8 @@
 """Calls through a provider's Batch API: half the price, an answer within a day, and files instead of connections.
 
 A call that the ledger can't answer is stored there as pending and raises `RepliesPending`. At the end of a run the
-pending calls are written to request files in the provider's layout. Send them, import the reply files, and run the
-same command again: what was answered comes from the ledger. A build of many rounds runs again until nothing waits.
+pending calls are written to request files in the provider's layout. Send them, import the reply files, and run the same
+command again, until nothing waits.
 
     tripletune batch status --ledger FILE
     tripletune batch import --ledger FILE --replies FILE
@@ -47,8 +47,8 @@ _PERMANENT = frozenset({"invalid_request_error", "not_found_error", "request_too
 class BatchBackend(Backend):
     """It answers nothing itself: it collects calls and writes them to request files.
 
-    Its name is that of `OpenAIBackend` or `AnthropicBackend`, so that replies serve both ways of calling, and "auto"
-    means what it does there for the provider. `room`: requests and bytes that fit in one file.
+    It shares name and meaning of "auto" with `OpenAIBackend` or `AnthropicBackend`, so that both use the same replies.
+    `room`: requests and bytes that fit in one file.
     """
 
     def __init__(self, options: LLMOptions, ledger: Ledger | None, room: tuple[int, int] | None = None) -> None:
@@ -160,7 +160,7 @@ def waiting(ledger: Ledger) -> list[Waiting]:
 
 
 def reset(ledger: Ledger, file: str | None) -> int:
-    """Let calls be written to a new request file: those of a lost file, or (None) those that were refused."""
+    """Mark the calls of a lost request file, or (None) refused calls, to be written again."""
     which, value = "status = 'pending' AND detail = ?", file
     if file is None:
         which, value = "status = 'failed' AND detail GLOB ?", f"{REFUSED}*"
@@ -182,9 +182,8 @@ def import_replies(ledger: Ledger, path: str | Path) -> Counter[str] | None:
 
     Returns:
         None when the file was imported before, so that nothing was done. Else counts: "stored" replies that are new;
-        "known" ones; "again": calls that failed for now (errors of the provider, expired, canceled, replies without
-        text), which the next run writes again; "refused": calls that fail until `reset`; "unknown": calls that the
-        ledger does not have.
+        "known" ones; "again": calls that failed for now (provider errors, expired, canceled, no text), which the next
+        run repeats; "refused": calls that fail until `reset`; "unknown": calls that the ledger does not have.
     """
     with Path(path).open("rb") as file:
         digest = hashlib.file_digest(file, "blake2b").hexdigest()[:40]
@@ -239,7 +238,7 @@ def batch_reply(line: Mapping[str, Any]) -> BatchReply:
 
 
 def _store(connection: sqlite3.Connection, reply: BatchReply, ledger: Path) -> str:
-    """Put a reply into the ledger; gives the name it is counted under."""
+    """Put a reply into the ledger; returns the name of its count."""
     query = "SELECT model, sampling, messages, status, text FROM calls WHERE key = ?"
     row = connection.execute(query, (reply.key,)).fetchone()
     if row is None or (row[3] == OK and has_text(row[4])):

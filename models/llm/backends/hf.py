@@ -1,6 +1,6 @@
-"""A language model of transformers as a backend: what turns chats into requests of `models.local.service`.
+"""A language model of transformers as a backend: turns chats into requests of `models.local.service`.
 
-Importing this module imports torch: whoever may do without it imports this module when it is asked for.
+Importing this module imports torch, so import it only when needed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class HFBackend(DecodingService, Backend):
         template_options: More arguments of the chat template, for example {"enable_thinking": True}.
         plain: For base models, which have no chat template: the turns' texts, with blank lines between them.
         beams: Beams of beam search; 1 is greedy, or sampled.
-        grammar: Whether replies are held to the format of triples.
-        repetition: Whether a reply that only repeats its triples is ended.
+        grammar: Whether a grammar enforces the format of triples.
+        repetition: Whether to end a reply that only repeats its triples.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class HFBackend(DecodingService, Backend):
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Reply to a chat, together with the calls that wait; see `models.llm.Backend`.
 
-        A reply is cut at the end of the model's context if that comes before `max_tokens`.
+        A reply ends at `max_tokens` or the end of the model's context.
         """
         ids = self._encode(messages)
         await self.open()

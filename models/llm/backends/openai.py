@@ -1,6 +1,6 @@
 """Any server that speaks OpenAI's chat completions: hosted, vLLM, Ollama, llama.cpp and many more.
 
-`HostedBackend` is what all backends over a provider's SDK share: its client, one attempt at a call, its errors as ours.
+`HostedBackend` is the base of backends over a provider's SDK: client, one attempt at a call, errors.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ logger = logging.getLogger(__name__)
 
 
 class HostedBackend(Backend):
-    """A model behind a provider's SDK; one attempt a call. Without a url the environment says where it is.
+    """A model behind a provider's SDK; one attempt a call. The default url comes from the environment.
 
-    The ledger's name has no host: a model that moves to another port is the same model.
+    The ledger's name has no host, since a model may move.
     """
 
     kind: ClassVar[str]
@@ -182,8 +182,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 def sampling_fields(sampling: Sampling, send: bool) -> dict[str, float]:
     """The temperature and top_p of a request body.
 
-    Where this model does not take them, only the default (0, which stands for "not asked for" here) and 1, the
-    provider's own setting, can be met.
+    A model that does not take them allows only 0 ("not asked for") and 1, the provider's setting.
     """
     if send:
         return {"temperature": sampling.temperature, "top_p": sampling.top_p}
@@ -196,7 +195,7 @@ def sampling_fields(sampling: Sampling, send: bool) -> dict[str, float]:
 
 
 def count(usage: Any, *names: str) -> int:
-    """Sum of token counts, also where they are floats or texts; one that is left out or anything else is 0."""
+    """Sum of token counts, also of floats or texts; anything else is 0."""
     values = [str(usage.get(name)) for name in names] if isinstance(usage, dict) else []
     return sum(int(float(value)) for value in values if re.fullmatch(r"\d{1,15}(\.\d*)?", value))
 
@@ -227,7 +226,7 @@ class OpenAIBackend(HostedBackend):
 
     Hosted reasoning models refuse `max_tokens`, many other servers don't know `max_completion_tokens`: where the
     options say "auto", the second goes to openai.com and azure.com and the first elsewhere. Without a temperature
-    models draw with their own settings, also where the loops and builders ask for greedy replies.
+    models use their own settings, even for calls that ask for greedy replies.
     """
 
     kind, client_class = "openai", "AsyncOpenAI"

@@ -60,40 +60,39 @@ _TRIPLES = 'write one JSON object {"triples": [["subject", "predicate", "object"
 class CiragOptions(AnswerOptions):
     """Settings of a run."""
 
-    max_rounds: int = setting(4, "L, most rounds (figure 8 varies it)", at_least=1)
+    max_rounds: int = setting(4, "L, maximum rounds (figure 8 varies it)", at_least=1)
     top_k: int = setting(10, "K, passages per round", at_least=1)
-    candidates: int = setting(30, "N, triples that are left after reranking (figure 7: 10 to 100)", at_least=1)
-    rerank: bool = setting(True, 'no shows the integrator all triples of the round ("w/o reranker", table 2)')
+    candidates: int = setting(30, "N, triples to keep after reranking (figure 7: 10 to 100)", at_least=1)
+    rerank: bool = setting(True, 'no: show the integrator all triples of the round ("w/o reranker", table 2)')
     granularities: tuple[str, ...] = setting(
         GRANULARITIES,
-        "levels of the cascade, in order; one is a single granularity, two are a two-level cascade (table 3): "
-        'triples,passages is "w/o Sentence"',
+        'levels of the cascade, in order (table 3), for example triples,passages for "w/o Sentence"',
         choices=GRANULARITIES,
     )
     extraction: Extraction = setting(
-        "two_step", "triples of a passage: in two steps (figures 9 and 10), from one joint prompt, or from a store"
+        "two_step", "get triples of a passage in two steps (figures 9 and 10), by one joint prompt, or from a store"
     )
     history: History = setting(
         "chat",
-        "how the integrator reads earlier rounds: as turns of the chat, in which one sequence holds a whole "
-        "trajectory, or as the section historical_context of one turn (figure 11)",
+        "show earlier rounds to the integrator as turns of the chat, so that one sequence holds a trajectory, or in "
+        "the section historical_context of one turn (figure 11)",
     )
     keep: int | None = setting(
         None,
-        "instead of an integrator, a rule that reads nothing: keep so many of the first round's candidates and stop",
+        "replace the integrator by a rule that reads nothing: keep the first N candidates of round 1 and stop",
         at_least=1,
     )
-    repairs: int = setting(1, "most repair turns for a reply that can't be used; the paper has none", at_least=0)
+    repairs: int = setting(1, "maximum repair turns for an unusable reply; the paper has none", at_least=0)
     prompts: str | None = setting(None, "folder of custom prompts: any of cirag_*.md")
     max_prompt_tokens: int | None = setting(
         None,
-        "longest prompt of the integrator: candidates of the oldest rounds are left out first, as in its training; it "
-        "needs an integrator on this machine; none shows all candidates of all rounds, as in the paper",
+        "maximum tokens of the integrator's prompt, for one on this machine; the oldest candidates are left out "
+        "first, as in its training; none shows all, as in the paper",
         at_least=1,
     )
-    max_extraction_tokens: int = setting(1536, "longest reply with entities or triples", at_least=1)
-    max_integration_tokens: int = setting(1024, "longest reply of the integrator", at_least=1)
-    max_thought_tokens: int = setting(412, "longest thought of the generator; its answer follows", at_least=1)
+    max_extraction_tokens: int = setting(1536, "maximum tokens of a reply with entities or triples", at_least=1)
+    max_integration_tokens: int = setting(1024, "maximum tokens of the integrator's reply", at_least=1)
+    max_thought_tokens: int = setting(412, "maximum tokens of the generator's thought; its answer follows", at_least=1)
 
     def check(self) -> list[str]:
         """What `setting` can't say: the levels of the cascade have an order."""
