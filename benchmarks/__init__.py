@@ -1,4 +1,4 @@
-"""Speed and memory (`python -m benchmarks CASE`), and what all cases share. Question sets are in `eval/tasks/`.
+"""Speed and memory (`python -m benchmarks CASE`): common parts of all cases. Question sets are in `eval/tasks/`.
 
 A case is a function of a module here that takes its options and gives back a `Result`. The sides that it compares are
 `Way`s: each is warmed up, then they take turns (A B, B A, ...), so that a busy machine slows all of them alike, and
@@ -39,7 +39,7 @@ class Options(CheckedOptions):
 
 @dataclass
 class Result:
-    """What a case found: the table shows those keys of the rows that are `columns`, the JSON all of them."""
+    """Result of a case: the table shows the keys `columns` of the rows, the JSON all keys."""
 
     title: str
     columns: str
@@ -53,11 +53,11 @@ class Way:
 
     Attributes:
         name: As in the table.
-        work: One pass; it may return the seconds that count, where not all of the pass does.
+        work: One pass; it may return the seconds to count instead of the whole pass.
         warm_up: Whether a first pass does not count.
         seconds: Of each pass.
         peak: Peak resident bytes, of the pass with the highest; None where the system is not Linux.
-        above_rest: What that pass needed for itself.
+        above_rest: Peak bytes of that pass alone.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Way:
     def row(self, *counted: str, **more: Any) -> dict[str, Any]:
         """The figures for table and JSON.
 
-        Of what is `counted`, names in `more`, a pass did so many: `NAME_per_second` is given for each.
+        `NAME_per_second` is given for each name in `counted`, whose number per pass is in `more`.
         """
         seconds = statistics.median(self.seconds)
         return {

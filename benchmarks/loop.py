@@ -1,7 +1,7 @@
-"""What model calls cost: the loops of RAS and CIRAG with many questions under way.
+"""Cost of model calls: the loops of RAS and CIRAG with many questions at once.
 
 Both ways of a loop run with the same model in the same process; only the number of questions under way differs.
-Questions, corpus and triples are a seeded fictional world. Answers that differ are counted: in float32 there should be
+Questions, corpus and triples are a seeded fictional world. Different answers are counted; in float32 there should be
 none. On the CPU unless there is a GPU.
 """
 
@@ -46,8 +46,8 @@ class LoopOptions(Options):
 def loop(options: LoopOptions) -> Result:
     """The loop of RAS or CIRAG: many questions under way against one by one.
 
-    Without `--model` the model is untrained for the loop: its answers mean nothing, their cost does. CIRAG's triples
-    come from a file, and its other calls from SmolLM2; without a ledger, so that every call is computed.
+    Without `--model` the model is untrained, so only the cost of its answers counts. CIRAG's triples come from a file,
+    and its other calls from SmolLM2; without a ledger, so that every call is computed.
     """
     quiet()
     traces: dict[str, list[Any]] = {}

@@ -1,4 +1,4 @@
-"""Retrieval with no language model, GEAR's with an oracle: how much of what a question needs is found."""
+"""Recall of retrieval without a language model, and of GEAR with an oracle."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class RetrievalOptions(Options):
 class _Reader(LLMClient):
     """GEAR's reader as an oracle: it remembers triples of the supporting passages that it is shown.
 
-    Of each it keeps the two with most words of the question, and searches on with what they name until it has seen all.
-    Nothing else is replied to.
+    It keeps the two of each passage with most words of the question and searches for the names in them until it has
+    seen all.
     """
 
     model = "oracle"
@@ -67,8 +67,8 @@ class _Reader(LLMClient):
 def retrieval(options: RetrievalOptions) -> Result:
     """Recall of the supporting passages at 2, 5, 10 and 15, of BM25, dense and hybrid retrieval, each with NaiveGE.
 
-    The last rows are PageRank, from each retriever's passages and all of the five closest triples, and GEAR with
-    a reader that knows which passages support the question.
+    The last rows are PageRank, from each retriever's passages and the five closest triples, and GEAR with an oracle
+    reader.
     """
     quiet()
     questions = list(task_questions(load_task(options.task), options.data))

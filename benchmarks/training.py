@@ -1,7 +1,7 @@
-"""What training costs: passes of real trainers over the same rows, side by side, TRL's among them. Runs on the CPU.
+"""Cost of training: passes of real trainers, also TRL's, over the same rows. Runs on the CPU.
 
-Every way is a trainer of its own, and a pass is a call of its `train`, from the first batch to the end of the last
-step, without set-up and checkpoints.
+Every way is a separate trainer; a pass is its `train` from the first batch to the last step, without set-up and
+checkpoints.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SpeedOptions(TrainingOptions):
 
 
 def training_step(options: StepOptions) -> Result:
-    """A training step of the Graph-LLM: what label-only logits, batches by length and shared sequences are worth.
+    """A training step of the Graph-LLM: the effect of label-only logits, batches by length and shared sequences.
 
     "Separate records" is the CPU recipe with one sequence per record, on records of a fictional world; each other row
     changes one thing. Tokens are those computed, padding included.
@@ -105,7 +105,7 @@ def training_step(options: StepOptions) -> Result:
 def speed(options: SpeedOptions) -> Result:
     """A training step of ours beside TRL's `SFTTrainer`, which has no graph: same records, model, LoRA and optimiser.
 
-    Tokens are those of prompts and labels in the paper's order, for all rows alike.
+    Every row counts the tokens of prompts and labels in the paper's order.
     """
     quiet()
     with tempfile.TemporaryDirectory() as scratch:

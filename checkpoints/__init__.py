@@ -1,14 +1,12 @@
-"""Export and merge: a training run becomes a model folder that stands by itself and can be checked.
+"""Export and merge: turn a training run into a self-contained model folder that can be verified.
 
-An exported folder holds the PEFT adapter (of a Graph-LLM with graph encoder and projector), or the whole model where
-all weights were trained, settings, prompt and tokenizer, the model card, and the reference outputs of
-`checkpoints.verify`. Nothing else of the run goes along: no
-optimiser state, no pickle, no cache, and no path of this machine except where the base model or the encoder is a local
-folder.
+An exported folder holds the PEFT adapter (of a Graph-LLM with graph encoder and projector), or the whole model if all
+weights were trained; settings, prompt and tokenizer; the model card; and the reference outputs of `checkpoints.verify`.
+It has no optimiser state, pickle or cache, and a path of this machine only if base model or encoder is a local folder.
 
 Merging puts the LoRA weights into the language model, and the result loads without PEFT. A Graph-LLM becomes one folder
 (`load_graph_llm`, `GraphLLM.from_pretrained`), or its language model alone a plain transformers folder; a model on
-plain text always becomes the latter. Nothing is written that was not loaded again and compared with the adapter first.
+plain text always becomes the latter. Every output was loaded again and compared with the adapter before it is written.
 """
 
 from __future__ import annotations
@@ -74,10 +72,10 @@ def export_adapter(
     language_model_only: bool = False,
     overwrite: bool = False,
 ) -> Path:
-    """Write the folder that a run's model is handed on as: its adapter, or the whole model.
+    """Write the export folder of a run: its adapter, or the whole model.
 
     Args:
-        base_model: Another name of the base model, for a run that was trained on a local copy of it.
+        base_model: Another name of the base model, for a run on a local copy of it.
         language_model_only: Write the adapter of a Graph-LLM without graph under the names of the plain base model, for
             PEFT and servers.
     """
@@ -127,7 +125,7 @@ def export_adapter(
 
 
 def _write_plain_adapter(loaded: Loaded, folder: Path) -> None:
-    """The adapter of a Graph-LLM without graph as one of its base model, which says the same with it."""
+    """The adapter of a Graph-LLM without graph as an adapter of its base model, with equal replies."""
     from safetensors.torch import save_file
 
     settings, config = read_json(loaded.folder / ADAPTER_CONFIG), read_json(loaded.folder / CONFIG)
@@ -151,7 +149,7 @@ def _write_plain_adapter(loaded: Loaded, folder: Path) -> None:
 
 
 def _without_graph(loaded: Loaded) -> tuple[Loaded, list[dict[str, Any]]]:
-    """The language model of a Graph-LLM, and the cases without placeholder, so that no graph takes part."""
+    """The language model of a Graph-LLM, and the cases without graph placeholder."""
     model = getattr(loaded.model, "get_base_model", lambda: loaded.model)()
     plain, cases = Loaded(model.language_model, loaded.tokenizer, None, loaded.folder), []
     for case in cases_of(loaded):
@@ -171,8 +169,8 @@ def merge_adapter(
     """Merge an adapter into its base model.
 
     Args:
-        dtype: Weight type of the language model that is written. float32 gives the adapter's replies; 16 bits halve
-            the folder and round, so replies can differ (the report says how many). Graph modules stay float32.
+        dtype: Weight type to write. float32 gives the adapter's replies; 16 bits halve the folder but may change
+            replies (the report says how many). Graph modules stay float32.
         language_model_only: Write the language model of a Graph-LLM as a plain transformers folder. Sensible for a
             model trained without graph token.
     """
@@ -220,7 +218,7 @@ def _checked_source(folder: str | Path, output: str | Path, overwrite: bool) -> 
 
 
 def _write_merged(loaded: Loaded, dtype: str, alone: bool, scratch: Path) -> dict[str, Any]:
-    """Write the merged weights, and say what the adapter said before."""
+    """Write the merged weights; returns the adapter's observation before."""
     import torch
 
     from tripletune.models.loading import load_tokenizer
@@ -247,7 +245,7 @@ def _write_merged(loaded: Loaded, dtype: str, alone: bool, scratch: Path) -> dic
 
 
 def _rounded_away(model: Any, dtype: Any) -> float:
-    """How much of a LoRA update merged weights of a type lose: the size of the error over that of the update."""
+    """The share of a LoRA update that merged weights of a type lose: norm of the error over norm of the update."""
     from peft.tuners.lora import LoraLayer
 
     error = update = 0.0
@@ -261,7 +259,7 @@ def _rounded_away(model: Any, dtype: Any) -> float:
 
 
 def _copy_files(source: Path, target: Path, provenance: Provenance, weights: Sequence[str] = ()) -> None:
-    """Copy what stands beside the weights, with base model and encoder under the names of the provenance."""
+    """Copy the files beside the weights, with the provenance's names of base model and encoder."""
     for name in (*weights, PROCESSOR, PROMPT_FILE, *TASK_FILES, *TOKENIZER_FILES):
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
@@ -281,7 +279,7 @@ def _copy_files(source: Path, target: Path, provenance: Provenance, weights: Seq
 
 
 def _name_base(target: Path, provenance: Provenance) -> None:
-    """The base model's name of the provenance in the files of a folder, which then name no place of this machine."""
+    """Write the provenance's name of the base model into a folder's files, so that they hold no local path."""
     base, revision = provenance.base_model, provenance.base_revision
     changes: dict[str, dict[str, Any]] = {name: {"base_model": base, "base_revision": revision} for name in TASK_FILES}
     changes |= {CONFIG: {}, "generation_config.json": {}}
@@ -293,7 +291,7 @@ def _name_base(target: Path, provenance: Provenance) -> None:
 
 
 def _public_tokenizer_config(folder: Path) -> None:
-    """Take out of `tokenizer_config.json` where the tokenizer was loaded from."""
+    """Remove the tokenizer's source path from `tokenizer_config.json`."""
     path = folder / "tokenizer_config.json"
     if not path.is_file():
         return

@@ -1,4 +1,4 @@
-"""Hand a trained model on: `tripletune checkpoints export`, `verify`, `merge`, `gguf` and `push`."""
+"""Export, check and publish a trained model: `tripletune checkpoints export`, `verify`, `merge`, `gguf` and `push`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Model cards: what a model is, how it was trained and scored, and how to load it, as the README.md of its folder.
+"""Model cards: the README.md of a model folder on training, scores and loading.
 
-A card is rendered from `Provenance`, which is collected from the run and kept beside the card as `provenance.json`,
-so that a merged folder can tell the same story without the run. Every value in it may be shown to others.
+A card is rendered from the run's `Provenance`, stored as `provenance.json` beside it, so that a merged folder needs no
+run. All its values may be public.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 @dataclass
 class Provenance:
-    """Where a trained model comes from."""
+    """The origin of a trained model."""
 
     base_model: str = ""
     base_revision: str | None = None
@@ -67,7 +67,7 @@ def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence:
 
 
 def _names(source: Path) -> dict[str, Any]:
-    """What a trained folder calls its base model and text encoder."""
+    """The names of base model and text encoder in a trained folder."""
     text, adapter = is_text_model(source), is_adapter(source)
     base, revision = ("base_model_name_or_path", "revision") if text and adapter else ("base_model", "base_revision")
     config = task_of(source) if text and not adapter else read_json(source / (ADAPTER_CONFIG if text else CONFIG))
@@ -126,7 +126,7 @@ def _served(folder: Path, provenance: Provenance, kind: Kind, name: str) -> str:
 
 
 def base_licence(base: str) -> str | None:
-    """The licence that a base model's card, or its package, states; None where none is at hand."""
+    """The licence in a base model's card or package, if any."""
     from importlib import metadata
 
     from huggingface_hub import ModelCard
@@ -140,7 +140,7 @@ def base_licence(base: str) -> str | None:
 
 
 def _header(provenance: Provenance, name: str) -> str:
-    """What the hub reads besides, as YAML: data sets of the hub, and scores as `model-index`."""
+    """YAML for the hub: its data sets, and scores as `model-index`."""
     from huggingface_hub.repocard_data import EvalResult, eval_results_to_model_index
 
     hub = re.findall(r"huggingface\.co/datasets/([\w.-]+/[\w.-]+)", str(provenance.training.get("data")))
@@ -197,7 +197,7 @@ def render_card(
 
 
 def _training_rows(provenance: Provenance) -> Iterator[list[str]]:
-    """How the model was trained."""
+    """Rows on the training."""
     training, environment = provenance.training, provenance.environment
     for name, value in training.items():
         if not isinstance(value, dict) and value is not None:

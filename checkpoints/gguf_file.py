@@ -1,7 +1,7 @@
 """A text model as one GGUF file, which llama.cpp, Ollama and the like run: `tripletune checkpoints gguf`.
 
-Of Llama, Qwen2 and Qwen3 with a byte-level BPE tokenizer. Names, layout and metadata are those of llama.cpp's script
-`convert_hf_to_gguf.py`, which is no package and converts the rest.
+Of Llama, Qwen2 and Qwen3 with a byte-level BPE tokenizer. Names, layout and metadata follow llama.cpp's script
+`convert_hf_to_gguf.py`, which is not a package and converts other models.
 """
 
 from __future__ import annotations
@@ -125,13 +125,13 @@ def _cut(step: dict[str, Any]) -> Any:
 
 
 def _paired(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a head in pairs that are turned together, where transformers has halves."""
+    """Reorder a head's rows from transformers' halves into rotated pairs."""
     apart = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return np.ascontiguousarray(apart.swapaxes(1, 2).reshape(weight.shape))
 
 
 def _rope_factors(config: Any) -> np.ndarray:
-    """By what Llama 3.1 and later divide each frequency."""
+    """The divisors of each frequency in Llama 3.1 and later."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     scaled = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0].numpy()

@@ -1,7 +1,7 @@
-"""What the modelling file of an exported Graph-LLM has beyond the modules that it is made of.
+"""Additions of an exported Graph-LLM's modelling file to the project's modules.
 
-`checkpoints.standalone` writes the file: the definitions here, and those of the project's modules that they need. A
-definition here replaces one of the same name there.
+`checkpoints.standalone` writes the file from the definitions here and the project's definitions that they need. A
+definition here replaces one with the same name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ setting = rare = _only_default
 
 
 def folder_of(spec: str) -> str:
-    """A folder or hub id as it is; of `pypi:package` the folder in that package."""
+    """A folder or hub id unchanged; for `pypi:package` the folder in the package."""
     if not spec.startswith("pypi:"):
         return spec
     package = spec.removeprefix("pypi:")
@@ -64,7 +64,8 @@ def read_settings(place: str, name: str) -> Any:
 
 
 class NodeEncoder:
-    """A sentence-transformers model run by transformers alone: mean or first token, then unit length where it says so.
+    """A sentence-transformers model run by transformers alone: mean or first token, and unit length if its settings ask
+    for it.
 
     Vectors are rounded to float16, as in training.
     """
@@ -153,10 +154,10 @@ class AutoGraphLLMProcessor(GraphLLMProcessor):
         steps: Sequence[tuple[str, Sequence[Sequence[str]]]] = (),
         task: Task = "answering",
     ) -> BatchFeature:
-        """What `model.generate` takes for one question.
+        """The inputs of `model.generate` for one question.
 
         Args:
-            steps: What was asked and found so far: (sub-query, [(subject, predicate, object), …]) of each round.
+            steps: The rounds so far: (sub-query, [(subject, predicate, object), …]) each.
             task: "planning" or "answering".
         """
         history = tuple(Step(query, tuple(Triple(*one) for one in triples)) for query, triples in steps)

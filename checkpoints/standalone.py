@@ -1,7 +1,7 @@
 """The modelling file of an exported Graph-LLM: one Python file that needs torch, transformers, PEFT and PyG alone.
 
-It is put together at export from the sources that run here: of `modeling_graph_llm.py` beside this file and of the
-modules that it imports each definition that is reached from there, behind those that it needs itself.
+At export it is assembled from the project's sources: the definitions in `modeling_graph_llm.py` and every definition
+that they use, each after those that it needs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from __future__ import annotations
 
 
 def write_modeling(folder: Path, tokenizer: Any) -> None:
-    """Make the folder of a Graph-LLM one that the Auto classes of transformers load, and that replies greedily."""
+    """Make a Graph-LLM folder loadable by transformers' Auto classes, with greedy replies."""
     write_text(folder / MODELING, modeling_source())
     auto_map = {name: f"{Path(MODELING).stem}.{kind}" for name, kind in _CLASSES.items()}
     write_json(folder / CONFIG, read_json(folder / CONFIG) | {"auto_map": auto_map})
@@ -96,7 +96,7 @@ def modeling_source() -> str:
 
 
 class _Module:
-    """Top-level definitions of a module by name, and where its imported names come from."""
+    """Top-level definitions of a module by name, and the sources of its imports."""
 
     def __init__(self, name: str) -> None:
         spec = find_spec(name)
@@ -138,5 +138,5 @@ _GONE = "# left out"
 
 
 def _start(node: Any) -> int:
-    """Number of its first line, a decorator's perhaps, from 0."""
+    """Index of its first line, decorators included."""
     return int(min(one.lineno for one in (node, *getattr(node, "decorator_list", ())))) - 1

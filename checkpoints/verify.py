@@ -1,6 +1,6 @@
-"""Reference outputs of a model, and the check that a folder still gives them, loaded in a fresh process.
+"""Write reference outputs of a model, and check in a fresh process that a folder still gives them.
 
-`verify.json` holds, for three fictional inputs, what the trained model said in float32 at batch size 1: prompt tokens,
+`verify.json` holds the trained model's outputs for three fictional inputs, in float32 at batch size 1: prompt tokens,
 the log normaliser of the logits that follow, and the tokens of the greedy reply. Equal prompts prove tokenizer and
 instructions, equal normalisers and replies prove adapter, base model, graph modules and text encoder.
 """
@@ -71,7 +71,7 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether all is as it should be."""
+        """Whether the folder passed."""
         same = self.same_prompts == self.same_replies == self.cases
         return same and self.difference <= self.tolerance and not self.other_files
 
@@ -112,7 +112,7 @@ def load(folder: str | Path, plain: bool = False) -> Loaded:
 
 
 def cases_of(loaded: Loaded) -> list[Case]:
-    """What a model is compared by: inputs of a Graph-LLM, or texts, asked for as the model was trained."""
+    """Cases to compare models by: inputs of a Graph-LLM, or texts in the form of its training."""
     cases = yaml.safe_load(read_text(_CASES))
     if loaded.processor is not None:
         return list(cases["graph_llm"])
@@ -147,7 +147,7 @@ def prompt_of(loaded: Loaded, case: Case) -> tuple[list[int], dict[str, Any]]:
 
 
 def observe(loaded: Loaded, cases: Sequence[Case]) -> dict[str, Any]:
-    """What a loaded model says to each case: the content of `verify.json`."""
+    """A loaded model's outputs for each case, the content of `verify.json`."""
     return {
         "dtype": "float32",
         "device": str(loaded.model.device.type),
@@ -218,12 +218,12 @@ _LAYOUT = {"cases": [{**_CASE, "task?": str, "question?": str, "steps?": [dict]}
 
 
 def verify(folder: str | Path, run: str | Path | None = None, tolerance: float = TOLERANCE) -> list[Comparison]:
-    """Load an export or merged folder in a new process and compare it with its `verify.json`, and with its run.
+    """Compare an export or merged folder, loaded in a new process, with its `verify.json` and its run.
 
     Args:
         run: The run (or checkpoint) it was made from.
-        tolerance: Largest difference of a float32 log normaliser. Sums in another order (other hardware, merged
-            weights) differ by about 1e-5; another base model or encoder by more than 0.1.
+        tolerance: Largest difference of a float32 log normaliser. Other hardware or merged weights differ by about
+            1e-5, another base model or encoder by more than 0.1.
     """
     folder = trained_folder(folder)
     check_model_folder(folder)
@@ -248,7 +248,7 @@ def verify(folder: str | Path, run: str | Path | None = None, tolerance: float =
 
 
 def observe_in_new_process(folder: Path, cases: Sequence[Case]) -> dict[str, Any]:
-    """`observe` in a fresh Python, so that nothing this process has loaded can stand in for a missing file."""
+    """`observe` in a fresh Python, where a missing file is an error."""
     try:
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             return pool.submit(_observe_folder, folder, cases).result()

@@ -1,4 +1,4 @@
-"""Retrieval and the loops that use the models; and what they all leave, the trace of a question.
+"""Retrieval, the loops that use the models, and the trace that each leaves of a question.
 
 A `Trace` holds every sub-query, passage, triple, decision and token as plain JSON values.
 """
@@ -24,8 +24,8 @@ class TraceStep:
     """One round of retrieval and structuring.
 
     Attributes:
-        passages: `{"id", "title", "score"}` of the hits, best first, and where the corpus names it their "source", of
-            document, page and heading; one without title has its first words.
+        passages: `{"id", "title", "score"}` of the hits, best first, and "source" (document, page, heading) where the
+            corpus has it; without a title its first words.
         triples: The triples shown to the model, `[subject, predicate, object]`.
         passages_without_triples: Hits that the triple store does not know.
     """
@@ -43,8 +43,7 @@ class TraceAction:
     Attributes:
         action: The parsed action, None when malformed.
         subquery: The text after `[SUBQ]`.
-        unexpected: A well-formed action where the paper has none: `[SUFFICIENT]` before any retrieval, or
-            `[NO_RETRIEVAL]` after it.
+        unexpected: `[SUFFICIENT]` before any retrieval, or `[NO_RETRIEVAL]` after it.
     """
 
     reply: str
@@ -61,16 +60,16 @@ class Trace:
         question: The main question as the model read it.
         stop_reason: Why planning ended: the planner's own decision ("sufficient", "no_retrieval"), a limit
             ("max_rounds", "repeated_subquery", "malformed"), or a system that does not plan ("single_pass",
-            "static_context", "retrieval_off"). "no_question" is CIRAG's, and of others that say in the place of a query
-            that there is none; T2RAG has "no_searchable" when no clue can be searched any more.
-        unexpected: Planning replies with an action that does not belong there.
+            "static_context", "retrieval_off"). "no_question": the reply says that there is no further query; T2RAG has
+            "no_searchable" when no clue can be searched.
+        unexpected: Planning replies with an action that is not allowed there.
         calls: Model calls, answering included; the next four are sums over them.
         seconds: Wall-clock seconds, waiting for other questions included.
-        structuring_seconds: Those of them in which the triples of passages were waited for (RAS, figure 5).
-        tallies: Counts of a system's own, such as recovered replies by kind; a run's metrics add them up.
-        cached: Of each role the calls that were not sent, and the tokens that they would have read and written. As
-            with the seconds, it depends on what ran before and beside.
-        shown: Ids of the passages that the prompt of the answer held, in its order: their text, or facts out of them.
+        structuring_seconds: Seconds of these spent waiting for triples of passages (RAS, figure 5).
+        tallies: The system's own counts, such as recovered replies by kind, which a run's metrics add up.
+        cached: By role, the calls that the ledger answered, with their tokens. Like the seconds, it depends on earlier
+            and parallel runs.
+        shown: Ids of the passages whose text or facts the answer's prompt held, in its order.
         found: All passages found, by id, the first found first; no part of the JSON values.
     """
 
@@ -138,7 +137,7 @@ NOTING: ContextVar[Trace | None] = ContextVar("noting", default=None)
 
 
 def cited(passage: dict[str, Any]) -> str:
-    """The title of a passage of a trace, in brackets and with its page where it comes from a document."""
+    """The title of a trace's passage, in brackets and with the page of its document."""
     name, page = passage["title"] or passage["id"], passage.get("source", {}).get("page")
     return f"[{name}{f', p. {page}' if page else ''}]" if passage.get("source") else name
 

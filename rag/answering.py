@@ -1,4 +1,4 @@
-"""A system with all that it works with, opened from options: what `tripletune ask`, Python and a server answer with.
+"""Open a system with its models and indexes from options, for `tripletune ask`, Python and the server.
 
 `tripletune.load_system` opens one from Python:
 
@@ -57,7 +57,7 @@ _LOOKED_AT = 100
 
 @dataclass(kw_only=True)
 class SystemOptions(SearchOptions):
-    """What a system works with, and how it searches."""
+    """Models and search of a system."""
 
     system: str = setting("ras", "system that answers", choices=system_names())
     model: str | None = setting(None, "folder of a Graph-LLM: run, checkpoint or export; for a chat model see --llm")
@@ -89,7 +89,7 @@ class SystemOptions(SearchOptions):
 
 @dataclass
 class OpenSystem:
-    """A system and what it works with; it answers any number of questions, several at once.
+    """A system with its tools; it answers any number of questions, several at once.
 
     `options` are of the class `system.options`; `scratch` holds the indexes where no option names their folder.
     """
@@ -115,9 +115,9 @@ class OpenSystem:
 
         Args:
             question: The question as the model reads it.
-            search: As it is searched, where an instruction or choices are no part of that.
-            watch: Called with each plan and each round of retrieval as it happens.
-            **known: What belongs to the question of `Tools`: `question_id`, `gold`, `context`.
+            search: The text to search with, without instruction or choices.
+            watch: Called with each plan and each round of retrieval as it happens. **known: Fields of `Tools` for this
+                question: `question_id`, `gold`, `context`.
         """
         started, before = time.perf_counter(), WATCH.set(watch)
         try:
@@ -209,14 +209,14 @@ def teacher_of(args: argparse.Namespace) -> LLMOptions | None:
 
 
 def corpus_problem(options: SystemOptions, system: System, loop: Any) -> list[str]:
-    """What to say where no questions bring a corpus and none is named."""
+    """The problem that no corpus is named and no questions bring one."""
     if options.corpus or not system.needs_corpus(loop):
         return []
     return [f"--system {system.name} retrieves: name a --corpus: JSON lines, a folder of `build passages`"]
 
 
 def system_problems(options: SystemOptions, system: System, loop: Any, teacher: LLMOptions | None) -> list[str]:
-    """What of the options does not fit the system, before anything is read or loaded, one sentence each."""
+    """Options that do not fit the system, one sentence each, found before anything is read or loaded."""
     problems, uses = list[str](), f"--system {system.name}"
     if system.needs_triples(loop) and not (options.triples or options.extractor):
         instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
@@ -291,12 +291,12 @@ def open_generator(
 
 @dataclass
 class Opened:
-    """What several runs share: indexes, stores, models, each opened when the first of them needs it."""
+    """Indexes, stores and models that several runs share, each opened when first needed."""
 
     things: dict[Hashable, Any] = field(default_factory=dict)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What was made under that key, now or before."""
+        """The value made for this key, now or before."""
         if key not in self.things:
             self.things[key] = make()
         return self.things[key]
@@ -312,11 +312,11 @@ def open_tools(
     teacher: LLMOptions | None = None,
     llm: LLMClient | None = None,
 ) -> Tools:
-    """Open all that a system works with under its options `loop`: corpus, triples, Graph-LLMs and the chat model.
+    """Open corpus, triples, Graph-LLMs and chat model of a system with its options `loop`.
 
     Args:
         corpus: The passages; None for a system that retrieves nothing.
-        opened: What other runs have opened, and share.
+        opened: Resources shared with other runs.
         teacher: The chat model, which may also read passages in the loop.
         llm: Its client; None opens one.
     """
@@ -368,7 +368,7 @@ def open_tools(
 
 
 def _warn_of_other_triples(store: StoredTriples, corpus: str | Path, triples: str | None) -> None:
-    """Say so where the triples are of another corpus, as far as its first passages tell."""
+    """Warn if the triples know none of the corpus's first passages."""
     first = list(islice(read_corpus(corpus, blank_texts=True), _LOOKED_AT))
     if first and all(store.get(passage) is None for passage in first):
         logger.warning(

@@ -55,9 +55,8 @@ class ChatGenerator(Generator):
 
 
 def prompt_files(*used: str, names: tuple[str, ...] = PROMPTS) -> Callable[[Any], Mapping[str, str]]:
-    """`System.files` of a system that sends the prompts `used`, of all `names` that a user's folder may hold.
-
-    The common reader's is one of both.
+    """`System.files` of a system that uses the prompts `used` of the replaceable `names`, each with the common
+    reader's.
     """
     names = tuple(dict.fromkeys((*names, READER)))
 
@@ -69,9 +68,9 @@ def prompt_files(*used: str, names: tuple[str, ...] = PROMPTS) -> Callable[[Any]
 
 
 def bare_answer(text: str, long: bool = False) -> str:
-    """The answer in the reply of a model that was asked for the answer alone.
+    """The answer in a reply to a prompt that asks for the answer alone.
 
-    Behind "Answer:" its line counts, and without it what stands before the first blank line; of a long answer, all.
+    The line after "Answer:", else the text before the first blank line; of a long answer, all.
     """
     if long:
         return _LEADING_LABEL.sub("", without_thoughts(text)).strip()
@@ -135,7 +134,7 @@ async def answer_from(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a system has found, for its last call: passages, best first, and facts or notes, one a line."""
+    """A system's findings for its last call: passages, best first, and facts or notes, one a line."""
 
     passages: Sequence[Passage] = ()
     facts: Sequence[str] = ()
@@ -144,7 +143,7 @@ class Found:
         return len(self.passages) + len(self.facts)
 
     def within(self, tokens: int) -> Found:
-        """As much of it as a budget holds, at 4 bytes a token: facts up to half of it, then passages."""
+        """The part that fits a budget, at 4 bytes a token: facts up to half of it, then passages."""
         left = 4 * tokens
         facts = _fitting(self.facts, left // 2, lambda text: text)
         left -= sum(len(text.encode()) for text in facts)
@@ -164,10 +163,7 @@ def _fitting(items: Sequence[T], room: int, text_of: Callable[[T], str]) -> Sequ
 async def finish(
     trace: Trace, options: AnswerOptions, llm: QuestionClient, found: Found, own: Callable[[], Awaitable[str]]
 ) -> Trace:
-    """End a question: by the system's `own` last call, or, with `reader=common`, by the one that all systems share.
-
-    The common reader has the same prompt, the same budget of evidence and the same length for all of them.
-    """
+    """End a question with the system's `own` last call or the common reader, which treats all systems alike."""
     if options.reader == "common":
         whole, found = found, found.within(options.reader_tokens)
         trace.tally("evidence_left_out", len(whole) - len(found))

@@ -1,7 +1,7 @@
 """Sentence encoders as a service: one thread computes, so that the event loop of a run never waits for an encoder.
 
-Texts that wait while the thread is busy are encoded together. A text goes through the encoder in a batch of texts with
-the same number of tokens: without padding a vector does not depend on the others in its batch.
+Texts that wait while the thread is busy are encoded together. A batch holds texts with the same number of tokens:
+without padding a vector does not depend on the others in it.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ V = TypeVar("V")
 
 
 class Together(Generic[K, V]):
-    """Work for one thread, asked for from event loops; what waits when the thread is free is done in one go.
+    """Work for one thread, requested from event loops; waiting requests are done together.
 
     Args:
         work: Distinct keys to their values, in order.
-        kept: Most values to keep by key, which may be changed in `most`; the oldest go first.
-        patience: Seconds in which the thread waits for more before it starts: replies of models come in groups.
-        threads: How often `work` may run at once: a server takes the next request while it answers one.
+        kept: Maximum values to keep by key, changed through `most`; the oldest go first.
+        patience: Seconds that the thread waits for more work before it starts, since replies come in groups.
+        threads: Parallel runs of `work`, for a server that takes the next request while it answers one.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Together(Generic[K, V]):
         self._thread = ThreadPoolExecutor(threads)
 
     async def __call__(self, keys: Sequence[K]) -> list[V]:
-        """The values of the keys; what `work` raises is raised by all calls that it was done for."""
+        """The values of the keys; an error of `work` is raised by all calls that it served."""
         known = [self._kept.get(key) for key in keys]
         if all(value is not None for value in known):
             return known  # type: ignore[return-value]
@@ -114,13 +114,13 @@ class Together(Generic[K, V]):
 
 
 class Embedder:
-    """Vectors for queries and texts, and how similar they are: a reranker, too.
+    """Vectors for queries and texts, and their similarity, also for reranking.
 
     Args:
-        name: Encoder and prompts, as the manifest of an index has them.
+        name: Encoder and prompts, as in an index manifest.
         weights: Digest of the encoder's weights, where they are on this machine.
         similarity: "cosine" makes all vectors of length one.
-        kept: Vectors to keep: triples and sub-queries come back in other rounds and questions.
+        kept: Vectors to keep, since triples and sub-queries return in other rounds and questions.
         threads: Most calls of `encode` at once, for a server.
     """
 
@@ -142,7 +142,7 @@ class Embedder:
         return self.encode(["width"]).shape[1]
 
     async def queries(self, texts: Sequence[str]) -> np.ndarray:
-        """The vectors of texts that are searched with, of shape (texts, width)."""
+        """The vectors of queries, shape (texts, width)."""
         return np.stack(await self._together([("query", text) for text in texts]))
 
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
@@ -157,7 +157,7 @@ class Embedder:
         return await asyncio.to_thread(compare) if len(keys) > _COMPARED else compare()
 
     def encode(self, texts: Sequence[str], kind: Kind = "text") -> np.ndarray:
-        """The same at once, in this thread and without keeping anything: for index builds."""
+        """The same in this thread, without keeping vectors, for index builds."""
         vectors = np.asarray(self._encode(list(texts), kind), dtype=np.float32)
         if not self._cosine:
             return vectors
@@ -186,7 +186,7 @@ def open_embedder(
     trust_remote_code: bool = False,
     similarity: Similarity | None = None,
 ) -> Embedder:
-    """Open an encoder; a process has each one once. The arguments are those of `rag.search.SearchOptions`."""
+    """Open an encoder; a process has each one once. For the arguments see `rag.search.SearchOptions`."""
     prompts: Prompts = {"query": query_prompt, "text": text_prompt}
     name = " ".join([spec, *(f"{kind}={prompt!r}" for kind, prompt in prompts.items() if prompt is not None)])
     weights = ""

@@ -1,7 +1,7 @@
 """Triples of passages: of a whole corpus beforehand (RAS, F.2), or of those that questions retrieve (eq. 4).
 
 Passages that the store knows are passed over, long ones are cut into pieces of whole sentences. The replies of a
-passage's pieces are merged and stored together, so a run that is killed loses what was under way and nothing else.
+passage's pieces are stored together, so a killed run loses only what was under way.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ _FAILURES_IN_A_ROW = 20
 
 @dataclass
 class ExtractionCounts:
-    """What happened to the passages of a run.
+    """Counts of a run over passages.
 
     Attributes:
         repeated: The same passage as one under way.
         extracted: Read now; the next three are parts of it.
-        without_facts: The model found nothing in them, and said so in a way that could be read.
-        only_names: No more than a name: by the paper's rule, without a call.
+        without_facts: Passages whose readable reply has no triples.
+        only_names: Passages that are only a name, read by the paper's rule without a call.
         split: Cut into pieces.
-        tokens_read: Tokens of the calls, but for those that a ledger answered; `tokens_written` likewise.
+        tokens_read: Tokens of the calls that the ledger did not answer; `tokens_written` likewise.
         triples: Repeated ones once a passage.
         malformed_replies: Replies with a malformed triple, or without any that could be read.
-        recovered_replies: Those of them whose other triples were kept.
+        recovered_replies: Of these, replies whose other triples were kept.
         failed: Passages that the extractor could not read; not stored, so a next run tries again.
-        unread: Those whose replies hold no triple that can be read and do not say that there is none; stored
-            only where the model would write them again.
+        unread: Passages without a readable triple whose replies do not say "none"; stored only if the model would
+            repeat them.
         pending: Passages that wait for a batch's replies.
         seconds: Wall-clock time with passages under way.
     """
@@ -96,11 +96,11 @@ class ExtractionCounts:
 
 @dataclass
 class CorpusExtraction:
-    """One run over a corpus; or the triples of loops, which the extractor reads where the store lacks them.
+    """One run over a corpus, or extraction in a loop of the triples that the store lacks.
 
     Attributes:
-        piece_limit: Longest text that the extractor gets in characters, title included.
-        window: Passages that are looked up, and sorted by length, together.
+        piece_limit: Maximum characters of a text for the extractor, title included.
+        window: Passages to look up and sort by length together.
     """
 
     extractor: TextExtractor
@@ -142,8 +142,8 @@ class CorpusExtraction:
     async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
         """The triples of retrieved passages (RAS, eq. 4), None where the extractor failed; missing ones are read now.
 
-        Calls of questions under way together are made together. A passage is extracted once. Errors are those of `run`,
-        and `RepliesPending`.
+        Calls of questions under way together are made together. A passage is extracted once. Raises the errors of
+        `run`, and `RepliesPending`.
         """
         keys = [passage.key for passage in passages]
         found = {key: self.store.get(self.id, key) for key in keys}
@@ -168,7 +168,7 @@ class CorpusExtraction:
             yield from ((key, passage) for key, passage in keyed if key not in known)
 
     def _task(self, key: str, passage: Passage) -> asyncio.Task[tuple[Triple, ...] | None]:
-        """What reads a passage, for all that wait for it."""
+        """The shared task that reads a passage."""
         if key in self._reading:
             self.counts.repeated += 1
             return self._reading[key]
@@ -289,7 +289,7 @@ def export_triples(
 ) -> tuple[int, int]:
     """Write `{"title", "text", "triples"}` for the passages of a corpus; the file appears when it is complete.
 
-    Triples come from the first store that has the passage; how many were written, and how many left out, is returned.
+    Triples come from the first store that has the passage. Returns the numbers written and left out.
     """
     chosen = [(store, store.choose(extractor).id) for store in stores]
     written, missing, corpus = 0, 0, corpus_file(corpus)
@@ -316,7 +316,7 @@ def export_triples(
 
 
 def extract_work(args: argparse.Namespace) -> Work:
-    """What a worker of `recipes/ray_corpus.py` does: passages to their extractions, with the counts as the last row."""
+    """The work of `recipes/ray_corpus.py`: passages to their extractions, with the counts as the last row."""
     extractor, runner = open_extractor(args), asyncio.Runner()
 
     def work(rows: list[str]) -> list[str]:

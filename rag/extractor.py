@@ -1,8 +1,7 @@
-"""Who reads triples out of texts: a chat model behind an LLM client, on a server or here, and what it is asked.
+"""Extractors of triples: a chat model behind an LLM client, on a server or here, and its prompt.
 
-A trained model (RAS, section 3.2) gets the instruction it was trained with. One that was not trained gets that of a
-teacher (`rag/prompts/extract_triples.md`), which explains the format, and examples as turns of the chat if it is to
-have some.
+A trained model (RAS, section 3.2) gets the instruction of its training. Any other gets the teacher's
+(`rag/prompts/extract_triples.md`), which explains the format, and optional examples as turns of the chat.
 """
 
 from __future__ import annotations
@@ -78,14 +77,14 @@ class TextExtractor(Endpoint):
     """A text-to-triples model behind an `LLMClient`; one call per text.
 
     Args:
-        instruction: What it is asked, the system's turn.
-        shots: Examples, turns of the chat: the source text and the reply to it.
+        instruction: The system prompt.
+        shots: Examples as turns of the chat: source text and reply.
         sampling: How replies are drawn; None: greedy, at most `TEACHER_TOKENS` tokens.
         concurrency: Passages under way; a client has its own limit besides.
-        by_length: Whether those of a corpus come sorted by length, which a model on this machine reads faster.
+        by_length: Whether texts come sorted by length, which is faster on this machine.
         name: The model's name in stores, which changes with a local model's weights; None: the client's.
-        settings: What else its replies depend on.
-        prompts_of: Whose prompts it is asked with instead, of `PROMPTS_OF`, as in that system's loop.
+        settings: Other settings that change its replies.
+        prompts_of: The system of `PROMPTS_OF` whose prompts replace this one.
     """
 
     def __init__(
@@ -138,7 +137,7 @@ class TextExtractor(Endpoint):
         return await all_of(map(read, texts))
 
     def reject(self, replies: Iterable[Completion]) -> bool:
-        """Have the next run ask again for replies that are of no use; a model on this machine writes them again."""
+        """Make the next run repeat unusable calls, except on this machine, where the reply would be the same."""
         if isinstance(self.client, LedgerClient) and not self.by_length:
             for reply in replies:
                 self.client.ledger.reject(reply.key, "no triples can be read in the reply")
@@ -169,7 +168,7 @@ def open_local_extractor(
     The weights of the decoder or encoder-decoder are loaded when the first text comes.
 
     Args:
-        instruction: What a decoder is asked; None: the prompt file in its folder, or else `models/prompts`'s.
+        instruction: A decoder's prompt; None: the prompt file in its folder, else in `models/prompts`.
         shots: Examples that go before each text.
     """
     from tripletune.models.llm.backends.hf import HFBackend
@@ -207,8 +206,8 @@ def open_extractor(
 
     Args:
         args: With `model`, `teacher`, `prompt`, the options of `LocalOptions` and `--teacher-*`.
-        ledger: Where the replies of a hosted teacher are kept if `--teacher-ledger` names no file.
-        untrained: The local model was not trained for this: it gets a teacher's prompt.
+        ledger: The ledger of a hosted teacher without `--teacher-ledger`.
+        untrained: The local model was not trained for extraction and gets a teacher's prompt.
         shots: Examples before each text.
     """
     local = from_arguments(LocalOptions, args)
@@ -257,7 +256,7 @@ async def ask_of_passage(
 ) -> T | None:
     """Ask about one passage of many, as `QuestionClient.ask` does; None where no reply can be used.
 
-    `issues` counts under the role what was `unreadable`, what was `refused`, and `repairs`.
+    `issues` counts `unreadable`, `refused` and `repairs` under the role.
     """
     role, repaired = f"{client.system}.{call}", Counter[str]()
     try:
@@ -287,19 +286,18 @@ def read_entities(text: str) -> tuple[str, ...]:
 
 
 def titled_source(title: str, text: str) -> str:
-    """What the prompts cirag_* are asked about."""
+    """The user turn of the prompts cirag_*."""
     return f"Title: {' '.join(title.split())}\nText: {' '.join(text.split())}"
 
 
 def with_entities(source: str, names: Sequence[str]) -> str:
-    """What the second step is asked about."""
+    """The user turn of the second step."""
     return f"{source}\nEntities: {json.dumps(names, ensure_ascii=False)}"
 
 
 def choose_shots(data: str | Path, count: int) -> tuple[tuple[str, str], ...]:
-    """Source texts and replies of short training pairs with two to eight triples: those of the smallest hashes.
-
-    The choice does not depend on the order of the pairs. A folder's examples are those of its split "train".
+    """Source texts and replies of short training pairs with two to eight triples, chosen by hash from the split
+    "train".
     """
     if not count:
         return ()
@@ -320,7 +318,7 @@ def choose_shots(data: str | Path, count: int) -> tuple[tuple[str, str], ...]:
 def source_pieces(
     title: str, text: str, limit: int = PIECE_LIMIT, render: Callable[[str, str], str] = render_source
 ) -> list[str]:
-    """What an extractor reads of a passage: one text, or several where it is too long, each behind the title.
+    """The texts of a passage for an extractor: one, or several of a long passage, each after the title.
 
     A title that takes more than half of the `limit`, in characters, is cut.
     """

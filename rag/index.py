@@ -1,6 +1,5 @@
-"""Indexes of a corpus on disk: built once, kept with a manifest of what they were built from, built again when that
-changes, with all that is known of the rows that stay. Several programs may share one folder of indexes: the second
-waits until the first has built what is missing.
+"""Indexes of a corpus on disk, each with a manifest of its sources. When these change it is rebuilt, reusing unchanged
+rows. Several programs may share one folder of indexes: the second waits until the first has built what is missing.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ def check_index(folder: Path) -> None:
 
 
 def manifest(folder: Path) -> dict[str, Any]:
-    """What the index in a folder was built from; empty where there is none."""
+    """The manifest of the index in a folder, or an empty one."""
     return read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
 
 
 def check_same(folder: Path, key: str, value: str, name: str = "") -> None:
-    """Refuse to replace an index that was built with another `key`; the manifest may name it."""
+    """Refuse to replace an index whose manifest has another `key`."""
     found = manifest(folder)
     if found.get(key, value) != value:
         was, name = (text and f" of {text}" for text in (found.get("about", {}).get(key, ""), name))
@@ -58,16 +57,16 @@ def check_same(folder: Path, key: str, value: str, name: str = "") -> None:
 
 
 def prepare(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[str, Any] | None]) -> dict[str, Any]:
-    """Make sure that `folder` holds an index built from `wanted`; one with another manifest is replaced.
+    """Make sure that `folder` holds an index built from `wanted`, replacing any other.
 
     Args:
         folder: The index folder, within the folder of all indexes.
-        wanted: What the index depends on: corpus digest, settings. JSON values only.
-        build: Writes the index files into the folder it is given, which may hold files of an interrupted build with
-            the same `wanted`; what it returns is kept in the manifest.
+        wanted: Corpus digest and settings of the index. JSON values only.
+        build: Writes the index files into the given folder, which may hold an interrupted build with the same `wanted`;
+            its result is stored in the manifest.
 
     Returns:
-        What `build` returned, now or before.
+        The result of `build`, now or before.
     """
     wanted = json.loads(json.dumps(wanted))
     if not _is_there(folder, wanted):
@@ -85,7 +84,7 @@ def digest_rows(rows: Iterable[str]) -> np.ndarray:
 
 
 def rows_of(folder: Path, digests: np.ndarray, **made_by: Any) -> tuple[np.ndarray, np.ndarray, str]:
-    """Rows beside those of such an index in a folder: their places there, or -1; which of those go; both in words."""
+    """For each row its place in the index of a folder, or -1; which of those go; both in words."""
     known = (folder / ROWS).is_file() and made_by.items() <= manifest(folder).items()
     old = np.load(folder / ROWS, mmap_mode="r") if known else digests[:0]
     order = np.argsort(old, kind="stable")
@@ -128,7 +127,7 @@ def _build(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[st
 
 
 class Lines(Generic[T]):
-    """What the lines of a file hold, by number; those that were read last are kept, since questions find the same."""
+    """The lines of a file by number, with the recently read ones kept in memory."""
 
     def __init__(self, path: Path, offsets: Path, read: Callable[[bytes], T], kept: int) -> None:
         self._offsets = np.load(offsets, mmap_mode="r", allow_pickle=False)
@@ -152,7 +151,7 @@ class Lines(Generic[T]):
 class PassageStore(Lines[Passage]):
     """The passages of one JSON-lines corpus by position, the order of their lines.
 
-    Memory holds 8 bytes per passage, kept in `index_dir`, and those that were read last; the texts stay in the file.
+    Memory holds 8 bytes per passage (also in `index_dir`) and the passages read last; texts stay in the file.
     """
 
     def __init__(self, corpus: str | Path, index_dir: str | Path, overwrite: bool = False) -> None:
@@ -193,7 +192,7 @@ class PassageStore(Lines[Passage]):
 
 
 def _check(corpus: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Where lines begin, and what names the passages; one id for several would be one passage for a loop."""
+    """Offsets of the lines, after a check that passage ids are distinct, since loops compare ids."""
     ids, offsets = array("q"), array("q")
 
     def contents() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The rows of `tripletune eval run`, a question and its `Trace` each, as all read them who read `results.jsonl`."""
+"""Read the `results.jsonl` of `tripletune eval run`, one question and its `Trace` per row."""
 
 from __future__ import annotations
 

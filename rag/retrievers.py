@@ -1,4 +1,6 @@
-"""Passage retrieval, `t_i <- Retrieval(q_i, C, k)` (RAS, eq. 3); how well triples fit a query, and their sentences."""
+"""Passage retrieval, `t_i <- Retrieval(q_i, C, k)` (RAS, eq. 3); also the fit of triples to a query, and their
+sentences.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ class Retrieved:
 
 
 class Retriever(Protocol):
-    """What a loop asks of a retriever."""
+    """The interface of retrievers."""
 
     async def retrieve(self, query: str, k: int) -> list[Retrieved]:
         """The at most `k` best passages for a query, best first."""
@@ -82,7 +84,7 @@ def top(items: Sequence[T], scores: Sequence[float], count: int) -> list[T]:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A triple with passage and sentence it comes from, the maps M^D and M^S of the paper."""
+    """A triple with its passage and sentence, the maps M^D and M^S of the paper."""
 
     triple: Triple
     passage: Passage

@@ -1,4 +1,4 @@
-"""What a system searches, opened from options that `tripletune ask` and `tripletune eval run` share."""
+"""Open corpus, triples and indexes from options that `tripletune ask` and `tripletune eval run` share."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class SearchOptions:
 
 
 def build_indexes(options: SearchOptions, embedder: Embedder | None = None) -> None:
-    """Build the indexes of a corpus, and of its triples where they are given, so that runs find them in `--index`.
+    """Build the indexes of a corpus and of given triples, for the `--index` of runs.
 
     `embedder` replaces the encoder that the options name.
     """
@@ -91,7 +91,7 @@ def build_indexes(options: SearchOptions, embedder: Embedder | None = None) -> N
 
 
 def extracts(options: SearchOptions) -> bool:
-    """Whether the `--extractor` given reads passages in the loop, and is not one whose triples `--triples` holds."""
+    """Whether `--extractor` reads passages in the loop instead of naming an extractor of `--triples`."""
     name = options.extractor or ""
     if not options.triples or not is_store(options.triples):
         return True

@@ -1,4 +1,4 @@
-"""Indexes over rows of text, whatever a row is: a passage, or a triple as a sentence.
+"""Indexes over rows of text, such as passages or triples as sentences.
 
 BM25, vectors (exact search, or an HNSW graph for many rows), and both fused by reciprocal ranks. An index lives in a
 folder beside its manifest (`rag/index.py`). Rows with equal scores are ordered by their number, so a ranking never
@@ -63,8 +63,7 @@ def open_text_index(
     """Open the index of some rows, building what is missing or out of date.
 
     The folder has a sub-folder for BM25 and one for vectors; `wanted` names the rows in the manifest, and `rows` gives
-    them where an index is built. The `language` is that of BM25's terms; with `overwrite` vectors of another encoder
-    are replaced.
+    them where an index is built. BM25 takes its terms by `language`; `overwrite` replaces vectors of another encoder.
     """
     if kind == "bm25":
         return Bm25Index(Path(folder) / "bm25", wanted, rows, language)
@@ -183,7 +182,7 @@ class VectorIndex:
 
 
 class KeptTexts(VectorIndex):
-    """Texts that many queries are compared with, as by `Embedder.scores`; memory holds no vectors."""
+    """Texts to compare with many queries, like `Embedder.scores`; memory holds no vectors."""
 
     def __init__(self, folder: Path, embedder: Embedder, texts: Iterable[str]) -> None:
         self._rows = rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
@@ -210,7 +209,7 @@ class FusedIndex:
 
 
 def shares(scores: Iterable[float]) -> list[float]:
-    """The scores of one ranking as shares of its best, which go with those of other queries and of other indexes."""
+    """The scores of a ranking divided by its best, to compare with other queries and indexes."""
     found = [max(score, 0.0) for score in scores]
     best = max(found, default=0.0)
     return [score / best if best else 1.0 for score in found]
@@ -228,7 +227,7 @@ def reciprocal_rank_fusion(rankings: Sequence[Sequence[tuple[int, float]]], cons
 def embed_rows(
     rows: Iterable[str], count: int, path: Path, embedder: Embedder, chunk: int = _CHUNK, known: Known | None = None
 ) -> None:
-    """Append the vectors of the rows to `path`, after the complete vectors that it holds already."""
+    """Append the vectors of the rows to the complete ones in `path`."""
     size = 2 * embedder.width
     done = path.stat().st_size // size if path.exists() else 0
     places, kept = known or (np.full(count, -1), np.zeros((1, embedder.width), np.float16))

@@ -1,7 +1,7 @@
 """All triples of a corpus as one index: each distinct statement is a row, with its passages and its neighbours.
 
-T2RAG searches the rows as sentences (section 4.2); GEAR walks from a row to those that share an entity with it. Triples
-stay in a file; memory holds numbers alone.
+T2RAG searches the rows as sentences (section 4.2); GEAR walks between rows that share an entity. Triples stay in a
+file; memory holds numbers alone.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ class TripleIndex(Lines[Triple]):
     async def gather(self, queries: Sequence[str], k: int, candidates: int) -> tuple[list[int], dict[int, float]]:
         """The best rows of all queries together, until they come from `k` passages (T2RAG, algorithm 2).
 
-        Each query finds `candidates` rows. Of a row that further passages state, the first in the corpus count.
+        Each query finds `candidates` rows. A row with further passages counts for the first in the corpus.
 
         Returns:
-            The rows, best first, and for each passage, by position, the score of the row that brought it.
+            The rows, best first, and the score of each passage's row by the passage's position.
         """
         rows, passages = dict[int, None](), dict[int, float]()
         rankings = await self.search(queries, candidates)
@@ -113,7 +113,7 @@ class TripleIndex(Lines[Triple]):
 
 @lru_cache(maxsize=_KEPT)
 def entity_key(name: str) -> str:
-    """What two names of one entity have in common: case, punctuation, articles and Unicode forms don't count."""
+    """A name without case, punctuation, articles and Unicode variants, equal for names of one entity."""
     return normalize_answer(unicodedata.normalize("NFKC", name))
 
 

@@ -2,8 +2,8 @@
 
 The key is (passage, model, prompt). A run that was killed continues from the file, several processes write into one,
 and the loops read from it through `StoredTriples`. JSON lines of `{"title", "text", "triples"}` are read once into such
-a file, so memory does not grow with them. A passage is named by its content after NFKC without white space: copies of
-one paragraph differ in their spaces, and a miss would lose the whole passage.
+a file, so memory does not grow with them. A passage's key is its content after NFKC without white space, since copies
+of one paragraph differ in spaces.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _STORE = Kind("triple store", 0x54545854, 1, _TABLES)
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """What was read out of the passage with a `Passage.key`: its triples, and how many could not be read."""
+    """The triples of the passage with a `Passage.key`, and the number of malformed ones."""
 
     key: str
     triples: tuple[Triple, ...]
@@ -59,7 +59,7 @@ class Extraction:
 
 @dataclass(frozen=True, slots=True)
 class ExtractorInfo:
-    """Whose triples a store holds: model, digest of prompt and settings, the settings, how many passages."""
+    """An extractor of a store: model, digest of prompt and settings, the settings, number of passages."""
 
     id: int
     model: str
@@ -76,10 +76,7 @@ class TripleStore:
         self._database = open_database(self.path, _STORE, create)
 
     def extractor(self, model: str, prompt: str, settings: str = "") -> int:
-        """The number of a model with a prompt, which is noted when it is new.
-
-        `prompt` is the digest of all else that replies depend on, and `settings` the same in words, for people.
-        """
+        """The number of a model with a `prompt`, a digest of what else changes its replies, and readable `settings`."""
         self._database.execute(
             "INSERT OR IGNORE INTO extractors (model, prompt, settings) VALUES (?, ?, ?)", (model, prompt, settings)
         )
@@ -95,7 +92,7 @@ class TripleStore:
         return [ExtractorInfo(*row) for row in rows]
 
     def known(self, extractor: int, keys: Sequence[str]) -> set[str]:
-        """Those of the passages that were read already."""
+        """The passages that were read already."""
         query = "SELECT passage FROM extractions WHERE extractor = ? AND passage IN (SELECT value FROM json_each(?))"
         return {row[0] for row in self._database.execute(query, (extractor, json.dumps(keys)))}
 
@@ -112,7 +109,7 @@ class TripleStore:
             yield Extraction(key, tuple(Triple(*fields) for fields in json.loads(triples)), malformed)
 
     def put(self, extractor: int, extractions: Iterable[Extraction]) -> None:
-        """Store passages in one transaction; of a passage that is there already the first reading stays."""
+        """Store passages in one transaction; a stored passage keeps its first extraction."""
         with self._writing():
             self._insert(extractor, extractions)
 
@@ -157,7 +154,7 @@ class TripleStore:
         self._database.close()
 
     def choose(self, model: str | None = None) -> ExtractorInfo:
-        """The one extractor whose triples are meant: by its model's name or its number, or the only one."""
+        """The extractor with this model name or number, or the only one."""
         found = [one for one in self.extractors() if one.passages]
         if model is not None:
             found = [one for one in found if model in (one.model, str(one.id))]
@@ -186,7 +183,7 @@ class StoredTriples:
 
     @property
     def identity(self) -> list[Any]:
-        """What names these triples: model, digest of its prompt or of the file they come from, number of passages."""
+        """An identity of these triples: model, digest of its prompt or of their file, number of passages."""
         chosen = next(one for one in self.store.extractors() if one.id == self.extractor)
         return [chosen.model, chosen.prompt, chosen.passages]
 
@@ -216,7 +213,7 @@ def open_triples(
     Args:
         database: The store that a JSON-lines file is read into; not used for a store.
         model: The extractor of a store that holds several; see `TripleStore.choose`.
-        counts: Counts what is read of a JSON-lines file: passages, triples, malformed ones.
+        counts: Counts passages, triples and malformed triples of a JSON-lines file.
     """
     if not Path(source).is_file():
         raise FileNotFoundError(f"no such file of triples: {source}")

@@ -1,4 +1,4 @@
-"""Answer questions over HTTP, as a model of OpenAI's API, and show how on one page (`tripletune serve`).
+"""Answer questions through OpenAI's API and show every step on a page (`tripletune serve`).
 
 Exit codes: 0 ended by SIGTERM or SIGINT; 2 bad input, before the port opens.
 """
@@ -30,7 +30,7 @@ _LOCAL = ("127.0.0.1", "localhost", "[")
 
 @dataclass(kw_only=True)
 class ServeOptions:
-    """Where a server listens, what it offers, and how much it takes."""
+    """Address, systems and limits of a server."""
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 takes requests from other machines")
     port: int = setting(8000, "port to listen on; 0 takes a free one", at_least=0, at_most=65535)

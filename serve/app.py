@@ -1,4 +1,4 @@
-"""The HTTP side of a server: OpenAI's routes over the models of a shelf, metrics, and the page.
+"""The HTTP side of a server: OpenAI's routes, metrics, and the page.
 
 Neither questions nor answers are logged.
 """
@@ -60,9 +60,9 @@ class Service:
     """The routes and what they share.
 
     Args:
-        key: What clients must send as their key; empty: no key.
+        key: The key that clients must send; empty: no key.
         most: Largest body of a request, in bytes.
-        hosts: Names by which clients may reach the server; empty: any.
+        hosts: Host names of the server for clients; empty: any.
     """
 
     def __init__(self, shelf: Shelf, door: Door, key: str = "", most: int = 2**20, hosts: tuple[str, ...] = ()) -> None:
@@ -151,7 +151,7 @@ class Service:
         return bytes(found)
 
     async def _events(self, request: Request, asked: Asked) -> AsyncGenerator[Event | Answer, None]:
-        """What happens on the way to an answer, and the answer; the work ends when the client hangs up."""
+        """The steps to an answer, and the answer; the work ends when the client hangs up."""
         seen = asyncio.Queue[Any]()
         work = asyncio.create_task(self._work(asked, seen.put_nowait))
         work.add_done_callback(seen.put_nowait)

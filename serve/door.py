@@ -1,4 +1,4 @@
-"""How many questions a server takes at once, which of them wait, and how it closes."""
+"""Limit a server's questions, queue the rest, and close it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Refused(Exception):
-    """What a client gets instead of an answer, in the shape of OpenAI's errors."""
+    """An error response in OpenAI's form."""
 
     def __init__(
         self, status: int, message: str, code: str = "", param: str | None = None, headers: Any = None
@@ -27,7 +27,7 @@ class Refused(Exception):
 
 
 def closing() -> Refused:
-    """What a question gets when the server ends."""
+    """The response to a question when the server ends."""
     return Refused(503, "the server is shutting down", "shutting_down")
 
 
@@ -44,7 +44,7 @@ class Door:
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """Wait for a place and keep it during the block, which ends by a `Refused` when the question's time is up."""
+        """Wait for a place and keep it during the block; a `Refused` ends the block when the time is up."""
         if self.closed:
             raise closing()
         if len(self._tasks) >= self.places + self.queue:
@@ -69,7 +69,7 @@ class Door:
             self.waiting -= started == 0
 
     async def close(self, grace: float) -> None:
-        """Let no question in any more, wait for those under way, and end what is left after `grace` seconds."""
+        """Refuse new questions, wait for those under way, and end the rest after `grace` seconds."""
         self.closed = True
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace)

@@ -43,7 +43,7 @@ class _Own(BaseModel):
 
 
 class Asked(BaseModel):
-    """A request; fields that are not known have no effect. `chat` says by which of the two routes it came."""
+    """A request; fields that are not known have no effect. `chat` tells the two routes apart."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -72,7 +72,7 @@ class Asked(BaseModel):
 
     @property
     def limit(self) -> int | None:
-        """The longest reply, where the request says."""
+        """The reply's token limit, if the request has one."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
@@ -98,7 +98,7 @@ class AskedChat(Asked):
 
 
 def read_request(data: bytes, kind: type[Asked]) -> Asked:
-    """Read a request; what is wrong with it is a `Refused`."""
+    """Read a request; raises `Refused` for a bad one."""
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
@@ -110,7 +110,7 @@ def read_request(data: bytes, kind: type[Asked]) -> Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A reply, what it cost, and of a loop its trace as `more`."""
+    """A reply, its cost, and a loop's trace as `more`."""
 
     text: str
     read: int
@@ -126,7 +126,7 @@ class Answer:
 
     @property
     def finish_reason(self) -> str:
-        """How it ended, as OpenAI says it."""
+        """How it ended, in OpenAI's words."""
         return "length" if self.cut_off else "stop"
 
 
@@ -145,7 +145,7 @@ class Layout:
         return self._object("", said, answer.finish_reason, usage=answer.usage, **answer.more)
 
     def event(self, event: TraceAction | TraceStep) -> dict[str, Any]:
-        """A chunk of a stream: what a loop has just done."""
+        """A stream chunk with a loop's latest step."""
         if isinstance(event, TraceAction):
             kind, line = "plan", one_line(event.reply)
         else:
@@ -154,7 +154,7 @@ class Layout:
         return self._chunk("", {"reasoning_content": f"{kind}  {line}\n"}, tripletune=about)
 
     def parts(self, answer: Answer) -> Iterator[dict[str, Any]]:
-        """The last chunks of a stream: the answer, its end, and its tokens where they are asked for."""
+        """The last chunks of a stream: the answer, its end, and its tokens on request."""
         yield self._chunk(answer.text, {"content": answer.text})
         yield self._chunk("", {}, answer.finish_reason, **answer.more)
         if self._asked.stream_options and self._asked.stream_options.include_usage:

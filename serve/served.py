@@ -1,7 +1,7 @@
-"""What a server offers as models: each loop that can run with what is opened, and the model behind each role.
+"""The models of a server: each loop that can run with the given options, and the model of each role.
 
-A loop answers a question and shows how. A part is the planner, answerer, extractor or integrator alone: of a chat model
-the chat as it comes; of a Graph-LLM the last turn is the question, and what was found so far stands beside it as steps.
+A loop answers a question and shows how. A part is the planner, answerer, extractor or integrator alone. A chat model
+gets the chat unchanged; for a Graph-LLM the last turn is the question, and `steps` of the request the rounds so far.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def _generate(model: Any, task: Task, limit: int, asked: Asked) -> Complet
 
 @dataclass
 class Shelf:
-    """All models of a server by name, why other systems are not among them, and what is closed with them."""
+    """All models of a server by name, reasons for missing systems, and resources to close."""
 
     loops: dict[str, OpenSystem]
     parts: dict[str, Part]
@@ -73,7 +73,7 @@ class Shelf:
         return {**dict.fromkeys(self.loops, "loop"), **dict.fromkeys(self.parts, "part")}
 
     async def answer(self, asked: Asked, watch: Watch) -> Answer:
-        """Reply to a request; `watch` is called with what a loop does, as it happens."""
+        """Reply to a request; `watch` is called with each step of a loop."""
         if asked.model in self.parts:
             reply = await self.parts[asked.model](asked)
             cut, more = reply.finish_reason == "length", {}
@@ -90,7 +90,7 @@ class Shelf:
         return Answer(text[: min(ends, default=len(text))], *cost, cut, more)
 
     async def warm_up(self) -> None:
-        """Load what the first question would wait for; no call goes to another server."""
+        """Load what the first question would wait for, without calls to other servers."""
         for retriever in filter(None, dict.fromkeys(system.tools.retriever for system in self.loops.values())):
             await retriever.retrieve("Who?", 1)
         for reranker in filter(None, dict.fromkeys(system.tools.reranker for system in self.loops.values())):
@@ -125,7 +125,7 @@ def _sources(system: OpenSystem, trace: Trace) -> dict[str, Any]:
 
 
 def _says(store: Any, passage: Passage) -> Callable[[tuple[str, ...]], bool]:
-    """Whether a triple is one of a passage: as the store knows, else where it names both entities."""
+    """Whether a passage states a triple: by the store, else by naming both entities."""
     if isinstance(store, CorpusExtraction):
         known = store.store.get(store.id, passage.key)
     else:
@@ -173,7 +173,7 @@ def open_shelf(
 
 
 def _choose(options: SystemOptions, teacher: LLMOptions | None, names: Sequence[str]) -> tuple[Chosen, dict[str, str]]:
-    """The options of each system that can run, and what the others lack.
+    """The options of each system that can run, and reasons why others can't.
 
     `--set ras.top_k=3` is for RAS alone, and goes before `--set top_k=5`.
     """
@@ -203,7 +203,7 @@ def _choose(options: SystemOptions, teacher: LLMOptions | None, names: Sequence[
 
 
 def _parts(loops: dict[str, OpenSystem]) -> dict[str, Part]:
-    """The model behind each role; RAS says who plans and answers, where it is one of the systems."""
+    """The model of each role, by RAS's planner and answerer if it is offered."""
     found = dict[str, Part | None]()
     for name, system in sorted(loops.items(), key=lambda one: one[0] != "ras"):
         tools, options = system.tools, system.options

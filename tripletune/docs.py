@@ -99,7 +99,7 @@ def _system(name: str) -> str:
 
 
 def _papers() -> Iterator[tuple[str, str]]:
-    """What docstrings say of equations, algorithms, figures, tables, and choices that papers leave."""
+    """Docstring paragraphs on equations, algorithms, figures, tables, and choices that papers leave."""
     for path in itertools.chain.from_iterable(ROOT.glob(f"{room}/**/*.py") for room in _ROOMS):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         nodes: list[tuple[str, Any]] = [(f":{one.name}", one) for one in tree.body if isinstance(one, _NAMED)]

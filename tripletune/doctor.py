@@ -1,4 +1,4 @@
-"""What is installed and what works, for oneself and for bug reports (`tripletune doctor`)."""
+"""Report what is installed and what works, also for bug reports (`tripletune doctor`)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _folders() -> Iterator[Row]:
 
 
 async def _endpoint(spec: str) -> Row:
-    """One short call: it shows that server, key and model's name are right."""
+    """Check server, key and model name with one short call."""
     role, fields = read_spec(spec)
     options = LLMOptions(**fields, attempts=1, timeout=20.0)  # type: ignore[arg-type]
     if not load_backend(options.backend).sends:

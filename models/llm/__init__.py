@@ -155,7 +155,7 @@ class RepliesPending(RuntimeError):
 
 
 def ledger_name(kind: str, model: str, extra: Mapping[str, Any] | None, dtype: str | None = None) -> str:
-    """A model's name in the ledger: kind, name, request fields that change its replies, and a type other than float32."""
+    """A model's name in the ledger: kind, name, request fields that change its replies, and a type but float32."""
     extra = {**(extra or {}), **({"dtype": dtype} if dtype not in (None, "float32") else {})}
     settings = json.dumps(dict(extra), sort_keys=True, ensure_ascii=False, separators=(",", ":")) if extra else ""
     return f"{kind}:{model}{' ' + settings if settings else ''}"

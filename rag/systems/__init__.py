@@ -1,4 +1,4 @@
-"""Question answering systems, one file or package each, and what all of them have in common.
+"""Question answering systems, one file or package each, and their common parts.
 
 A new system is one file in this folder that defines `SYSTEM`: it is found by its name.
 """
@@ -32,7 +32,7 @@ _PACKAGE = "tripletune.rag.systems"
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What a system works with; a system says in `System.model` which kind of model it needs.
+    """Models and indexes of a system; `System.model` says which model it needs.
 
     Attributes:
         planner: The Graph-LLM that plans, usually the same as `answerer` (figure 3 of the RAS paper swaps them); None
@@ -40,14 +40,14 @@ class Tools:
         answerer: The Graph-LLM that answers; None where `llm` does.
         store: Triples by passage: extracted before, or in the loop.
         llm: Answers the prompts of a prompt-based system.
-        integrator: Takes the place of `llm` in CIRAG's integration phase, for example a distilled student.
-        sampling: How the replies of `llm` and `integrator` are drawn; None is greedy.
-        integrator_sampling: How those of `integrator` are drawn, where that is another way.
+        integrator: Replaces `llm` in CIRAG's integration phase, for example a distilled student.
+        sampling: Sampling of `llm` and `integrator`; None is greedy.
+        integrator_sampling: Sampling of `integrator`, if different.
         reranker: Ranks triples by a query.
-        gold: The passages that support the question under way, for an upper bound; as the next, set per question.
+        gold: The passages that support the question, for an upper bound; set per question, as the next.
         context: The passages that came with the question under way.
         triples: Searches the triples of the corpus.
-        keep: Opens texts that `reranker` compares with many queries, so that their vectors stay in the run's folder.
+        keep: Opens texts that `reranker` compares with many queries; their vectors stay in the run's folder.
         question_id: The question under way, for the ledger.
     """
 
@@ -117,17 +117,16 @@ class System:
     """A way of answering questions; what it needs depends on its options.
 
     Attributes:
-        run: `(question, search, tools, options) -> Trace`; `search` is the question as it is searched, without the
-            instruction or the choices a task may add to it.
+        run: `(question, search, tools, options) -> Trace`; `search` is the question without the instruction or choices
+            of a task.
         needs_corpus: Whether it retrieves.
         needs_triples: Whether it reads the triples of passages.
         needs_reranker: Whether it ranks triples by a query.
         searches_triples: Whether it searches the triples of the corpus, not its passages.
         searches_both: Whether one that searches triples searches passages, too.
         options: The class of its options; the fields' defaults are its paper's.
-        model: What it works with: "any" (a Graph-LLM, or a chat model in its place), an "llm" that it
-            prompts, or "none".
-        files: Digests of the files that its results depend on with a chat model, by name.
+        model: Its model: "any" (a Graph-LLM or a chat model), an "llm" that it prompts, or "none".
+        files: Digests by name of the files that change its results with a chat model.
         plans: Whether one model may plan and another answer.
         needs_gold: Whether it reads the passages that support a question.
     """

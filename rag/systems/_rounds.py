@@ -1,7 +1,7 @@
-"""What loops of thoughts and searches on a chat model share: options, searches and their notes, reasons to stop.
+"""Common parts of loops of thoughts and searches on a chat model: options, searches, reasons to stop.
 
-IRCoT, ReAct and Self-Ask run with the same retriever, k, reader and budget, so that only the loop differs. One that
-ends without an answer of its own has the reader answer from all passages that it found, at worst as `standard` does.
+IRCoT, ReAct and Self-Ask run with the same retriever, k, reader and budget, so that only the loop differs. A loop that
+ends without an answer lets the reader answer from all passages found, at worst like `standard`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,7 @@ class RoundOptions(AnswerOptions):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What a reply wants: another search (`query`), or to end (`answer`); the other is empty.
-
-    `text` is the reply as later prompts show it, without what ran on after it.
-    """
+    """A reply's next search (`query`) or `answer`, one of them empty, and its `text` for later prompts."""
 
     query: str = ""
     answer: str = ""
@@ -79,8 +76,7 @@ class Rounds:
         """Ask what to do next; the trace notes the reply, and why to stop where it ends the loop.
 
         Returns:
-            The move; None when its query is not to be searched: no search is left, it was searched before, or no
-            reply could be read.
+            The move; None when no search is left, its query was searched before, or no reply could be read.
         """
         replies: list[str] = []
 
@@ -108,7 +104,7 @@ class Rounds:
         return await answer_from(question, passages, self.llm, replace(self._options, answer="short"))
 
     async def finish(self, answer: str = "", notes: Sequence[str] = ()) -> Trace:
-        """The trace, with the answer; without one, or where it is to be long, the reader gives it from all passages.
+        """The trace, with the answer; if it is missing or must be long, the reader gives it from all passages.
 
         Where no search was made, since no reply could be read, the question is searched first.
         """
@@ -126,10 +122,7 @@ class Rounds:
 
 
 def reason_to_stop(query: str, asked: set[str], rounds: int, max_rounds: int) -> str:
-    """Why a query is not searched: no round is left, or it was searched before; empty where it is.
-
-    `asked` are the earlier queries, normalised as answers are.
-    """
+    """Why a query is not searched, or "": no round is left, or it is among the earlier, normalised queries `asked`."""
     if rounds == max_rounds:
         return "max_rounds"
     return "repeated_subquery" if normalize_answer(query) in asked else ""

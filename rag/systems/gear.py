@@ -83,7 +83,7 @@ class _Gear:
         self.gist: list[Triple] = []
 
     async def answer_questions(self, query: str) -> Ranking:
-        """The agent (section 5): retrieve, remember, reason and rewrite; then all that the memory leads to (eq. 9)."""
+        """The agent (section 5): retrieve, remember, reason, rewrite; then find the memory's passages (eq. 9)."""
         asked, rankings = set[str](), list[Ranking]()
         self.trace.stop_reason = ""
         while not self.trace.stop_reason:
@@ -118,7 +118,7 @@ class _Gear:
         return fused
 
     async def link(self) -> list[Ranking]:
-        """passageLink (eq. 8 to 11): of each remembered triple the passages that it finds, directly and by triples."""
+        """passageLink (eq. 8 to 11): the passages that each remembered triple finds, directly and by triples."""
         texts, k, rankings = [verbalise(triple) for triple in self.gist], self.options.top_k, list[Ranking]()
         for text, stating in zip(texts, await self.gather(texts, k)):
             direct = [(hit.position, hit.score) for hit in await self.retriever.retrieve(text, k)]
@@ -126,7 +126,7 @@ class _Gear:
         return rankings
 
     async def gather(self, texts: Sequence[str], k: int) -> list[Ranking]:
-        """For each text the first `k` passages, each once, of the triples that it finds (eq. 10)."""
+        """The first `k` distinct passages of the triples that each text finds (eq. 10)."""
         found, depth, ended = list[Ranking](), k, not texts
         while not ended:
             rankings = await self.triples.search(texts, depth)
@@ -146,7 +146,9 @@ class _Gear:
             return []
 
     async def reason(self) -> str:
-        """Why the memory does not answer the question (eq. 6); the trace says when it does, or nothing can be read."""
+        """Why the memory does not answer the question (eq. 6); the trace notes when it does, or the reply is
+        unreadable.
+        """
         user = f"Facts:\n{_shown(self.gist)}\n\nQuestion: {one_line(self.question)}"
         try:
             verdict = await self.llm.ask("reason", user, _read_verdict, self.options.max_thought_tokens)
@@ -180,7 +182,7 @@ class _Gear:
 class Beam:
     """A sequence of triples, each of which shares an entity with the one before it.
 
-    Its score is the sum of its prefixes' similarities to the query, made smaller where it had better sisters.
+    Its score is the sum of its prefixes' similarities to the query, reduced by better siblings.
     """
 
     rows: tuple[int, ...]
@@ -192,10 +194,9 @@ async def diverse_beam_search(
 ) -> list[Beam]:
     """Expand a sub-graph from initial triples, the seeds (GEAR, algorithm 1, with the settings of appendix C.2).
 
-    Where the paper leaves a choice: of more neighbours than `neighbours` those stay that share most words with the
-    query; where a step has scores below zero, which a weight below 1 would raise, the lowest is the zero that scores
-    are weighted from; equal scores keep the order of rows; when no beam has a new neighbour, the beams stay as they
-    are.
+    Where the paper leaves a choice: of more than `neighbours`, those that share most words with the query are kept; if
+    a step has negative scores, which a weight below 1 would raise, the lowest counts as zero; equal scores keep the
+    order of rows; when no beam has a new neighbour, the beams stay as they are.
     """
     width, gamma = options.width, 2 * options.width if options.gamma is None else options.gamma
     compare = partial(_similarities, query, graph, similarity, options.scoring)
@@ -227,7 +228,7 @@ def _top(beams: list[Beam], count: int) -> list[Beam]:
 
 
 def _extensions(query: str, beams: Sequence[Beam], graph: TripleIndex, limit: int) -> list[list[tuple[int, ...]]]:
-    """Each beam with each of its at most `limit` neighbours, and none that stands in a beam."""
+    """Each beam with each of its at most `limit` new neighbours."""
     visited, words = {row for beam in beams for row in beam.rows}, frozenset(words_in(query))
     near = [[row for row in map(int, graph.neighbours(beam.rows[-1])) if row not in visited] for beam in beams]
     # Beams meet at the same entities: a neighbour of several is read once.

@@ -1,4 +1,4 @@
-"""An upper bound of retrieval: the model reads the passages that support the question, and no others."""
+"""An upper bound of retrieval: the model reads only the passages that support the question."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tripletune.rag.systems import LoopOptions, System, Tools
 
 
 async def gold_passages(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
-    """Answer from the gold passages, or with none where the question's context has none; see `System.run`."""
+    """Answer from the gold passages, if the question has any; see `System.run`."""
     if not tools.gold and not tools.context:
         raise ValueError("it is not known which passages support the question: name --gold links and their --corpus")
     hits = [Retrieved(passage, 1.0) for passage in tools.gold] or None

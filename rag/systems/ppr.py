@@ -1,11 +1,10 @@
 """Personalised PageRank over the triples of a corpus, in the manner of HippoRAG 2 (Gutierrez et al., 2025).
 
 Nodes are entities and passages; edges lead between the entities of a triple, between a passage and the entities of its
-triples, and between synonyms. A walk starts at the entities of the triples that are closest to the question and that
-the model keeps, and, with a small weight, at the passages that a retrieval finds. Where the paper leaves a choice: an
-entity's weight is the mean of its triples', shared among its passages; a triple's is the share of the best one's score,
-which is alike for BM25, cosines and fused ranks. With no triple kept the retrieval's order stands,
-as in the paper.
+triples, and between synonyms. A walk starts at the entities of the triples closest to the question that the model
+keeps, and, with a small weight, at retrieved passages. Where the paper leaves a choice: an entity's weight is the mean
+of its triples', shared among its passages; a triple's weight is its share of the best score, for BM25, cosines and
+fused ranks alike. With no triple kept the retrieval's order stands, as in the paper.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ async def ppr(question: str, search: str, tools: Tools, options: PprOptions) -> 
 class PageRank:
     """Passages by PageRank for any query: a retriever, which IRCoT uses for each of its thoughts.
 
-    The filter's role is `<system>.filter`; the trace counts what could not be read of it.
+    The filter's role is `<system>.filter`; the trace counts its unreadable replies.
     """
 
     def __init__(self, system: str, tools: Tools, options: PprOptions, llm: QuestionClient, trace: Trace) -> None:
@@ -136,13 +135,13 @@ def _walk(index: TripleIndex, embedder: Embedder | None, found: Ranking, hits: R
 
 
 def personalised_pagerank(adjacency: Any, seeds: np.ndarray, damping: float, tolerance: float = 1e-8) -> np.ndarray:
-    """The PageRank of nodes when a walk starts again at the seeds, by power iteration; the scores add up to 1.
+    """Personalised PageRank by power iteration, with restarts at the seeds; the scores add up to 1.
 
     Args:
         adjacency: Weights of edges from row to column, a sparse array of shape (nodes, nodes).
-        seeds: Weights of the nodes to start at, of shape (nodes,); at least one is above 0. A walk starts there again
-            where a node has no edge, too.
-        tolerance: Largest change of all scores together that ends the iteration.
+        seeds: Weights of the nodes to start at, of shape (nodes,); at least one is above 0. A walk also restarts at a
+            node without edges.
+        tolerance: Total change of scores below which the iteration ends.
     """
     restart = seeds / seeds.sum()
     degree = np.asarray(adjacency.sum(axis=1)).ravel()

@@ -5,7 +5,7 @@ One function over one question that reads like the paper. Where the paper leaves
 - A malformed plan is counted; it means `[SUFFICIENT]` when there is evidence, else `[SUBQ]` with the question.
 - `[SUFFICIENT]` before any retrieval and `[NO_RETRIEVAL]` after it both end planning, and are counted as unexpected.
 - A sub-query equal to an earlier one (after answer normalisation) would retrieve the same, so it ends planning.
-- When the last allowed round is done, the plan could change nothing, so it is not asked for.
+- After the last allowed round no plan is asked for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Self-Ask: follow-up questions with intermediate answers (Press et al., 2023), each answered from a search.
 
-Where the paper leaves a choice: its search engine answers follow-up questions itself, so here the reader does, from the
-passages of that search. When no search is left, or a follow-up question comes again, the reader answers the main
-question from all passages.
+Where the paper leaves a choice: its search engine answers follow-up questions itself; here the reader does, from the
+passages found. When no search is left, or a follow-up question comes again, the reader answers the main question from
+all passages.
 """
 
 from __future__ import annotations

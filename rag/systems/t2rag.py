@@ -6,9 +6,9 @@ Where the paper leaves a choice:
 - A clue is searched once in each wording; while it stays open, the model is shown it in later rounds.
 - At most `top_k` passages a round, also where a proposition stands in several: then the first in the corpus.
 - A reply fills unknowns and changes nothing else of a clue; a clue that it adds is taken.
-- A question without clues, since their reply can't be read, is searched as one whose clues can't be; where no clue says
-  anything in the end, the answer is read from what was found last.
-- Scores of BM25 and of fused rankings count as shares of their query's best before all are ranked together.
+- A question with an unreadable clue reply is searched like one without searchable clues; if no clue is filled in the
+  end, the answer is read from the last findings.
+- Scores of BM25 and fused rankings are divided by their query's best before all are ranked together.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ class Clue:
 
     @property
     def query(self) -> str:
-        """The query proposition: what is known, separated by spaces."""
+        """The query proposition: the known fields, separated by spaces."""
         return " ".join(_UNKNOWN.sub(" ", " ".join(self.fields)).split())
 
     def agrees(self, fields: Sequence[str]) -> bool:
-        """Whether a reply's fields are those of this clue, unknowns aside."""
+        """Whether a reply's fields equal this clue's known fields."""
         return all(_UNKNOWN.search(a) or entity_key(a) == entity_key(b) for a, b in zip(self.fields, fields))
 
 
@@ -93,7 +93,7 @@ def first_clues(reply: str) -> list[Clue]:
 
 
 def update(clues: list[Clue], rows: Iterable[tuple[str, list[str]]]) -> None:
-    """Fill unknowns with what the rows of a reply say, and take the clues that it adds (step 2.3)."""
+    """Fill unknowns from the rows of a reply, and take its new clues (step 2.3)."""
     for number, fields in rows:
         agreeing = sorted((clue for clue in clues if clue.agrees(fields)), key=lambda clue: clue.kind)
         named = next((clue for clue in clues if str(clue.number) == number), None)

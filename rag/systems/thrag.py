@@ -1,9 +1,9 @@
 """TH-RAG: topics, then subtopics of a graph are selected, and their sentences read (sections 3.2 and 3.3, algorithm 2).
 
-Where the paper leaves a choice: chunks are the passages of the corpus, so that all systems read the same
-(`tripletune data adapt` cuts long documents as the paper does); a selected label that is not in the list is dropped
-and counted; of a list with more than `most_labels` those closest to the question are shown; where nothing was selected
-all sentences are compared; a sentence stands after the title of its passage, without which "she" has no name.
+Where the paper leaves a choice: chunks are the passages of the corpus, so that all systems read the same (`tripletune
+data adapt` cuts long documents as the paper does); a selected label that is not in the list is dropped and counted; of
+a list with more than `most_labels` those closest to the question are shown; where nothing was selected all sentences
+are compared; a sentence follows the title of its passage, which explains a "she".
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class _Selection:
         return list(dict.fromkeys(label for labels in chosen for label in labels))
 
     async def choose(self, kind: str, labels: Sequence[str], topic: str = "") -> list[str]:
-        """The labels that the model selects, in its order; those that are not in the list are counted."""
+        """The labels that the model selects, in its order; others are counted."""
         options, limit = self.options, self.options.most_labels
         least, most = (getattr(options, f"{end}_{kind}") for end in ("min", "max"))
         if len(labels) > limit:
@@ -169,7 +169,7 @@ def _read_labels(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A triple as the passage at `position` and a sentence of it state it.
+    """A triple with its sentence in the passage at `position`.
 
     `labels` are subtopic and topic of the subject and of the object.
     """
@@ -186,7 +186,7 @@ class TopicGraph:
     Attributes:
         statements: All triples of the corpus, by row.
         topics: The topics as they were first written, in order of appearance.
-        texts: What a prompt shows of each triple: its sentence behind the title of its passage; `kept`, their vectors.
+        texts: The text of each triple in prompts: its sentence after the title of its passage; `kept`, their vectors.
         spent: Calls, tokens read and written of extraction, by role; `cached`, those that were not sent.
     """
 
@@ -224,7 +224,7 @@ class TopicGraph:
         return sorted(rows)
 
     def sentences(self, subtopics: Iterable[str], hops: int) -> dict[str, Statement]:
-        """The texts of `candidates`, of all triples where there is none, each with the first triple that it states."""
+        """The texts of `candidates`, or of all triples, each with its first triple."""
         found: dict[str, Statement] = {}
         for row in self.candidates(subtopics, hops) or range(len(self.statements)):
             found.setdefault(self.texts[row], self.statements[row])

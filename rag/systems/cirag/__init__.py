@@ -2,11 +2,11 @@
 
 One function over one question that reads like the paper. Where the paper leaves a choice:
 
-- A triple that several passages of a round state is one candidate, of the best-ranked of them.
+- A triple that several passages of a round state is one candidate of the best-ranked passage.
 - A query equal to an earlier one (after answer normalisation) would retrieve the same, so it ends the loop.
 - When a decision to continue or stop cannot be read, also after a repair, the loop ends with what was kept.
 - The last round is integrated like the others, for its core triples; its next query is not searched.
-- Evidence is shown as a triple's JSON list, and a sentence after its page's title, without which "she" has no name.
+- Evidence is a triple's JSON list, or a sentence after its page's title, which explains a "she".
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class CiragOptions(AnswerOptions):
     max_thought_tokens: int = setting(412, "maximum tokens of the generator's thought; its answer follows", at_least=1)
 
     def check(self) -> list[str]:
-        """What `setting` can't say: the levels of the cascade have an order."""
+        """The levels of the cascade have an order."""
         chosen = [name for name in GRANULARITIES if name in self.granularities]
         if list(self.granularities) == chosen and chosen:
             return []
@@ -181,8 +181,8 @@ async def passage_triples(
 ) -> tuple[Triple, ...] | None:
     """The triples of a passage, in order and each once (figures 9 and 10); None where no reply can be used.
 
-    A call depends on the passage alone, so the ledger answers it for every other question that retrieves the passage:
-    what the paper calls extraction cached offline. `issues` counts what was odd about the replies, by kind.
+    A call depends only on the passage, so the ledger answers it for every other question (the paper's extraction cached
+    offline). `issues` counts faults of replies by kind.
     """
     joint, limit = options.extraction == "joint", options.max_extraction_tokens
     user = titled_source(passage.title, passage.text)
@@ -201,8 +201,8 @@ def read_passage_triples(text: str) -> FoundTriples:
     """Read `{"triples": [[s, p, o], ...]}` and what else `models.llm.replies.find_triples` reads.
 
     Returns:
-        The distinct triples in order and the number of malformed ones. Of a list that is cut off the complete triples
-        stay; one without any is fine: some passages state nothing.
+        The distinct triples in order and the number of malformed ones. Complete triples of a cut-off list are kept; an
+        empty list is allowed, since some passages state nothing.
     """
     found = find_triples(text, _TRIPLES)
     if found.cut_off and not found.triples:
@@ -217,8 +217,8 @@ async def integrate(
 ) -> Decision:
     """K_D of eq. 1: filter the candidates and find the next query.
 
-    A reply without a decision to continue or stop is sent back, at most `options.repairs` times. When that does not
-    help, the decision has no query, and what could be read of the rest.
+    A reply without a decision to continue or stop is sent back, at most `options.repairs` times. If that fails, the
+    decision has no query, and the readable rest.
     """
     messages = messages_of(llm.prompts.texts[INTEGRATION_PROMPT], question, candidates, history, options.history)
     left_out = 0
@@ -272,10 +272,10 @@ def context_of(pools: Pools, granularity: str) -> list[str]:
 
 
 async def generate(question: str, pools: Pools, llm: QuestionClient, options: CiragOptions, trace: Trace) -> str:
-    """ACMG (section 3.4): the answer from the most concise context that is enough (eq. 6); its level g* is noted.
+    """ACMG (section 3.4): the answer from the smallest sufficient context (eq. 6); its level g* is noted.
 
-    When no level gives an answer instead of the refusal word, that of the last one stands ("default"). A level without
-    any context could only refuse or guess: it is passed over and counted, but for the last one.
+    If every level refuses, the last level's reply is the answer ("default"). A level without context, except the last,
+    is skipped and counted.
     """
     answer = ""
     trace.details |= {"granularity": DEFAULT, "answers": []}

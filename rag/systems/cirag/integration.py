@@ -1,4 +1,4 @@
-"""The integration phase of CIRAG: what the integrator is shown and how its decision is read (section 3.3, eq. 1 and 2).
+"""The integration phase of CIRAG: the integrator's prompt and its decision (section 3.3, eq. 1 and 2).
 
 A decision y_t = (r_t, core triples, a_{t+1}) is written in marked sections (figure 11):
 
@@ -11,8 +11,8 @@ A decision y_t = (r_t, core triples, a_{t+1}) is written in marked sections (fig
     [[## question ##]]
     the next query, or <no question>
 
-What in a reply is not of this form, or not allowed by the paper, is a fault with a name: recovered from where the
-meaning is plain, else dropped, and counted. The integrator sees its earlier decisions as they were understood.
+A deviation from this form or from the paper's rules is a named, counted fault: repaired where the meaning is plain,
+else dropped. The integrator sees its earlier decisions in repaired form.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Decision:
         thought: The reasoning trace r_t.
         core: The core triples, all of them among the round's candidates.
         query: The next query a_{t+1}; empty for `<no question>`; None when the reply does not say.
-        faults: what was wrong with the reply, by name.
-        left_out: Candidates of earlier rounds that its prompt had no room for.
+        faults: Names of the reply's faults.
+        left_out: Candidates of earlier rounds left out of its prompt.
     """
 
     thought: str
@@ -146,12 +146,11 @@ def read_decision(text: str, candidates: Sequence[Triple], earlier: Iterable[Tri
     """Read a reply of the integrator; `earlier` are candidates of earlier rounds.
 
     Returns:
-        The decision with its faults:
-        `empty_reply`; `missing_thought`, `missing_fact_after_filter`, `missing_question` (a section is not there);
-        `empty_question` (no letter and no digit in it); `contradictory_question` (a question and `<no question>`);
-        `several_questions` (the first counts); `loose_question` (numbered, or `<no question>` in other words);
-        `text_before_sections` (dropped, or taken as the thought where that is missing); `unknown_section` (dropped);
-        `runs_on` (it plays on to the next round, which is dropped); `section_order`; `loose_marker`; `loose_facts`
+        The decision with its faults: `empty_reply`; `missing_thought`, `missing_fact_after_filter`, `missing_question`
+        (a section is not there); `empty_question` (no letter and no digit in it); `contradictory_question` (a question
+        and `<no question>`); `several_questions` (the first counts); `loose_question` (numbered, or `<no question>` in
+        other words); `text_before_sections` (dropped, or taken as a missing thought); `unknown_section` (dropped);
+        `runs_on` (it continues with the next round, which is dropped); `section_order`; `loose_marker`; `loose_facts`
         (JSON of another form); `several_fact_lists` (all of them count); `unreadable_facts` (no JSON; what looks like
         triples is taken); `malformed_triple`, `invented_triple`, `earlier_triple` (dropped, of another round);
         `respelled_triple` (a candidate but for case and punctuation; the candidate's spelling counts);
@@ -167,7 +166,7 @@ def read_decision(text: str, candidates: Sequence[Triple], earlier: Iterable[Tri
 
 
 def _split(text: str) -> tuple[dict[str, str], list[str]]:
-    """The sections of a reply by name, up to where it plays on."""
+    """The sections of a reply by name, up to where it runs on."""
     markers = list(_MARKER.finditer(without_json(text)))
     faults: list[str] = []
     before = text[: markers[0].start() if markers else len(text)].strip()
@@ -223,7 +222,7 @@ def _read_core(
 
 
 def _rows(section: str) -> tuple[list[Any], list[str]]:
-    """What stands in the list of facts, whatever it is."""
+    """The raw list of facts."""
     value = None
     with contextlib.suppress(UnusableReply):
         value = find_json(section)
@@ -298,8 +297,8 @@ def shorten(
 ) -> tuple[list[Message], int]:
     """Leave candidates of earlier rounds out until a prompt fits `limit` tokens, in the loop and in training alike.
 
-    They go round by round from the first one on, and within a round from the last in rank. The question, the candidates
-    of the newest round and the integrator's own turns stay, so the result can still be too long.
+    The oldest round goes first, and within a round the lowest rank. The question, the candidates of the newest round
+    and the integrator's own turns stay, so the result can still be too long.
 
     Returns:
         The chat, and how many candidates were left out.
@@ -313,7 +312,9 @@ def shorten(
 
 
 def fewer_candidates(messages: Sequence[Message]) -> list[Message] | None:
-    """The chat with about 15 % less: candidates of earlier rounds, else the last of the newest; None: of one alone."""
+    """The chat with about 15 % less: without candidates of earlier rounds, else the last of the newest; None: of one
+    alone.
+    """
     size = sum(len(turn["content"]) for turn in messages)
     kept, left_out = shorten(messages, lambda chat: sum(len(turn["content"]) for turn in chat), int(0.85 * size))
     turn = messages[-1]["content"]
@@ -338,7 +339,7 @@ def _triples(line: str) -> list[Triple]:
 
 
 def _earlier(messages: Sequence[Message]) -> list[tuple[int, str, str]]:
-    """The candidates of earlier rounds, in either layout: the turn's place, what stands before them, and their line."""
+    """The candidates of earlier rounds, in either layout: index of the turn, text before them, and their line."""
     users = [place for place, turn in enumerate(messages) if turn["role"] == "user"]
     found = (
         (place, (_FOUND if place == users[-1] else _SHOWN).finditer(messages[place]["content"])) for place in users
