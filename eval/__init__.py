@@ -1,7 +1,7 @@
-"""A task: which reader reads its questions, how they are put to the model and how answers are scored.
+"""A task: its reader, its prompt's question, and its metrics.
 
-One YAML file in `eval/tasks` per task; answer lengths are those of RAS, section F.2, question templates have the roles
-of its table 5. Metrics are functions in `eval/metrics`.
+One YAML file in `eval/tasks` per task; answer lengths follow RAS, section F.2, question templates its table 5. Metrics
+are functions in `eval/metrics`.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ class Task:
     Attributes:
         reader: The module in `data_builders.readers` that reads its files.
         answer: Long answers keep their paragraphs; of a short one the first counts.
-        template: What the model reads as the question; `{question}` is the benchmark's own. Retrieval always uses
-            the benchmark's own.
+        template: The model's form of the question, with `{question}` as in the benchmark, which retrieval uses.
         questions: Only the first N questions of the file are asked, as a protocol says; None: all.
         top_k: Passages per round, as a protocol says; None: as the system's paper says.
-        gold: Optional where questions without a gold answer are asked, too, and have no scores.
-        refusal: The answer to a question that has none; there a refusal in other words is scored as this text.
+        gold: Optional: also ask questions without a gold answer, which get no scores.
+        refusal: The gold answer of an unanswerable question; a refusal in other words is scored as this text.
     """
 
     name: str
@@ -61,7 +60,7 @@ class Task:
     gold: Literal["optional"] | None = None
 
     def check(self) -> list[str]:
-        """What can't work, one sentence each."""
+        """Problems, one sentence each."""
         known = {name: metric for name, metric in find_metrics().items() if metric.reads != "supporting"}
         found = [f"{key} is missing" for key in ("reader", "metrics") if not getattr(self, key)]
         found += [not_one_of("metrics", name, list(known)) for name in self.metrics if name not in known]
@@ -98,7 +97,7 @@ def task_questions(task: Task, data: str, notes: Counter[str] | None = None) -> 
 
 
 def write_context_corpus(task: Task, data: str, path: Path) -> int:
-    """Write the passages of all questions of a file, whatever part of it is evaluated, as one corpus, each once."""
+    """Write the distinct passages of all questions of a file, also of those not evaluated, as one corpus."""
     seen: set[str] = set()
     with new_file(path) as scratch, scratch.open("w", encoding="utf-8") as file:
         for question in task_questions(task, data):
@@ -115,7 +114,7 @@ def write_context_corpus(task: Task, data: str, path: Path) -> int:
 
 
 def context_links(questions: Iterable[Question], corpus: Path) -> dict[str, frozenset[str]]:
-    """Gold links by content: the ids in a corpus of the passages of questions' contexts that support them.
+    """Gold links by content: corpus ids of the supporting passages in questions' contexts.
 
     Args:
         questions: The questions; those whose supporting passages are not all in the corpus are left out.
@@ -136,7 +135,7 @@ def context_links(questions: Iterable[Question], corpus: Path) -> dict[str, froz
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric with the sentence that tables print about it, and the gold that it reads."""
+    """A metric, its sentence for tables, and the kind of gold that it reads."""
 
     score: Callable[[Any, Any], float]
     explanation: str

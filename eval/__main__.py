@@ -1,4 +1,4 @@
-"""Evaluate, and read what evaluations wrote, from the command line (`tripletune eval`)."""
+"""Evaluate, and read results, from the command line (`tripletune eval`)."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0; 1 when every question failed, or a server does not answer; 2 for bad input; 3 when questions wait for the
-        replies of a batch; 4 when more than a tenth of the questions failed (`--set max_failed=0.1`), whose results are
-        complete all the same; 130 when it was interrupted.
+        replies of a batch; 4 when more than a tenth of the questions failed (`--set max_failed=0.1`), with complete
+        results; 130 when it was interrupted.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     args = parser(words).parse_args(words)

@@ -1,7 +1,7 @@
 """Answer one question and show every step, or answer all questions of a file (`tripletune ask`).
 
-Many questions run as those of `tripletune eval run` do, and need no gold answers: the same command continues a run that
-was stopped, and asks again what failed.
+Many questions run as in `tripletune eval run`, without gold answers: the same command continues a stopped run and asks
+failed questions again.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ _UNREAD = " have no triples in --triples: run `tripletune rag extract` again, it
 
 
 def answer_of(row: Mapping[str, Any], prices: Prices) -> dict[str, Any]:
-    """The answer of a row of results: its sources, the triples that were found, and what it cost.
-
-    Tokens and dollars are those of all its calls, also of those that a ledger answered.
+    """The answer of a row of results with sources, found triples and cost. Tokens and dollars include calls that a
+    ledger answered.
     """
     trace = row["trace"]
     found = {one["id"]: one for step in trace["steps"] for one in step["passages"]}
@@ -57,7 +56,7 @@ def answer_of(row: Mapping[str, Any], prices: Prices) -> dict[str, Any]:
 
 
 def event_lines(event: TraceAction | TraceStep) -> Iterator[str]:
-    """A plan, or what was searched and found: passages and triples."""
+    """Lines for a plan, or for a search with its passages and triples."""
     if isinstance(event, TraceAction):
         yield f"  plan      {on_one_line(event.reply)}"
         return
@@ -130,7 +129,7 @@ def _cost(calls: int, read: int, written: int, dollars: float | None = None) -> 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; the exit codes are those of `tripletune eval run`."""
+    """The command line, with the exit codes of `tripletune eval run`."""
     parser = CommandParser(
         prog="tripletune ask",
         description="Answer one question and show every step, or all questions of a file.",

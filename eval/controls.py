@@ -1,9 +1,9 @@
-"""Controls of a score: does the model read, or would it score the same without?
+"""Controls of a score: would the model score the same without reading?
 
-A planner can stop as well as a rule that counts steps, and a graph token can change nothing. So the same records are
-scored again with the commonest reply of the training records, and with the same model after its facts or its graph
-were removed or exchanged with another question's. Each control is compared with the model, paired by question. In a
-loop (`tripletune eval run --set control=NAME`) a control is a run of its own, and `eval compare` compares it.
+A planner may be no better than a rule that counts steps, and a graph token may change nothing. So the records are
+scored again with the commonest training reply, and with the model without facts or graph, or with another question's.
+Each control is compared with the model, paired by question. In a loop (`tripletune eval run --set control=NAME`) a
+control is a separate run to compare by `eval compare`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Rule:
         self._answer = answers.most_common(1)[0][0] if answers else ""
 
     def reply(self, record: Record) -> str:
-        """What the rule replies; a number of steps that no training record has counts as the nearest one."""
+        """What the rule replies; an unseen number of steps counts as the nearest seen one."""
         if record.task == "answering":
             return self._answer
         if not self._actions:
@@ -69,7 +69,7 @@ class Rule:
 
 
 class OtherFacts:
-    """Histories with the facts of another question, from a stream of which each question's longest is kept."""
+    """Histories with another question's facts, taken from each question's longest history in a stream."""
 
     def __init__(self, histories: Iterable[tuple[str, tuple[Step, ...]]], seed: int = 0) -> None:
         self._seed = seed
@@ -81,9 +81,8 @@ class OtherFacts:
             raise ValueError("the facts of questions are to be exchanged, and fewer than two questions have a history")
 
     def of(self, question: str, asked: Sequence[Step]) -> tuple[Step, ...]:
-        """The sub-queries asked, each with the facts of a step of another question, the same in every run.
-
-        A question with at least as many steps is chosen where there is one; the facts of a shorter one are repeated.
+        """The sub-queries asked, each with facts of one other question, the same in every run. If no other question has
+        enough steps, its facts are repeated.
         """
         others = [name for name in self._longest if name != question]
         enough = [name for name in others if len(self._longest[name]) >= len(asked)]
@@ -92,14 +91,14 @@ class OtherFacts:
 
 
 def controlled(control: str, given: ModelInput, others: tuple[Step, ...]) -> ModelInput:
-    """What the model reads under a `Control`; `others` are the sub-queries with another question's facts."""
+    """The model's input under a `Control`; `others` are the sub-queries with another question's facts."""
     if control == "other_graph":
         return replace(given, graph_of=others)
     return replace(given, steps=others if control == "other_facts" else tuple(Step(one.query) for one in given.steps))
 
 
 class LoopControl(Generator):
-    """A Graph-LLM that reads less, or something else, than its loop found; the loop itself is as always."""
+    """A Graph-LLM that reads less than, or other facts than, its unchanged loop found."""
 
     def __init__(self, generator: Any, control: Control, facts: OtherFacts | None) -> None:
         self._generator, self._control, self._facts = generator, control, facts
@@ -121,7 +120,7 @@ def run_histories(run: str | Path) -> Iterator[tuple[str, tuple[Step, ...]]]:
 
 
 class Controls:
-    """A model that replies to each record as it is, and without what it should read; `facts` are those of others."""
+    """A model that replies to each record unchanged and under each control; `facts` are other questions' facts."""
 
     def __init__(self, generator: LocalGenerator, facts: OtherFacts) -> None:
         self._generator, self._facts = generator, facts
@@ -132,7 +131,7 @@ class Controls:
 
     @property
     def names(self) -> list[str]:
-        """Whose replies there are: the model's first."""
+        """Names of the replies, the model's first."""
         return [name for name in READS if name != RULE and (self._without_graph or not name.endswith("graph"))]
 
     def ask(self, batch: Sequence[Record], limit: int, evidence: str | None) -> list[dict[str, Completion]]:
@@ -190,7 +189,7 @@ def compare_controls(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def control_table(controls: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The controls as a table: heads, and for each its scores and differences, times 100, and the verdict."""
+    """A table of the controls with scores and differences, times 100, and verdicts."""
     metrics = [name for name in METRICS if name in controls[MODEL]]
     rows = []
     for control, found in controls.items():

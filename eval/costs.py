@@ -1,7 +1,7 @@
-"""What a run of `tripletune eval run` did and cost: its calls, sent or answered from the ledger, in tokens and money.
+"""The cost of a `tripletune eval run`: calls, sent or answered from the ledger, in tokens and money.
 
-Answering is counted per question and indexing per corpus, whether or not the ledger had the replies. Calls that read
-passages into triples are indexing: one that several questions note is counted once.
+Answering is counted per question and indexing (calls that read passages into triples) once per corpus, whether or not
+the ledger had the replies.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def read_prices(texts: Sequence[str]) -> Prices:
 
 
 def unused_roles(named: Iterable[str], met: Iterable[str]) -> list[str]:
-    """The roles of `--price` or `--llm` that are none of those that calls had, nor the beginning of one."""
+    """Roles of `--price` or `--llm` that match no call's role or its prefix."""
     return [role for role in named if role and not any(in_role({role: True}, one) for one in met)]
 
 
 def spent(trace: Mapping[str, Any], prices: Prices) -> dict[str, dict[str, Any]]:
-    """Calls, tokens and, where there is a price, dollars of each role, the cached part of each beside it."""
+    """Calls, tokens and, with a price, dollars of each role, and the cached part of each."""
     tokens = trace["details"].get("tokens", {}).items()
     own = {role: (trace["tallies"].get(f"calls.{role}", 0), *counts) for role, counts in tokens}
     return _priced(own, trace.get("cached", {}), prices)
@@ -78,8 +78,8 @@ class Costs:
     """Sums over the traces of a run. Calls of Graph-LLMs have no role, hence no price, and are never cached.
 
     Attributes:
-        questions: What the questions' own calls cost.
-        indexing: What reading the corpus cost; of older runs, which note no tokens of a call, once per question.
+        questions: Cost of the questions' own calls.
+        indexing: Cost of reading the corpus; in older runs, which note no tokens per call, counted per question.
         roles: Calls and tokens of the questions' own calls by role, empty for a role that only reads the corpus.
     """
 
@@ -113,7 +113,7 @@ class Costs:
         return own
 
     def _once(self, trace: Mapping[str, Any], role: str) -> dict[str, Any]:
-        """The cost of a question's calls that read passages, without those that an earlier question noted."""
+        """The cost of a question's calls that read passages, without an earlier question's."""
         details, cached = trace["details"], trace.get("cached", {}).get(role, ())
         every, once = [trace["tallies"][f"calls.{role}"], *details["tokens"][role]], Counter[int]()
         for key, *tokens in details.get("read", {}).get(role) or [["", *every[1:]]]:

@@ -1,6 +1,6 @@
-"""New scores of finished runs from what they stored (`tripletune eval score` and `mauve`).
+"""New scores of finished runs from their stored results (`tripletune eval score` and `mauve`).
 
-Those of questions go into `scores.jsonl` beside the results, which stay as they are; `compare` and `report` read both.
+Scores of questions go into `scores.jsonl` beside the unchanged results; `compare` and `report` read both.
 """
 
 from __future__ import annotations
@@ -63,11 +63,10 @@ def score(args: argparse.Namespace, console: Console) -> None:
 def score_run(
     folder: str | Path, metrics: Mapping[str, Metric], gold: Mapping[str, Collection[str]] | None = None
 ) -> dict[str, Interval]:
-    """Score one run, and write the scores beside its results; scores of other metrics that are there stay.
+    """Score one run, and write the scores beside its results and other scores.
 
-    Each score has `failed`, too, the number of questions that failed.
-    `gold` are the ids of the supporting passages by question instead of those in the results. A metric whose gold no
-    question has is left out with a warning.
+    Each score also has `failed`, the number of failed questions. `gold` are the ids of the supporting passages by
+    question instead of those in the results. A metric whose gold no question has is left out with a warning.
     """
     folder = Path(folder)
     path, values = folder / SCORES, dict[str, list[float]]({name: [] for name in metrics})
@@ -131,10 +130,8 @@ def score_row(
 
 
 def final_ranking(trace: Mapping[str, Any]) -> Sequence[str]:
-    """Ids of the passages that a system returned, best first, each once.
-
-    That is what the system itself ranked at its end (GEAR, PageRank, TH-RAG); else the passages of its rounds, one
-    round after the other.
+    """Distinct ids of a system's passages, best first: its final ranking (GEAR, PageRank, TH-RAG), else the passages
+    round by round.
     """
     found = trace.get("details", {}).get("ranking")
     if found is None:
@@ -143,11 +140,10 @@ def final_ranking(trace: Mapping[str, Any]) -> Sequence[str]:
 
 
 def mauve(args: argparse.Namespace, console: Console) -> None:
-    """`tripletune eval mauve`: how alike a run's answers and the gold ones are, all together, written into its folder.
-
-    The score is that of the authors' package `mauve-text` (Pillutla et al., 2021), of the hidden states of
-    `args.model`. Texts are made as for ALCE (Gao et al., 2023): question and answer, the first 100 words. Scores
-    compare only where the model and the number of texts are the same; the papers take GPT-2 large.
+    """`tripletune eval mauve`: the similarity of all answers of a run and all gold answers, written into its folder.
+    The authors' package `mauve-text` (Pillutla et al., 2021) computes it from hidden states of `args.model`. Texts are
+    question and answer, the first 100 words, as in ALCE (Gao et al., 2023). Only scores with the same model and number
+    of texts compare; the papers take GPT-2 large.
     """
     from mauve import compute_mauve
 

@@ -1,6 +1,6 @@
-"""A results file that survives a kill: a flushed JSON line per row, repaired and continued when it is opened again.
+"""A results file that survives a kill: a flushed JSON line per row, repaired and continued when reopened.
 
-Of several processes that share a run each writes a file; the first one has the folder, and takes in the others' rows.
+Each of several processes in a run writes a file; the first one joins them in the folder.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class ResultLog:
     """The rows of one run in `folder/results.jsonl`, each with a unique "id".
 
     Args:
-        settings: What the rows depend on; a folder is only continued with the same settings.
-        overwrite: Start again, whatever the folder holds of an earlier run; that goes with the first new row.
+        settings: Settings of the rows; a folder continues only with equal settings.
+        overwrite: Start again; the first new row removes the earlier run.
         retry_errors: Forget rows with an "error", so that they are run again.
-        part: Of another process than the first one of a run: its number, and the items that are done.
-        about: What `run.json` holds; to its "sessions" that of this call is added with the first row.
+        part: For processes after the first: the number, and the items done before.
+        about: What `run.json` holds; with the first row, this session is added to its "sessions".
         sources: Files and folders that are read.
     """
 
@@ -157,7 +157,7 @@ class ResultLog:
         (self.folder / SCORES).unlink(missing_ok=True)
 
     def note(self, **found: Any) -> None:
-        """Write `run.json`, with what was found out about this session."""
+        """Write `run.json` with facts on this session."""
         self._session |= found
         if self._first and not self._replaces:
             write_json(self.folder / ABOUT, self._about)
@@ -167,7 +167,7 @@ class ResultLog:
         yield from read_results(self.path)
 
     def finish(self, order: Iterable[str]) -> None:
-        """Close the file with its rows in `order`, so that it does not depend on which was ready first."""
+        """Close the file with its rows in `order`, whichever was ready first."""
         self._file.close()
         offsets: dict[str, int] = {}
         position = 0
@@ -191,7 +191,7 @@ class ResultLog:
 
 @contextmanager
 def this_machine() -> Iterator[Callable[[], bool | None]]:
-    """Gives whether this user has run no other evaluation on this machine since; None where the system can't tell."""
+    """A function that tells whether this user's evaluation was alone on this machine since; None if unknown."""
     path, flags = Path(tempfile.gettempdir()) / "tripletune-eval", os.O_WRONLY | os.O_APPEND | os.O_CREAT
     try:
         import fcntl
@@ -222,7 +222,7 @@ def read_results(path: str | Path, partial: bool = False) -> Iterator[dict[str, 
 
 
 def read_scored(folder: str | Path, *needed: str, partial: bool = False) -> Iterator[dict[str, Any]]:
-    """As `rag.results.read_runs`, with the scores that `tripletune eval score` added; of two the newer counts."""
+    """`rag.results.read_runs` with the newer scores of `tripletune eval score`."""
     path = Path(folder) / SCORES
     added = {row["id"]: given(row, "scores") or {} for row in read_results(path)} if path.is_file() else {}
     for _, row in read_runs(Path(folder) / RESULTS, *needed, partial=partial):
@@ -230,11 +230,9 @@ def read_scored(folder: str | Path, *needed: str, partial: bool = False) -> Iter
 
 
 def recalls_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Recall at each of `BUDGETS` of the three rankings of a question, alike for all systems, such as "first@5".
-
-    Those are what the first search brought, all that was retrieved, one round after the other and each passage once,
-    and what the reader saw, which older traces do not say. A question that failed has 0; one of which no passage is
-    known to support it has none.
+    """Recall at each of `BUDGETS` of three rankings of a question, such as "first@5": the first search, all retrieved
+    passages round by round, and the reader's passages, which older traces lack. A failed question has 0, one without
+    known supporting passages none.
     """
     trace, wanted = row["trace"], set(row.get("supporting") or ())
     rounds = [[passage["id"] for passage in step["passages"]] for step in trace["steps"]]
@@ -245,14 +243,14 @@ def recalls_of(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def mean_recalls(rows: Iterable[Mapping[str, float]]) -> dict[str, Interval]:
-    """The means of what `recalls_of` gives, over the questions that have one; of what all of these have."""
+    """Means of `recalls_of` over the questions that have recalls, for rankings that all of these have."""
     known = [row for row in rows if row]
     names = [name for name in (known[0] if known else ()) if all(name in row for row in known)]
     return bootstrap_means({name: [row[name] for row in known] for name in names})
 
 
 def run_folders(folders: Iterable[str | Path]) -> list[Path]:
-    """Folders with results: those that are named, and those inside a folder that has none of its own."""
+    """Folders with results: the given ones, and those inside a given folder without results."""
     found: list[Path] = []
     for folder in map(Path, folders):
         inside = [folder / RESULTS] if (folder / RESULTS).is_file() else sorted(folder.rglob(RESULTS))

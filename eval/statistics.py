@@ -1,15 +1,14 @@
 """Intervals and tests, seeded and vectorised: of means, ratios of sums, and paired differences between systems.
 
 An interval is `{"mean", "low", "high", "n"}`: a mean with its 95 % bootstrap interval (Efron's percentile method), over
-`n` values; else None. Where all values are the same, every bootstrap sample is; then the interval says how far the
-mean can be off if the share of other values, which `n` draws may have missed, is as large as Clopper and Pearson (1934)
-allow. At 0 % and 100 % that is their interval.
+`n` values; else None. If all values are equal, the bootstrap shows no spread; the interval then assumes the largest
+share of other values that `n` draws may miss by Clopper and Pearson (1934), and equals theirs at 0 % and 100 %.
 
-A difference has two more keys: `p_value`, two-sided, and `test`, its name. Where every score is 0 or 1 that is
-McNemar's exact test, else a permutation test: the two systems change places on a random half of the questions. Where
-many differences stand in one table, `correct_table` adds `p_holm` (Holm, 1979).
+A difference has two more keys: `p_value`, two-sided, and `test`, its name. It is McNemar's exact test if every score is
+0 or 1, else a permutation test: the systems swap results on a random half of the questions. Where many differences
+stand in one table, `correct_table` adds `p_holm` (Holm, 1979).
 
-What is drawn with replacement, or changes places, is the question, or the text.
+Bootstrap and permutation treat a whole question, or text, as the unit.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ def bootstrap_mean(values: Sequence[float], bounds: Bounds | None = SCORE) -> In
     """Mean and 95 % interval of one value per question.
 
     Args:
-        bounds: The smallest and the largest value there can be; None where there is none, as of costs.
+        bounds: The smallest and largest possible value; None if unbounded, as for costs.
     """
     return bootstrap_means({"": values}, bounds)[""]
 
 
 def bootstrap_means(values: Mapping[str, Sequence[float]], bounds: Bounds | None = SCORE) -> dict[str, Interval]:
-    """Several means at once, such as the metrics of one run: what is drawn for one serves all of the same number."""
+    """Several means at once, such as the metrics of one run, with one draw for all of equal length."""
     columns = {name: np.asarray(column, np.float64) for name, column in values.items()}
     found: dict[str, Interval] = {name: {"mean": None, "low": None, "high": None, "n": 0} for name in columns}
     for size in {len(column) for column in columns.values()} - {0}:
@@ -65,13 +64,13 @@ def bootstrap_means(values: Mapping[str, Sequence[float]], bounds: Bounds | None
 def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]]) -> Interval:
     """Mean and interval of `(question, score)` pairs.
 
-    Several rows of one question, such as its planning steps, rise and fall together, so they are drawn together.
+    The rows of one question, such as its planning steps, are correlated, so they are drawn together.
     """
     return _interval(*sums_of(pairs), len(pairs))
 
 
 def sums_of(pairs: Sequence[tuple[Hashable, float]]) -> tuple[np.ndarray, np.ndarray]:
-    """Of `(question, score)` pairs, for each question the sum of its scores, and their number."""
+    """For each question of `(question, score)` pairs the sum of its scores, and their number."""
     places: dict[Hashable, int] = {}
     index = np.array([places.setdefault(question, len(places)) for question, _ in pairs], dtype=np.int64)
     return np.bincount(index, weights=[score for _, score in pairs]), np.bincount(index).astype(np.float64)
@@ -80,8 +79,8 @@ def sums_of(pairs: Sequence[tuple[Hashable, float]]) -> tuple[np.ndarray, np.nda
 def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
     """A ratio of sums, such as a micro-averaged precision, and its 95 % interval.
 
-    What is drawn is the text with both its counts, so that numerator and denominator move together. A sample whose
-    denominators add up to 0 counts as 0; where all denominators are 0, the interval has no values.
+    A text is drawn with both its counts. A sample with a denominator of 0 counts as 0; if all denominators are 0, the
+    interval has no values.
     """
     return _interval(np.asarray(numerators), np.asarray(denominators), len(numerators))
 
@@ -121,7 +120,7 @@ def correct_table(differences: Iterable[Interval]) -> None:
 
 
 def verdict(difference: Interval) -> str:
-    """What a difference says: "better", "worse" or "no difference shown", by `p_holm` where there is one."""
+    """The verdict on a difference, by `p_holm` if present: "better", "worse" or "no difference shown"."""
     if difference["p_holm" if "p_holm" in difference else "p_value"] >= SIGNIFICANT:
         return NO_DIFFERENCE
     return "better" if difference["mean"] > 0 else "worse"
@@ -155,7 +154,7 @@ def _limits(mean: float, samples: np.ndarray, bounds: Bounds | None, draws: int)
 
 
 def _ratios(sums: np.ndarray) -> np.ndarray:
-    """Of sums, shape (samples, 2 x systems) with numerators first, the ratios; 0 where there is no denominator."""
+    """Ratios of sums, shape (samples, 2 x systems) with numerators first; 0 for a denominator of 0."""
     above, below = np.hsplit(sums, 2)
     return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
 
@@ -194,7 +193,7 @@ def _differences(above: np.ndarray, below: np.ndarray) -> list[Interval]:
 
 
 def _mcnemar(gaps: np.ndarray) -> float:
-    """Of differences of -1, 0 and 1; the permutation test of such differences is this binomial."""
+    """For differences of -1, 0 and 1, whose permutation test is this binomial."""
     # Imported here: it takes longer than all of `tripletune eval --help`.
     from scipy.stats import binomtest
 
@@ -203,7 +202,7 @@ def _mcnemar(gaps: np.ndarray) -> float:
 
 
 def _permuted(above: np.ndarray, below: np.ndarray, pairs: list[tuple[int, int]]) -> list[float]:
-    """Two-sided p-values of systems by pairs, each text's two results changing places or not at random."""
+    """Two-sided p-values of pairs of systems, swapping each text's two results at random."""
     one, two = ([pair[side] for pair in pairs] for side in (0, 1))
     moved = np.hstack([above[:, two] - above[:, one], below[:, two] - below[:, one]])
     first, second = (np.hstack([above[:, side].sum(0), below[:, side].sum(0)]) for side in (one, two))

@@ -1,8 +1,8 @@
 """The options of `tripletune eval run`, the chat models they name, and the settings that results depend on.
 
-`--teacher`, `--teacher-model` and the like name the chat model that answers all prompts; `--integrator SPEC` puts a
-local model, such as a distilled student, in its place in CIRAG's integration phase; `--oracle DIR/SPLIT` is the teacher
-that knows the facts of a fictional world.
+`--teacher`, `--teacher-model` and the like name the chat model that answers all prompts; `--integrator SPEC` replaces
+it in CIRAG's integration phase by a local model, such as a distilled student; `--oracle DIR/SPLIT` is a teacher that
+knows the facts of a fictional world.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def read_options(values: Mapping[str, Any]) -> tuple[QuestionOptions, LLMOptions
 
 
 def run_problems(options: QuestionOptions, system: System, loop: Any, teacher: LLMOptions | None) -> list[str]:
-    """What of the options does not fit the system, one sentence each."""
+    """Options that do not fit the system, one sentence each."""
     found, uses = [], f"--system {system.name}"
     if bool(options.answers) != (system.name == "answers"):
         found.append(f"--answers FILE is for --system answers, which needs it; this is {uses}")
@@ -145,7 +145,7 @@ def run_problems(options: QuestionOptions, system: System, loop: Any, teacher: L
 
 
 def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> dict[str, Any]:
-    """What the results depend on of the models; where calls run and how many at once is not among it."""
+    """The models' settings that change results, without address and concurrency of calls."""
     # A teacher takes the places that no Graph-LLM is named for.
     planner = options.planner_model or (None if teacher else options.model)
     settings: dict[str, Any] = {"dtype": usual_dtype(options.dtype)} if options.model or planner else {}
@@ -171,7 +171,7 @@ def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> dict
 
 
 def chat_model(options: LLMOptions, name: str = "model") -> dict[str, Any]:
-    """The settings that say which chat model replies: its name, and a fingerprint of a local one's weights."""
+    """The settings that identify the chat model: its name, and a fingerprint of local weights."""
     weights = {f"{name}_weights": model_fingerprint(options.model)} if options.is_local else {}
     return {name: options.ledger_name, **weights}
 
@@ -179,7 +179,7 @@ def chat_model(options: LLMOptions, name: str = "model") -> dict[str, Any]:
 def chat_models(specs: Sequence[str], teacher: LLMOptions) -> dict[str, LLMOptions]:
     """Chat models by role: `ROLE=BACKEND:MODEL` or `BACKEND:MODEL`, each with `@URL` or `@URL,URL` behind it.
 
-    One without a role is under ""; ledger, sampling, limits and all else are those of `teacher`.
+    One without a role is under ""; all other settings are `teacher`'s.
     """
     found: dict[str, LLMOptions] = {}
     for spec in specs:
@@ -202,7 +202,7 @@ def open_chat_model(options: LLMOptions, oracle: str | None = None, specs: Seque
 
 
 def other_prompt(integrator: str, prompts: str | None) -> str | None:
-    """The warning that the loop's prompt, ours or of `prompts`, is not the one that a student was trained with."""
+    """The warning that the loop's prompt differs from the one in the student's training."""
     learned = Path(resolve(integrator)) / PROMPT_FILE
     if not learned.is_file():
         return None
@@ -217,7 +217,7 @@ def other_prompt(integrator: str, prompts: str | None) -> str | None:
 
 
 def extractor_settings(options: SearchOptions) -> dict[str, Any]:
-    """What results depend on of an extractor that reads passages in the loop (`rag.search.extracts`)."""
+    """Settings that change results, of an extractor in the loop (`rag.search.extracts`)."""
     if options.extractor == TEACHER:
         return {"extractor": TEACHER, "prompt": file_digest(TEACHER_PROMPT)}
     weights, own = model_fingerprint(str(options.extractor)), sorted(options.extractor_set)
@@ -226,7 +226,7 @@ def extractor_settings(options: SearchOptions) -> dict[str, Any]:
 
 
 def triples_settings(source: str, extractor: str | None = None) -> Any:
-    """What results depend on of triples: a file, or a store, whose bytes change without its content."""
+    """Settings that identify triples: of a file, or of a store, whose bytes change without its content."""
     if not is_store(source):
         if extractor is not None:
             raise ValueError(f"--extractor {extractor}: {source} is no extraction store, so it has no extractors")

@@ -6,13 +6,12 @@
 | `normalised` | they are, case, articles, punctuation and the form of the predicate aside |
 | `soft` | the cosine of each of the three fields reaches its threshold (`THRESHOLDS`) |
 
-Matches are one-to-one. Micro scores add up matches over all texts; macro scores are the mean over texts, where a text
-without facts for which nothing is predicted scores 1 and one for which anything is predicted 0. A text that could not
-be asked for scores 0. Intervals draw texts.
+Matches are one-to-one. Micro scores add up matches over all texts; macro scores are the mean over texts. A text without
+facts scores 1 if nothing is predicted, else 0. A failed text scores 0. Intervals draw texts.
 
 ROUGE compares the reply as it was written with the gold triples in RAS's format, as the paper does; the word for "no
-facts" counts as an empty reply. Markers count as words there, and letters outside a to z and 0 to 9 do not: it is for
-comparison with the paper, not for decisions.
+facts" counts as an empty reply. It counts markers as words and ignores letters outside a to z and 0 to 9, so use it
+only to compare with the paper.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ THRESHOLDS = {"entity": 0.75, "predicate": 0.6}
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a model replied to a text.
+    """A model's reply to a text.
 
     Attributes:
-        replies: The replies as they were written: one, or those to the pieces of a text that was cut, in order.
-        failed: Whether there is no reply: an error is never right, also where there is nothing to find.
+        replies: The raw replies to the text, or to its pieces in order.
+        failed: Whether there is no reply, which is never right, even for a text without facts.
     """
 
     pair: ExtractionPair
@@ -73,7 +72,7 @@ def score_extractions(predictions: Iterable[Prediction], embed: Embedder | None 
 
 
 def score_rows(predictions: Iterable[Prediction], embed: Embedder | None = None) -> Iterator[dict[str, Any]]:
-    """Score replies one by one, in their order; a row is JSON and is all that `summarise_extractions` needs.
+    """Score replies one by one, in order, as JSON rows for `summarise_extractions`.
 
     Args:
         embed: For the soft level; None leaves it out.
@@ -138,7 +137,7 @@ def summarise_extractions(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def rouge_scores(reply: str, gold: str) -> dict[str, float]:
     """ROUGE-1, -2 and -L F-measures (Lin, 2004; Google's `rouge-score`, no stemming); 1 when both are empty.
 
-    A reply that is ten times longer than any target, as of a model that loops, is cut at 20,000 characters.
+    A reply ten times longer than any target, as of a looping model, is cut at 20,000 characters.
     """
     if not reply.strip() and not gold.strip():
         return dict.fromkeys(ROUGE, 1.0)
@@ -177,7 +176,7 @@ def _rouge_of(prediction: Prediction) -> dict[str, float]:
 
 
 def normalize_entity(text: str) -> str:
-    """A name or a text as it is compared: its words (`models.data.words`), case, punctuation and articles aside.
+    """A name or text for comparison: its words (`models.data.words`) without case, punctuation and articles.
 
     A name of nothing but articles keeps them ("The The"), one without letters its characters ("!!!").
     """
@@ -186,7 +185,7 @@ def normalize_entity(text: str) -> str:
 
 
 def normalize_predicate(predicate: str) -> str:
-    """A predicate as it is compared: words without auxiliaries in front, joined without spaces.
+    """A predicate for comparison: words without leading auxiliaries, joined without spaces.
 
     So `birthPlace`, "birth place", "Birthplace" and "has birth place" are one. A predicate of nothing but auxiliaries
     ("is") keeps them.
@@ -197,7 +196,7 @@ def normalize_predicate(predicate: str) -> str:
 
 
 def normalize_triple(triple: Triple) -> Key:
-    """A triple as it is compared at the normalised level."""
+    """A triple for comparison at the normalised level."""
     return normalize_entity(triple.subject), normalize_predicate(triple.predicate), normalize_entity(triple.object)
 
 
@@ -232,15 +231,13 @@ def similarities(predicted: Sequence[Triple], gold: Sequence[Triple], vectors: V
 
 
 def spoken_fields(triple: Triple) -> tuple[str, str, str]:
-    """The fields as they are embedded: lower case, predicates as words."""
+    """The fields for the embedder: lower case, predicates as words."""
     return triple.subject.casefold(), predicate_words(triple.predicate).casefold(), triple.object.casefold()
 
 
 def soft_matches(similarities: np.ndarray) -> int:
-    """The largest number of one-to-one pairs of predicted and gold triples of which all three fields mean the same.
-
-    All three, and not their mean, since a triple with one wrong field states another fact. Cosines have the shape
-    (3, predicted, gold).
+    """The largest number of one-to-one pairs of predicted and gold triples that agree in all three fields. Not in their
+    mean, since a triple with one wrong field states another fact. Cosines have the shape (3, predicted, gold).
     """
     if not similarities.size:
         return 0
@@ -250,9 +247,9 @@ def soft_matches(similarities: np.ndarray) -> int:
 
 
 def aligned_fields(predicted: Sequence[Key], gold: Sequence[Key]) -> tuple[int, int, int]:
-    """How many gold triples have their subject, predicate and object right in the triple they are aligned with.
+    """The number of gold triples whose subject, predicate and object are right in their aligned triple.
 
-    The alignment is one-to-one and has the most equal fields in all; among equals, one that has whole triples right.
+    The alignment is one-to-one with the most equal fields, then the most equal triples.
     """
     if not predicted or not gold:
         return 0, 0, 0

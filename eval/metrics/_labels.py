@@ -41,7 +41,7 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 def refuses(reply: str) -> bool:
-    """Whether a reply, of any length, says that there is no answer, and gives none beside that.
+    """Whether a reply, of any length, only says that there is no answer.
 
     Of a long one the first or the last sentence says so. "No, the articles do not mention it" is a no.
     """
@@ -55,7 +55,7 @@ def refuses(reply: str) -> bool:
 
 
 def has_label(reply: str, gold: str) -> bool:
-    """Whether the label that a reply gives is the gold one; where that is a refusal, whether the reply refuses."""
+    """Whether a reply gives the gold label, or refuses if the gold answer is a refusal."""
     if is_refusal(gold):
         return refuses(reply)
     gold, rest = gold.strip(), without_refusals(reply)
@@ -71,7 +71,7 @@ def has_label(reply: str, gold: str) -> bool:
 
 
 def _labels(text: str, pattern: re.Pattern[str]) -> set[str]:
-    """The label that a text gives: the last one called its answer, or the one in front; else all that it names."""
+    """The label of a text: the last one called its answer, or the one in front; else all labels in it."""
     found, end = list[tuple[str, str, bool]](), 0
     for match in pattern.finditer(text):
         group = str(match.lastgroup)

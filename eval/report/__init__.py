@@ -1,8 +1,7 @@
-"""`tripletune eval report`, `compare` and `curve`: what finished runs say.
+"""`tripletune eval report`, `compare` and `curve`: results of finished runs.
 
-A report is a folder with one HTML page, its tables in Markdown and LaTeX, and all figures; a comparison, a table of
-differences to the first run that are paired by question, or by text; a curve, a picture of what a training run has
-logged.
+A report is a folder with one HTML page, its tables in Markdown and LaTeX, and all figures; a comparison is a table of
+differences to the first run, paired by question or text; a curve is a picture of a training run's logs.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def report(args: argparse.Namespace, console: Console) -> None:
 
 
 def _folders(spec: str) -> list[str]:
-    """The output folders that lie in a folder, the oldest run first; what was given where it is one, or NAME=FOLDER."""
+    """The output folders in a folder, the oldest run first; a run's own folder and NAME=FOLDER stay unchanged."""
     if not Path(spec).is_dir() or any((Path(spec) / name).is_file() for name in (SETTINGS, METRICS)):
         return [spec]
     began = {path: [one["began"] for one in read_about(path)[1].get("sessions", ())] for path in run_folders([spec])}
@@ -85,8 +84,8 @@ def build_report(found: Sequence[Run], groups: Sequence[Group]) -> dict[str, Any
     """All figures of a report.
 
     Returns:
-        `groups` of runs over the same questions; `others`, which are of another evaluation or have no result yet; and
-        `missing`, sentences on what could not be said.
+        `groups` of runs over the same questions; `others`, of another evaluation or without a result yet; and
+        `missing`, sentences on missing figures.
     """
     made = [_figures(group) for group in groups]
     others = [_about(one, one.name or one.folder) | {"metrics": one.metrics or None} for one in found if one.rows.empty]
@@ -175,8 +174,8 @@ def compare_folders(
 
     Returns:
         `{"what", "unit", "items", "runs": [{"folder", "name", "cost", "failed"}], "scores": {name: [{"score", "seeds",
-        "difference"}]}}`; `seeds` are the scores of runs that count together; a difference is "this run minus the
-        first", None for the first; its `p_holm` is corrected over all of them.
+        "difference"}]}}`; `seeds` are the scores of runs that count together; a difference is this run minus the first,
+        None for the first; its `p_holm` is corrected over all of them.
     """
     groups = [_seeds(one) for one in folders]
     found = {one: _finished(one) for seeds in groups for one in seeds}

@@ -1,7 +1,6 @@
 """`tripletune eval curve`: the learning curve of a training run (RAS, figure 15; rewards of GRPO), as PNG.
 
-matplotlib is imported when the curve is drawn, and without a display; the colours can be distinguished by colour-blind
-readers, and the file has no date.
+matplotlib is imported late and without a display; the colours suit colour-blind readers, and the file has no date.
 """
 
 from __future__ import annotations
@@ -42,10 +41,8 @@ _EACH_STEP = {"loss": "loss", "reward": "reward", "tokens": "tokens of a run", "
 
 
 def read_curve(folder: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Read the course of a run: the lines of `losses.jsonl`, one per step, and of `evaluations.jsonl`, by their steps.
-
-    Where there are `rewards.jsonl`, a step's line has what stands there too. The folder may be a checkpoint's, too, and
-    a run that was killed is read as far as it got.
+    """Read the lines of a run's `losses.jsonl`, with those of `rewards.jsonl`, and of `evaluations.jsonl`, by step. The
+    folder may be a checkpoint's or a killed run's.
     """
     places = [Path(folder), Path(folder).parent]
     files = [[one / LOSSES, one / EVALUATIONS] for one in places]
@@ -109,7 +106,7 @@ def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
 
 
 def panels_of(evaluations: Rows) -> dict[str, dict[str, str]]:
-    """The panels of `PANELS` that have scores; where there are none of them, one with the scores there are."""
+    """The panels of `PANELS` that have scores, or one panel with all other scores."""
     names = {name for row in evaluations for name in row}
     found = {
         panel: {name: label for name, label in scores.items() if name in names} for panel, scores in PANELS.items()

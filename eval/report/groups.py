@@ -1,9 +1,8 @@
-"""Runs that belong together, how they are named, and how each stands against the others.
+"""Groups of comparable runs, their names, and comparisons within a group.
 
-Runs of one task, with the same scores and over one question file, that differ in nothing that all must share
-(`eval/report/setting.py`), are a `Group`; tables compare the others with its first run. A run is named after what
-differs from that one, in the CIRAG paper's words where an option is one of its ablations (tables 2 and 3, figures 7 and
-8).
+A `Group` holds runs of one task, scores and question file that agree in all shared settings (`eval/report/setting.py`);
+tables compare the others with its first run. A run is named after its difference to that one, by the CIRAG paper's
+words for its ablations (tables 2 and 3, figures 7 and 8).
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ class Group:
 
     Attributes:
         runs: In the order given; the first is the reference.
-        ablations: For each run, the rows of the paper it is.
-        told: What all of them share, and the runs of other groups of the task do not, in words.
+        ablations: For each run, its rows of the paper.
+        told: Settings that distinguish the group from the task's other groups, in words.
     """
 
     runs: tuple[Run, ...]
@@ -117,7 +116,7 @@ def group_runs(runs: Sequence[Run], across: Collection[str] = (), baseline: str 
 
 
 def _comparable(runs: Sequence[Run], across: Collection[str]) -> list[list[Run]]:
-    """The largest parts whose runs differ in nothing that all must share; a run may be in several."""
+    """The largest sets of runs that agree in all shared settings; a run may be in several."""
     fits = {(n, m): not apart(one, two, across) for n, one in enumerate(runs) for m, two in enumerate(runs)}
     parts: list[list[int]] = []
     for n in range(len(runs)):
@@ -131,7 +130,7 @@ def _comparable(runs: Sequence[Run], across: Collection[str]) -> list[list[Run]]
 
 
 def _told(part: Sequence[Run], parts: Sequence[Sequence[Run]]) -> str:
-    """What tells a part from the others, in words."""
+    """The settings that distinguish a part, in words."""
     values = [{n: one for run in reversed(each) for n, one in shared_settings(run).items() if one} for each in parts]
     own = values[[each is part for each in parts].index(True)]
     telling = [name for name in EQUAL if name in own and any(one.get(name, own[name]) != own[name] for one in values)]
@@ -139,10 +138,9 @@ def _told(part: Sequence[Run], parts: Sequence[Sequence[Run]]) -> str:
 
 
 def ablations_of(settings: Mapping[str, Any], name: str = "") -> tuple[str, ...]:
-    """The paper's rows that a run is by its options, or because its user named it "w/o TD".
+    """The paper's rows of a run by its options, or by the name "w/o TD".
 
-    An integrator from a `pypi:` package is a base model, so it is "w/o TD"; whether another one was distilled can't be
-    seen from its name, so its user names the run.
+    An integrator from a `pypi:` package is a base model, so "w/o TD"; for any other the user must name the run.
     """
     if settings.get("system") != "cirag":
         return ()
@@ -208,7 +206,7 @@ def sweeps_of(group: Group) -> list[dict[str, Any]]:
 
 
 def differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Settings by dotted name in which two runs differ, with both values; not the weights of models that differ."""
+    """Settings by dotted name in which two runs differ, with both values, without fingerprints of different models."""
     one, two = flatten(first, "."), flatten(other, ".")
     names = [name for name in sorted(one.keys() | two.keys()) if one.get(name) != two.get(name)]
     weights = {f"{name.removesuffix('.spec')}{end}" for name in names for end in (".weights", "_weights")}

@@ -1,10 +1,9 @@
 """The report as one HTML file that loads nothing from a network: figures, answers, and traces of some questions.
 
-The page is `page.html`, `page.css` and `page.js` beside this file, and `rag/trace.css` and `rag/trace.js`, which it
-shares with that of `tripletune serve`; here they get their data. All of it stands in two blocks that a browser does not
-run: one JSON value, and lines of a key and a JSON value, of which the page reads one when it is opened. No `<` of the
-data is left in them, and the page makes text nodes of what they hold. Its content security policy lets the browser run
-this one script and load nothing.
+The page is `page.html`, `page.css` and `page.js` beside this file, and `rag/trace.css` and `rag/trace.js`, shared with
+the page of `tripletune serve`. The data are in two blocks that a browser does not run: one JSON value, and lines of key
+and JSON value that are read on demand. They hold no `<`, and the page shows them as text nodes. Its content security
+policy allows this one script and no loading.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ def write_page(
     """Write the page.
 
     Args:
-        traces: Most questions of a group whose traces are put into the page.
-        corpora: Corpora of the runs, whose passages are shown with their texts.
+        traces: Maximum questions per group with traces in the page.
+        corpora: Corpora of the runs, for the texts of passages.
     """
     found = [_questions(group, traces) for group in groups]
     texts = _corpora_of(groups, corpora)
@@ -87,13 +86,13 @@ def _block(block: str | Table) -> Any:
 
 
 def _json(value: Any) -> bytes:
-    """JSON that ends no script element; half a surrogate pair becomes an escape of its own."""
+    """JSON that ends no script element, with unpaired surrogates escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").encode("utf-8", "backslashreplace")
 
 
 def _questions(group: Group, traces: int) -> dict[str, Any]:
-    """Every question of a group, and of each run a column per figure, with None where it has no result."""
+    """Every question of a group, and for each run a column per figure, None without a result."""
     tables = [
         run.rows.set_index("id") if run.rows is not None and run.results else pd.DataFrame() for run in group.runs
     ]
@@ -118,14 +117,14 @@ def _plain(column: pd.Series) -> list[Any]:
 
 
 def _telling(scores: pd.DataFrame, most: int) -> list[int]:
-    """Places of the questions worth a look: runs differ most, then fewest are right, then the order of the data."""
+    """Indices of the questions by interest: largest difference of runs, then fewest right, then data order."""
     order = pd.DataFrame({"spread": scores.min(axis=1) - scores.max(axis=1), "mean": scores.mean(axis=1)})
     order = order.round(6).reset_index(drop=True).sort_values(["spread", "mean"], kind="stable")
     return sorted(order.index[:most].tolist())
 
 
 def _corpus(run: Any) -> str:
-    """What tells one corpus from another: its digest, or the folder that has the contexts of the questions."""
+    """The identity of a corpus: its digest, or the folder with the questions' contexts."""
     return str(run.settings.get("corpus") or run.folder)
 
 

@@ -1,8 +1,8 @@
-"""What a report is made of: output folders of `tripletune eval`, and their figures.
+"""Output folders of `tripletune eval` and their figures, for reports.
 
 A folder may be whole or left by a run that was killed. The figures of `eval run` are computed from its rows, so that
-tables and plots agree with each other; those of other evaluations (records, extraction, decisions) are taken as they
-stand. They are JSON values; an interval is `{"mean", "low", "high", "n"}`.
+tables and plots agree; figures of other evaluations (records, extraction, decisions) are copied. They are JSON values;
+an interval is `{"mean", "low", "high", "n"}`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Run:
     Attributes:
         about: `run.json`: the command, and how many questions a whole run has.
         metrics: `metrics.json`; empty when it was stopped before its end.
-        rows: Of `eval run`, the questions that have a result, one row each, with the columns that `_row` makes and one
-            per score; what is not known is None. Empty for other evaluations.
+        rows: For `eval run`, one row per question with a result: the columns of `_row` and one per score, None if
+            unknown. Empty for other evaluations.
     """
 
     folder: str
@@ -77,12 +77,12 @@ class Run:
 
     @property
     def sessions(self) -> Sequence[Mapping[str, Any]]:
-        """When and by which code the results were made; empty where an older run did not note it."""
+        """Time and code version of the results; empty for older runs."""
         return self.about.get("sessions") or ()
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end, so that no question is missing."""
+        """Whether the run is complete."""
         return bool(self.metrics) and self.results == self.about.get("questions")
 
 
@@ -158,7 +158,7 @@ def figures_of(run: Run) -> dict[str, Any]:
 
 
 def untimed(run: Run) -> str:
-    """Why the seconds of a run say nothing of its system; empty where they do."""
+    """Why a run's seconds do not measure its system; empty where they do."""
     alone = [one.get("alone") for one in run.sessions] or [None]
     if False in alone:
         return "another evaluation used the machine at the time"
@@ -242,7 +242,7 @@ def _per_question(sums: Mapping[str, int], questions: int) -> dict[str, float]:
 
 
 def _granularity(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, Any] | None:
-    """Share of the questions each level answered, and how well (CIRAG, figures 3 and 5)."""
+    """Share and scores of the questions that each level answered (CIRAG, figures 3 and 5)."""
     found = {}
     for level in LEVELS if rows["granularity"].isin(LEVELS).any() else ():
         # A question that failed has no level and stays in the denominator of the shares.
@@ -252,7 +252,7 @@ def _granularity(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, Any] |
 
 
 def _decisions(rows: pd.DataFrame) -> dict[str, int]:
-    """What was noted, by name: the system's tallies, and decisions that cannot be read."""
+    """Counts by name: the system's tallies, and unreadable decisions."""
     counts: Counter[str] = Counter(rounds=int(rows["rounds"].sum()), unreadable_decisions=int(rows["malformed"].sum()))
     for tallies in rows["tallies"]:
         # Calls and answers by granularity have tables of their own.

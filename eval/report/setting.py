@@ -1,8 +1,8 @@
-"""What the runs of a comparison must share, which differ in it, and all that each depends on, in words.
+"""Settings that compared runs must share, differences in them, and all other settings, in words.
 
-A difference between two scores is one between two systems where all else is the same. What a system does not take, such
-as the retriever of one that never searches, keeps it from no comparison; an option that one system alone has is part of
-that system, and so is the number of passages per round that its own paper fixes.
+Scores compare systems only if all else is equal. Three things may differ: settings that a system does not use, such as
+the retriever of one that never searches; options that only one system has; and the passages per round that a system's
+paper fixes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHORT = 12
 
 
 def shared_settings(run: Run) -> dict[str, Any]:
-    """The values of `EQUAL`; None where the system does not take it, or an older run did not note it."""
+    """The values of `EQUAL`; None if the system does not use it, or an older run did not note it."""
     settings, systems = run.settings, system_names()
     found = dict.fromkeys(EQUAL)
     found |= {"data": settings.get("data"), "limit": run.about.get("questions", settings.get("limit"))}
@@ -60,7 +60,7 @@ def shared_settings(run: Run) -> dict[str, Any]:
 
 
 def apart(one: Run, other: Run, across: Collection[str] = ()) -> dict[str, tuple[Any, Any]]:
-    """Those of `EQUAL` in which two runs differ, with both values; `across` names what is compared on purpose."""
+    """The settings of `EQUAL`, without `across`, in which two runs differ, with both values."""
     values = shared_settings(one), shared_settings(other)
     pairs = {name: (values[0][name], values[1][name]) for name in EQUAL if name not in across}
     found = {name: pair for name, pair in pairs.items() if None not in pair and _content(pair[0]) != _content(pair[1])}
@@ -78,7 +78,7 @@ def check_across(across: str | None) -> list[str]:
 
 
 def check_comparable(groups: Sequence[Sequence[Run]], across: Collection[str]) -> None:
-    """Refuse runs of different groups that differ in more than what is compared."""
+    """Refuse runs that differ in more than the compared settings."""
     for first, second in combinations(groups, 2):
         for one, other in ((one, other) for one in first for other in second):
             if found := apart(one, other, across):
@@ -103,7 +103,7 @@ def told_of(value: Any) -> str:
 
 
 def setting_rows(runs: Sequence[Run], names: Sequence[str]) -> list[list[str]]:
-    """What runs depend on: one value where all that take it share it, else each value with its runs."""
+    """Settings of runs: one value if all runs share it, else each value with its runs."""
     values = [shared_settings(run) for run in runs]
     told = {name: ["" if one[name] is None else told_of(one[name]) for one in values] for name in EQUAL}
     told[_OWN] = [_own_settings(run) for run in runs]
@@ -119,7 +119,7 @@ def setting_rows(runs: Sequence[Run], names: Sequence[str]) -> list[list[str]]:
 
 
 def _own_settings(run: Run) -> str:
-    """What else a run depends on: options that are not its system's defaults, and settings that only some runs have."""
+    """Other settings of a run: options beside its system's defaults, and settings that only some runs have."""
     defaults = defaults_of(run)
     options = {name: one for name, one in (run.settings.get("options") or {}).items() if defaults.get(name, one) != one}
     others = {name: one for name, one in run.settings.items() if name not in _KNOWN and one is not None}
@@ -137,7 +137,7 @@ def defaults_of(run: Run) -> dict[str, Any]:
 
 
 def _content(value: Any) -> Any:
-    """A setting without the folders of models whose weights are known: the same weights are the same model."""
+    """A setting without the folders of models with known weights, since equal weights are one model."""
     if not isinstance(value, Mapping):
         return value
     weights = value.get("weights") or value.get("model_weights")

@@ -1,6 +1,6 @@
-"""The tables of a report, and the two files that hold them and nothing else: Markdown and LaTeX.
+"""The tables of a report, and the two files that hold only them: Markdown and LaTeX.
 
-They hold no figure that does not come from the report's JSON, and no time of day.
+All figures come from the report's JSON; there is no time of day.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHARED = (
 
 @dataclass(frozen=True)
 class Section:
-    """What stands under one heading.
+    """The content of one heading.
 
     Attributes:
         heading: What the tables show; empty where the title says it.
@@ -69,7 +69,7 @@ def markdown_of(report: Mapping[str, Any], sections: Sequence[Section]) -> str:
 
 
 def tables_of(sections: Sequence[Section]) -> list[tuple[str, Table]]:
-    """All tables but those of sources, each with its caption."""
+    """All tables except sources, each with its caption."""
     captions = [(": ".join(filter(None, (one.title, one.heading))), one) for one in sections if one.title != SOURCES]
     return [(caption, block) for caption, one in captions for block in one.blocks if isinstance(block, Table)]
 
@@ -115,7 +115,7 @@ def interval(value: Mapping[str, Any] | None, times: float = 100, digits: int = 
 
 
 def _by_run(runs: Runs, head: Sequence[str], cells: Callable[[Mapping[str, Any]], Iterable[Any]]) -> Table:
-    """A table with one row per run; what `cells` makes of its figures stands behind the name."""
+    """A table with one row per run: its name and the `cells` of its figures."""
     return Table(["run", *head], [[_name(run), *cells(run["figures"])] for run in runs])
 
 
@@ -174,13 +174,13 @@ def _group(group: Mapping[str, Any]) -> Iterator[Section]:
 
 
 def group_title(group: Mapping[str, Any]) -> str:
-    """What a group is called in all that is written."""
+    """The title of a group in all outputs."""
     number = f"{group['task']}, {max(run['expected'] or run['questions'] for run in group['runs']):,} questions"
     return f"{number}, {group['told']}" if group["told"] else number
 
 
 def about_of(group: Mapping[str, Any]) -> str:
-    """What a reader must know of a group's figures before any other thing."""
+    """Warnings about a group's figures, shown first."""
     told = dict(group["setting"])
     parts = [f"{name}: {told[name]}" for name in ("model", "date", "code") if told[name] != "-"]
     return "; ".join([f"{group_title(group)}; {len(group['runs'])} runs", *parts])
@@ -212,7 +212,7 @@ def _ablations(group: Mapping[str, Any]) -> list[str | Table]:
 
 
 def _with_gaps(head: list[str], first: Sequence[list[Any]], group: Mapping[str, Any], places: Sequence[int]) -> Table:
-    """A table of scores, each behind the row's first cells, and with its difference to the first of several runs."""
+    """A table of scores after the row's first cells, each with its difference to the first run."""
     rows, several, base = [*first], len(places) > 1, group["runs"][places[0]]["name"]
     for metric in group["metrics"]:
         gaps = [dict(group["pairs"][metric][place][places[0]] or {}) for place in places]

@@ -1,9 +1,9 @@
-"""What can be evaluated, and how: check, ask, score, write; resumable, with failed items as rows that score 0.
+"""Evaluations: check, ask, score, write; resumable, with failed items as rows that score 0.
 
-A kind of evaluation is a `Suite`: one file in this folder, found by its name. The suite says what is asked, how a
-reply is scored and what its metrics are; everything else happens here, alike for all. Many items run at once as
-asyncio tasks; models group their calls, and the final file is in the order of the data, so concurrency changes nothing.
-The processes of a launcher (`accelerate launch`) take an equal part of the items each, and the first one ends the run.
+A kind of evaluation is a `Suite`: one file in this folder, found by its name. The suite defines prompts, scores and
+metrics; everything else happens here. Many items run at once as asyncio tasks; models group their calls, and the final
+file is in data order, so concurrency changes nothing. The processes of a launcher (`accelerate launch`) share the items
+equally, and the first one ends the run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ALL_FAILED, SOME_FAILED = 1, 4
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an item has no reply, and the seconds it took to fail."""
+    """Why an item has no reply, and its seconds."""
 
     error: str
     seconds: float
@@ -65,14 +65,14 @@ class Suite(ABC):
     A subclass sets `options_class` and implements the abstract methods.
 
     Attributes:
-        unit: What an item is called.
+        unit: Name of an item.
         example: Options of a command that works, for `--help`.
         ids: The ids of all items, in order, each once.
         command: The words of the command line, for reports.
         concurrency: Batches under way at once.
-        retry_errors: Whether items that failed in an earlier call are run again.
-        notes: What `open` found out, for `run.json`.
-        clients: What `open` opened: asked what to do about calls that wait for a batch, closed at the end.
+        retry_errors: Run the failed items of an earlier call again.
+        notes: Facts from `open`, for `run.json`.
+        clients: Clients from `open`, which report calls that wait for a batch and are closed at the end.
     """
 
     unit: ClassVar[str] = "item"
@@ -112,7 +112,7 @@ class Suite(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """All that a row depends on; speed is not among it."""
+        """All settings that change a row, without speed."""
 
     def open(self) -> None:  # noqa: B027
         """Open models and data; called only when an item has no row."""
@@ -208,7 +208,7 @@ class Launched:
             logging.getLogger().setLevel(logging.WARNING)
 
     def gather(self, value: Any = None) -> list[Any]:
-        """The values of all processes, when each has given its own."""
+        """The values of all processes."""
         import torch
 
         values: list[Any] = [None] * self.processes
@@ -222,7 +222,7 @@ class Launched:
 async def _run_all(
     suites: Sequence[Suite], logs: Sequence[ResultLog], launched: Launched, console: Console | None
 ) -> tuple[list[int], str]:
-    """Answer what has no row; gives the exit codes of complete suites, and what to do about items that wait."""
+    """Answer items without a row; returns exit codes of complete suites, and advice on waiting items."""
     codes, waiting, advice, failed = [], 0, [], []
     try:
         for suite, log in zip(suites, logs):
@@ -270,7 +270,7 @@ async def close_clients(*suites: Suite) -> None:
 
 
 async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
-    """Answer the items of this process; gives how many wait for a batch."""
+    """Answer this process's items; returns the number that wait for a batch."""
     waiting = 0
     batches = suite.batches(item for item in suite.items() if item.id in mine)
     # Of several processes the first one shows it.
@@ -294,7 +294,7 @@ async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
 
 
 async def ask_items(suite: Suite, batch: list[Any]) -> list[tuple[Any, Any]]:
-    """Each item with its reply, its failure, or `RepliesPending`; a bad item costs itself alone."""
+    """Each item with its reply, its failure, or `RepliesPending`; a bad item affects no other."""
     started = time.perf_counter()
     try:
         return list(zip(batch, await suite.ask(batch), strict=True))
@@ -350,7 +350,7 @@ def show_table(
     drawn: str = "",
     failed: int | None = None,
 ) -> None:
-    """Print a table, and of scores what their intervals draw: "questions"; `failed` of these stand beside each."""
+    """Print a table, and for scores the unit of their intervals ("questions") and how many `failed`."""
     if failed is not None:
         heads, rows = [*heads[:-1], "failed", heads[-1]], [[*row[:-1], str(failed), row[-1]] for row in rows]
     Table(heads, rows, title).show(console)

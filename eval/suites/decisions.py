@@ -1,9 +1,8 @@
-"""A student's decisions against its teacher's (`tripletune eval decisions`): what CIRAG's distillation teaches (3.5).
+"""A student's decisions against its teacher's (`tripletune eval decisions`), as CIRAG distils them (3.5).
 
-No retrieval runs: a prompt is a trajectory's chat up to a round's candidates, and the teacher's decision on them is
-what is right. Training watches these numbers too. Replies are read by the loop's own parser, so whatever the loop
-recovers from counts here as it would there. Intervals draw whole questions, because the rounds of one share most of
-their text.
+No retrieval runs: a prompt is a trajectory's chat up to a round's candidates, and the teacher's decision is the gold
+answer. Training logs these numbers too. The loop's own parser reads the replies. Intervals draw whole questions,
+because the rounds of one share most of their text.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ class DecisionSuite(Suite):
         self.clients = [self.backend]
 
     async def ask(self, batch: list[Case]) -> list[tuple[Completion, int]]:
-        """The reply to a decision's prompt, and how many candidates were left out of it."""
+        """The reply to a decision's prompt, and the number of left-out candidates."""
         (case,) = batch
         messages, left_out = list(case.messages), 0
         if self.options.max_prompt_tokens is not None:
@@ -190,7 +189,7 @@ def decision_cases(trajectories: Iterable[Trajectory]) -> Iterator[Case]:
 
 
 def score_reply(case: Case, reply: str, error: str = "") -> dict[str, Any]:
-    """One row: the teacher's decision, the reply as the loop would read it, and its scores; no reply scores 0."""
+    """One row: the teacher's decision, the parsed reply, and its scores; no reply scores 0."""
     found = read_decision(reply, case.candidates, case.earlier)
     gold = case.gold
     scores = {

@@ -1,8 +1,7 @@
 """A text-to-triples model on pairs, trained or not (`tripletune eval extraction`; RAS, section D.1).
 
-A long text is cut into pieces as `tripletune rag extract` does; the reply to each piece is read by itself, as there.
-`metrics.json` holds the scores with their intervals, `scores.jsonl` those of each text, from which
-`tripletune eval compare` pairs several runs.
+Long texts are cut into pieces, and replies read, as in `tripletune rag extract`. `metrics.json` holds the scores with
+intervals, `scores.jsonl` the scores of each text for `tripletune eval compare`.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ EXPLANATIONS = {
 
 @dataclass(kw_only=True)
 class ExtractionOptions(SuiteOptions):
-    """Options of `tripletune eval extraction`, beside those of the model."""
+    """Options of `tripletune eval extraction`, without the model's."""
 
     data: str = setting(dataclasses.MISSING, "folder of text-to-triples pairs (`build pairs`), or one file")
     split: str | None = setting(None, "split of the folder (default: every split)")
@@ -76,7 +75,7 @@ class ExtractionOptions(SuiteOptions):
     )
 
     def check(self) -> list[str]:
-        """What can't work together, one sentence each."""
+        """Conflicting options, one sentence each."""
         found = [] if (self.model is None) != (self.teacher is None) else ["give one of --model and --teacher"]
         if self.shots and not self.shot_data:
             found.append("--shots needs --shot-data: a folder or file of pairs to take the examples from")
@@ -142,7 +141,7 @@ class ExtractionSuite(Suite):
         return [await self.extractor.extract(source_pieces(pair.title, pair.text, self.options.piece_limit))]
 
     def score(self, item: ExtractionPair, reply: list[Completion] | Failure) -> dict[str, Any]:
-        """The row of a pair: what the model replied, what could be read of it, and its cost."""
+        """The row of a pair: the reply, its parsed triples, and its cost."""
         completions = [] if isinstance(reply, Failure) else reply
         texts = [whole_characters(completion.text) for completion in completions]
         read = read_replies(texts)

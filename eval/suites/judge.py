@@ -1,8 +1,8 @@
 """Two finished runs side by side, judged by a language model (`tripletune eval judge`).
 
-For long answers without a single right one: of each question the judge reads both answers and says which is better by
-each criterion, as for UltraDomain in LightRAG (Guo et al., 2024) and TH-RAG (section C.4). Judges prefer a place, so
-every pair is shown in both orders, and a win counts half in each. Prompt and criteria are options.
+For open questions: the judge reads both answers and names the better one by each criterion, as for UltraDomain in
+LightRAG (Guo et al., 2024) and TH-RAG (section C.4). Judges favour a position, so every pair is shown in both orders,
+and a win counts half in each. Prompt and criteria are options.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TIE = re.compile(r"\b(0|tie|draw|equal|both|neither|same)\b", re.IGNORECASE)
 
 @dataclass(kw_only=True)
 class JudgeOptions(SuiteOptions):
-    """Options of `tripletune eval judge`, beside those of the judge."""
+    """Options of `tripletune eval judge`, without the judge's model."""
 
     data: str = setting(dataclasses.MISSING, "output folder of the run whose win rate is reported")
     other: str = setting(dataclasses.MISSING, "output folder of the run that it is compared with")
@@ -156,7 +156,7 @@ class JudgeSuite(Suite):
         return {"id": item.id, "question": item.question, "verdicts": verdicts, "scores": scores, "error": error}
 
     def summarise(self, log: ResultLog) -> dict[str, Any]:
-        """Win rates, and how far the judge can be trusted."""
+        """Win rates, and measures of the judge's consistency."""
         values, agree = ({name: list[float]() for name in self.options.criteria} for _ in range(2))
         counts = Counter[str](questions=0, errors=0, without_verdict=0, unreadable_replies=0)
         for row in log.rows():

@@ -1,4 +1,4 @@
-"""A system on the questions of a task (`tripletune eval run`): answers, what they cost, and what the loop did."""
+"""A system on the questions of a task (`tripletune eval run`): answers, traces and cost."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ _OF_TASK = ("data", "corpus", "triples", "gold", "index", "answers")
 
 
 class QuestionSuite(Suite):
-    """A system on a task: every question is answered in the system's loop.
+    """A system that answers a task's questions in its loop.
 
     Args:
         opened: Models and indexes that several runs share.
-        home: Folder of the indexes, and of the corpus that is made of the questions' contexts; None: the output folder.
+        home: Folder of the indexes, and of the corpus of the questions' contexts; None: the output folder.
     """
 
     unit = "question"
@@ -118,7 +118,7 @@ class QuestionSuite(Suite):
         return islice(task_questions(self.task, self.options.data, self._notes), min(limits, default=None))
 
     def settings(self) -> dict[str, Any]:
-        """All that a result depends on; batch size and concurrency are not among it."""
+        """All settings that change a result, without batch size and concurrency."""
         options, system = self.options, self.system
         corpus, triples = system.needs_corpus(self.loop), system.needs_triples(self.loop)
         embeds = corpus and (options.retriever != "bm25" or system.needs_reranker(self.loop))
@@ -300,11 +300,11 @@ SUITE = QuestionSuite
 def suites_of(options: QuestionOptions, teacher: LLMOptions | None = None) -> list[QuestionSuite]:
     """Every system on every task, in OUTPUT/TASK/SYSTEM where there are several.
 
-    The chat model is the one that `options.llm` names without a role, else `teacher`, else the oracle.
+    The chat model is the one in `options.llm` without a role, else `teacher`, else the oracle.
 
     Args:
         options: `system` and `task` may name several, separated by commas.
-        teacher: The chat model, and how all others are called; its model is `UNNAMED` where it is none itself.
+        teacher: The chat model, and the call options of all others; its model is `UNNAMED` if there is none.
     """
     teacher = _chosen_teacher(options, teacher or LLMOptions(model=UNNAMED))
     systems, tasks = (list(dict.fromkeys(convert(text, list[str]))) for text in (options.system, options.task))
@@ -340,7 +340,7 @@ def _chosen_teacher(options: QuestionOptions, teacher: LLMOptions) -> LLMOptions
 def _options_of(
     options: QuestionOptions, teacher: LLMOptions | None, task: str, system: str
 ) -> tuple[QuestionOptions, LLMOptions | None]:
-    """What of the options of several systems and tasks is for one of each."""
+    """The part of the options for one system and task."""
     name = Path(task).stem
     # What is for one system goes before what is for all.
     ordered = sorted(options.set, key=lambda word: "." in word.split("=")[0])
@@ -383,7 +383,7 @@ def evaluate(
         **options: Other fields of `QuestionOptions`, and options of the system, such as `top_k=2`.
 
     Returns:
-        What `metrics.json` holds: under "metrics" the scores with their intervals.
+        The content of `metrics.json`: under "metrics" the scores with intervals.
     """
     with tempfile.TemporaryDirectory() as scratch:
         chosen = QuestionOptions.of(system=system, task=task, data=data, output=output or scratch, **options)

@@ -1,11 +1,9 @@
-"""A model on SUBQ records, each with its gold history (`tripletune eval records`): planner's decisions and answers.
-
-No retrieval runs, so this is fast and is what training watches. A planning record asks for one action; with the
-paper's q_0 = Q the records without history all have the label `[SUBQ] Q`, which is why every planning score is also
-given for the records that have at least one step. Intervals draw whole questions, because the records of one
-question share most of their text. With `--triples` each step has the triples that an extractor found in its passages
-instead of the gold ones (RAS, section 3.2), which says what the extractor's mistakes cost. With `--controls` each
-record is also scored without what the model should read (`eval/controls.py`).
+"""A model's plans and answers on SUBQ records with gold histories (`tripletune eval records`). Without retrieval this
+is fast, so training logs it. A planning record asks for one action; with the paper's q_0 = Q all records without
+history have the label `[SUBQ] Q`, so planning scores are also given for records with at least one step. Intervals draw
+whole questions, because the records of one question share most of their text. With `--triples` an extractor's triples
+replace each step's gold ones (RAS, section 3.2), which shows the cost of its mistakes. With `--controls` records are
+also scored under controls (`eval/controls.py`).
 """
 
 from __future__ import annotations
@@ -133,7 +131,7 @@ class RecordSuite(Suite):
             yield from (list(group) for _, group in groupby(block, key=lambda record: record.task))
 
     async def ask(self, batch: list[Record]) -> list[dict[str, Completion]]:
-        """The model's replies, and those of the controls."""
+        """Replies of the model and its controls."""
         options = self.options
         limit = options.max_plan_tokens if batch[0].task == "planning" else options.max_answer_tokens
         if self.controls is not None:
@@ -192,7 +190,7 @@ SUITE = RecordSuite
 
 
 def training_files(options: RecordOptions) -> list[Path]:
-    """The files that hold the records which the rule is fitted on."""
+    """The files of records to fit the rule on."""
     try:
         if options.training_data is None and Path(options.data).is_file():
             raise FileNotFoundError(f"{options.data} is one shard")
@@ -210,7 +208,7 @@ def score_predictions(records: Iterable[Record], replies: Iterable[str]) -> dict
 
 
 def score_record(record: Record, reply: str) -> dict[str, Any]:
-    """One row: what was asked, what was replied, and its scores."""
+    """One row: the record, the reply, and its scores."""
     row: dict[str, Any] = {
         "id": record.id,
         "question_id": record.question_id,
@@ -280,8 +278,8 @@ def summarise_records(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def with_triples(records: Iterable[Record], store: StoredTriples, counts: Counter[str]) -> Iterator[Record]:
     """The records with the store's triples instead of their own.
 
-    A step keeps the text its gold triples come from, one passage below the other, each behind its title. Counted are
-    `passages` and `passages_without_triples`, which the store does not know.
+    A step has the text of its gold triples, one passage below the other after its title. Counts `passages`, and those
+    not in the store as `passages_without_triples`.
     """
     for record in records:
         yield replace(record, steps=tuple(_looked_up(step, record.id, store, counts) for step in record.steps))
@@ -303,7 +301,7 @@ def _looked_up(step: Step, record: str, store: StoredTriples, counts: Counter[st
 
 
 def _first_known(lines: list[str], start: int, store: StoredTriples) -> tuple[int, tuple[Triple, ...] | None]:
-    """End and triples of the passage that begins at a line; a text may have line breaks of its own."""
+    """End and triples of the passage that begins at a line; its text may have line breaks."""
     for end in range(start + 2, len(lines) + 1):
         triples = store.get(Passage(lines[start], "\n".join(lines[start + 1 : end])))
         if triples is not None:
