@@ -365,8 +365,9 @@ def parse_command_line(
     settings = leaves(kind)
     for name, item in settings.items():
         value, section = default_of(item), name.rpartition(".")[0]
-        group = groups.setdefault(section, parser.add_argument_group(section) if section else parser)
-        shown = _form(item)
+        if section not in groups:
+            groups[section] = parser.add_argument_group(section) if section else parser
+        group, shown = groups[section], _form(item)
         more: dict[str, Any] = {"action": _Repeatable} if isinstance(value, (list, tuple)) else {}
         about = _help(item, value)
         if not item.metadata.get("flag", True):

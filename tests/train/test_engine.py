@@ -44,8 +44,8 @@ def weights(trainer):
 
 
 def test_any_model_and_any_rows_are_trained_and_resumed_exactly(tmp_path, monkeypatch, killed_behind):
-    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
-    example = page.split("## A model and rows of your own")[1].split("```python\n")[1].split("```")[0]
+    page = (Path(__file__).parents[2] / "docs/guide/extend.md").read_text()
+    example = page.split("## Train a model of your own")[1].split("```python\n")[1].split("```")[0]
     assert len(example.splitlines()) <= 20
 
     def run_in(folder):
