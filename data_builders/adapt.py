@@ -49,11 +49,9 @@ class AdaptOptions:
 
 
 def adapt_rows(options: AdaptOptions) -> Counter[str]:
-    """Adapt a file; see the module.
+    """Adapt a file; gives counts of what was written, of triples also the graph's.
 
-    Returns:
-        Counts of what was written; of triples the graph too, as HippoRAG counts it: names in lower case, of letters
-        and digits alone, make its nodes, predicates its relations.
+    HippoRAG counts it so: names in lower case, of letters and digits alone, make its nodes, predicates its relations.
     """
     check_new(options.output, [options.input, *([options.aliases] if options.aliases else [])])
     counts, aliases = Counter[str](), None

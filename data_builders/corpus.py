@@ -2,8 +2,7 @@
 
 A number of questions is drawn from a benchmark file, and all paragraphs of the drawn questions, supporting or not,
 make one corpus. Each paragraph stands in it once; copies that differ in their spaces or in how characters are encoded
-are one. A passage's id is made of its content as it stands (of copies, the first), the id it has in any corpus that
-names none. The gold links say which passages support a question, for the recall of retrieval.
+are one. The gold links say which passages support a question, for the recall of retrieval.
 
     tripletune build corpus --reader hotpotqa --train train.json --evaluation dev.json --output runs/hotpotqa
 
@@ -82,7 +81,7 @@ def build_corpus(options: CorpusOptions, output: str | Path, overwrite: bool = F
 def _draw(options: CorpusOptions, split: str, location: str) -> tuple[set[int] | None, dict[str, Any]]:
     """Numbers of the drawn questions among the usable ones (None for all of them), and what was counted."""
     count = getattr(options, f"{split}_count")
-    drops: Counter[str] = Counter()
+    drops = Counter[str]()
     usable = sum(1 for _ in _usable(options.reader, location, drops))
     if usable < max(count, 1):
         left_out = f" ({', '.join(f'{reason}: {n}' for reason, n in drops.items())})" if drops else ""
@@ -128,10 +127,8 @@ def _write(
             for ending in (".jsonl", ".corpus.jsonl", ".gold.jsonl")
         )
         seen = stack.enter_context(SeenTable())
-        usable = _usable(options.reader, options.files()[split], Counter())
-        for number, (row, question) in enumerate(progress(usable, split)):
-            if drawn is not None and number not in drawn:
-                continue
+        usable = progress(_usable(options.reader, options.files()[split], Counter()), split)
+        for row, question in (one for number, one in enumerate(usable) if drawn is None or number in drawn):
             ids = [_write_passage(passage, corpus, seen, counts) for passage in question.passages]
             supporting = list(dict.fromkeys(ids[index] for index in question.supporting if ids[index]))
             questions.write(json_line(row))

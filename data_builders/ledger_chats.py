@@ -3,11 +3,10 @@
 A loop that keeps a chat sends in its last round everything that went before, so a trajectory is the last call and its
 reply. A call is a continuation of another when its messages begin with the other's and continue with an assistant turn;
 calls that no other one continues end a chat. An assistant turn counts as the teacher's when the ledger has the call
-that it answers, so examples inside a prompt are never learned. A loop that asks again each round gives a chat a round,
-and one that leaves the oldest candidates out of a prompt that has grown too long begins a new chat there.
+that it answers, so examples inside a prompt are never learned.
 
-Nothing of this is of one system, except how a reply is understood: a decision of CIRAG is written as the loop would
-have written it into the next round, and every deviation of a reply has a name.
+Only how a reply is understood depends on the system: a decision of CIRAG is written as the loop would have written it
+into the next round, and every deviation of a reply has a name.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tripletune.models.llm import Message
 from tripletune.models.llm.ledger import open_ledger
@@ -25,8 +24,7 @@ from tripletune.models.llm.replies import REPAIR_ROLE
 from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, read_decision, shown_candidates, write_decision
 
 
-@dataclass(frozen=True, slots=True)
-class Chat:
+class Chat(NamedTuple):
     """One chat of a question with its last reply.
 
     Attributes:
@@ -63,17 +61,12 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
     def chats(self, question_id: str, keys: Sequence[str] | None = None) -> list[Chat]:
         """The chats of a question, in the order in which their last calls were stored.
 
-        Args:
-            keys: The calls of one run, by the beginnings of their keys, since a ledger may hold several runs of a
-                question; None takes all.
+        Of several runs of a question `keys` names the calls of one, by the beginnings of their keys; None takes all.
         """
         calls, repairs = (list(self._calls(question_id, repair, keys)) for repair in (False, True))
-        answers = {_key(call.maker, call.messages): call.text for call in calls}
-        continued = {
-            _key(call.maker, call.messages[:place]) for call in calls for place in _assistant_turns(call.messages)
-        }
-        last = [call for call in calls if _key(call.maker, call.messages) not in continued]
-        return [self._chat(call, answers, repairs) for call in last]
+        answers = {call.name(): call.text for call in calls}
+        continued = {call.name(place) for call in calls for place in _assistant_turns(call.messages)}
+        return [self._chat(call, answers, repairs) for call in calls if call.name() not in continued]
 
     def corpus_chats(self) -> Iterator[Chat]:
         """Calls that belong to no question, which are made for a whole corpus: streamed, each a chat of its own."""
@@ -96,15 +89,12 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
         """The chat that ends with a call."""
         # The reply as the loop understood it (None: not at all), and what was wrong with it.
         read = _read_integration if self.role == INTEGRATE_ROLE else _as_it_is
-        learned = [False] * len(call.messages)
-        faults: list[str] = []
+        learned, faults = [False] * len(call.messages), list[str]()
         for place in _assistant_turns(call.messages):
-            before = call.messages[:place]
-            reply = answers.get(_key(call.maker, before))
-            if reply is None:
+            if (reply := answers.get(call.name(place))) is None:
                 continue
             learned[place] = True
-            understood, found = read(before, reply)
+            understood, found = read(call.messages[:place], reply)
             faults += found
             if understood is None or understood.strip() != call.messages[place]["content"].strip():
                 faults.append("repaired")
@@ -113,7 +103,7 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
         faults += found
         # A loop sends back only what it can't use.
         bad = last is None or self.role != INTEGRATE_ROLE
-        if bad and (repaired := _repaired(call.maker, call.messages, repairs)) is not None:
+        if bad and (repaired := _repaired(call, repairs)) is not None:
             text = repaired
             last, found = read(call.messages, text)
             faults += ["repaired", *found]
@@ -121,32 +111,30 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
         return Chat(call.maker[0], turns, (*learned, True), tuple(faults), last is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(NamedTuple):
     """One answered call. Its maker is model and sampling: with other sampling it is another call."""
 
     maker: tuple[str, str]
     messages: list[Message]
     text: str
 
+    def name(self, count: int | None = None) -> str:
+        """Equal for calls with the same first messages."""
+        return json.dumps([*self.maker, *([one["role"], one["content"]] for one in self.messages[:count])])
+
 
 def _assistant_turns(messages: Sequence[Message]) -> list[int]:
     return [place for place, message in enumerate(messages) if message["role"] == "assistant"]
 
 
-def _repaired(maker: tuple[str, str], messages: Sequence[Message], repairs: Sequence[_Call]) -> str | None:
-    """The last reply of a repair of the call with these messages."""
-    # A repair follows the call's messages, or is in the last of them where the reply was empty.
-    kept = list(messages[:-1])
-    found = [
-        one.text
-        for one in repairs
-        if one.maker == maker
-        and one.messages[: len(kept)] == kept
-        and len(one.messages) >= len(messages)
-        and one.messages[len(kept)]["content"].startswith(messages[-1]["content"])
-    ]
-    return found[-1] if found else None
+def _repaired(call: _Call, repairs: Sequence[_Call]) -> str | None:
+    """The last reply of a repair of a call: it follows the call's messages, or is in the last one."""
+    *kept, last = call.messages
+    for one in reversed(repairs):
+        *before, asked = one.messages[: len(call.messages)]
+        if (one.maker, before) == (call.maker, kept) and asked["content"].startswith(last["content"]):
+            return one.text
+    return None
 
 
 def calls_in(ledger: Path) -> set[tuple[str, str]]:
@@ -166,7 +154,3 @@ def _read_integration(messages: Sequence[Message], reply: str) -> tuple[str | No
         return None, ("no_candidates",)
     decision = read_decision(reply, shown)
     return (None if decision.query is None else write_decision(decision)), decision.faults
-
-
-def _key(maker: tuple[str, str], messages: Sequence[Message]) -> str:
-    return json.dumps([*maker, *([message["role"], message["content"]] for message in messages)])

@@ -14,10 +14,9 @@ Without history it is `Question: Q`, or `[NO_RETRIEVAL]` and `Question: Q`, or t
 read from the instruction, else from the label; the question's id is a hash of its normalised text. Planning rows have
 no answers, steps no text; repeated triples of a step are kept once. `graphs`, the same triples, is not read.
 
-**ExplaGraphs** (Saha et al., 2021), the graph task G-Retriever reports on: does argument 2 support argument 1? The file
-is tab-separated `arg1, arg2, label, graph`, the graph written `(s; p; o)(s; p; o)`. A row becomes one answering record
-whose only step holds the graph. G-Retriever (He et al., 2024) splits the 2,766 rows at random 60/20/20; so does
-`split_names`, with a seed of its own, hence the test rows are not the same ones as theirs.
+**ExplaGraphs** (Saha et al., 2021): does argument 2 support argument 1? The file is tab-separated `arg1, arg2, label,
+graph`, the graph written `(s; p; o)(s; p; o)`. A row becomes an answering record whose only step holds the graph.
+G-Retriever (He et al., 2024) splits the 2,766 rows at random 60/20/20; `split_names` does, with another seed.
 """
 
 from __future__ import annotations
@@ -71,28 +70,20 @@ def released_record(row: Row, number: int, issues: Counter[str]) -> Record:
     steps, question = _parse_body(body, issues)
     plan = parse_plan(" ".join(label.split()))
     role = re.search(r"\b(planner|answerer)\b", instruction)
-    planning = role.group() == "planner" if role else plan.action is not None
+    planning = role[0] == "planner" if role else plan.action is not None
     if planning and plan.action is None:
         raise MalformedRow("the label of a planning row is no action")
     answering = Action.SUFFICIENT if steps else Action.NO_RETRIEVAL
     identity = hashlib.blake2b(normalize_answer(question).encode(), digest_size=8).hexdigest()
-    return Record(
-        id=f"{_SOURCE}:{number}:{'plan' if planning else 'answer'}",
-        question_id=f"{_SOURCE}-{identity}",
-        task="planning" if planning else "answering",
-        question=question,
-        action=plan.action if planning and plan.action else answering,
-        steps=steps,
-        subquery=plan.subquery if planning else "",
-        answers=() if planning else (label.strip(),),
-        source=_SOURCE,
-    )
+    name, asked = f"{_SOURCE}:{number}", f"{_SOURCE}-{identity}"
+    if planning and plan.action:
+        return Record(f"{name}:plan", asked, "planning", question, plan.action, steps, plan.subquery, (), _SOURCE)
+    return Record(f"{name}:answer", asked, "answering", question, answering, steps, "", (label.strip(),), _SOURCE)
 
 
 def _split_instruction(text: str) -> tuple[str, str]:
     """Instruction and body; no line of an instruction begins as a body does."""
-    start = _BODY.search(text)
-    if start is not None:
+    if start := _BODY.search(text):
         return text[: start.start()], text[start.start() :]
     # A bare question stands behind a blank line, and may hold blank lines itself.
     head, blank, rest = text.lstrip("\n").partition("\n\n")
@@ -162,23 +153,14 @@ def read_explagraphs(path: str | Path, issues: Counter[str]) -> Iterator[Record]
             raise ValueError(f"{where}: an argument is empty")
         triples, malformed = parse_graph(graph)
         issues[MALFORMED] += malformed
-        yield Record(
-            id=f"explagraphs:{number}:answer",
-            question_id=f"explagraphs-{number}",
-            task="answering",
-            question=f"Argument 1: {first} Argument 2: {second} Does argument 2 support or counter argument 1?",
-            action=Action.SUFFICIENT,
-            steps=(Step("How are the two arguments connected?", triples),),
-            answers=(label,),
-            source="explagraphs",
-        )
+        asked = f"Argument 1: {first} Argument 2: {second} Does argument 2 support or counter argument 1?"
+        steps = (Step("How are the two arguments connected?", triples),)
+        names = f"explagraphs:{number}:answer", f"explagraphs-{number}"
+        yield Record(*names, "answering", asked, Action.SUFFICIENT, steps, "", (label,), "explagraphs")
 
 
 def parse_graph(text: str) -> tuple[tuple[Triple, ...], int]:
-    """The distinct triples of `(s; p; o)(s; p; o)`, and how many are malformed.
-
-    Names may hold brackets: only a closing bracket that another opening one follows ends a triple.
-    """
+    """The distinct triples of `(s; p; o)(s; p; o)`, whose names may hold brackets, and how many are malformed."""
     text = text.strip()
     triples, malformed = [], 0
     for part in _BETWEEN_TRIPLES.split(text.removeprefix("(").removesuffix(")")) if text else ():

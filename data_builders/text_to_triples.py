@@ -1,11 +1,10 @@
 """Text-to-triples data for the extractor f_t2t (RAS, section 3.2 and D.1): pairs from many sources, one record form.
 
-    tripletune build pairs --source wikiofgraph:wikiofgraph.jsonl --output runs/t2t
     tripletune build pairs --source triples:runs/world/train.triples.jsonl \\
         --source hotpotqa:hotpotqa_train.jsonl:teacher.jsonl --exclude triples:held_out.jsonl --output runs/t2t_mixed
 
 Files are streamed; look-ups lie in temporary files, so memory grows neither with the data nor with the texts to
-exclude. Rows that are left out and whatever normalisation changed are counted in the data card.
+exclude.
 """
 
 from __future__ import annotations
@@ -164,8 +163,7 @@ class _Build:
                 drops[PairDrop.REPEATED if before == facts else PairDrop.CONTRADICTED] += 1
             else:
                 identity = f"{source.name}:{row.id or number}"
-                if seen.first(_ID, identity) is not None:
-                    identity = f"{identity}:{number}"
+                identity += f":{number}" if seen.first(_ID, identity) is not None else ""
                 yield ExtractionPair(identity, clean.text, clean.title, clean.triples, source.name)
 
     def _name_of(self, pair: ExtractionPair) -> str | None:
@@ -177,10 +175,8 @@ class _Build:
 
     def facts(self) -> BuildFacts:
         notes = [self._split.sentence()] if self._options.split_name is None else []
-        if self._excluded:
-            notes.append(
-                f"{self._excluded_texts:,} texts of {', '.join(s.text for s in self._excluded)} were kept out."
-            )
+        if names := ", ".join(source.text for source in self._excluded):
+            notes.append(f"{self._excluded_texts:,} texts of {names} were kept out.")
         return BuildFacts(
             title="Text-to-triples pairs",
             summary="Texts with their subject-predicate-object facts, to train the extractor of RAS (section D.1).",
@@ -207,21 +203,19 @@ def clean_row(row: PairRow, options: PairOptions, issues: Counter[str]) -> PairR
     lowered = searched.lower()
     for triple in row.triples:
         try:
-            changed = Triple(*(clean_text(field) for field in triple.as_list()))
+            cleaned = Triple(*map(clean_text, triple.as_list()))
         except ValueError:
             issues[MALFORMED_TRIPLES] += 1
             continue
-        issues[TRIPLE_CHANGED] += changed != triple
+        subject, predicate, object_ = cleaned.as_list()
         if options.entity_case == "text":
-            subject, object_ = (_spelling(name, searched, lowered) for name in (changed.subject, changed.object))
-            spelt = replace(changed, subject=subject, object=object_)
-            issues[CASE_CHANGED] += spelt != changed
-            changed = spelt
+            subject, object_ = (_spelling(name, searched, lowered) for name in (subject, object_))
         if options.predicates == "words":
-            worded = replace(changed, predicate=predicate_words(changed.predicate))
-            issues[PREDICATE_CHANGED] += worded != changed
-            changed = worded
-        found.append(changed)
+            predicate = predicate_words(predicate)
+        found.append(Triple(subject, predicate, object_))
+        issues[TRIPLE_CHANGED] += cleaned != triple
+        issues[CASE_CHANGED] += (subject, object_) != (cleaned.subject, cleaned.object)
+        issues[PREDICATE_CHANGED] += predicate != cleaned.predicate
     distinct = tuple(dict.fromkeys(found))
     issues[REPEATED_TRIPLES] += len(found) - len(distinct)
     unusable = PairDrop.ALL_MALFORMED if row.triples and not distinct else None
@@ -246,26 +240,23 @@ def _spelling(name: str, text: str, lowered: str) -> str:
     wanted = name.lower()
     if len(lowered) != len(text) or len(wanted) != len(name):
         return name
-    found: str | None = None
+    found = []
     start = lowered.find(wanted)
     while start >= 0:
         end = start + len(name)
         before, after = text[start - 1 : start] if start else "", text[end : end + 1]
         if not before.isalnum() and not after.isalnum():
-            if text[start:end] == name:
-                return name
-            found = found or text[start:end]
+            found.append(text[start:end])
         start = lowered.find(wanted, start + 1)
-    return found or name
+    return name if name in found or not found else found[0]
 
 
 @dataclass
 class CountedSplit:
     """Gives a stream of pairs their splits, in one pass and with memory for the validation rows alone.
 
-    Every text has a hash, of the seed and its letters. The validation rows are those with the smallest hashes: the
-    same ones in whatever order the rows come, and nearly the same ones when the data grows. Rows of one text fall on
-    one side, so fewer are `kept` than asked for when one text has several at the border.
+    The validation rows are those whose texts have the smallest hashes: the same ones in whatever order the rows come,
+    and nearly the same ones when the data grows. Rows of one text fall on one side, so fewer may be `kept` than asked.
     """
 
     rows: int | None = None

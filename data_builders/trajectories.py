@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tripletune.data_builders.datasets import RowKind, SeenTable, listed
 from tripletune.data_builders.datasets.kinds import RECORDS, TRAJECTORIES
@@ -120,12 +120,11 @@ def _sources(results: Sequence[str], ledgers: Sequence[str], records: bool) -> l
         raise FileNotFoundError(f"no such file: {', '.join(missing)}")
     if records:
         return [(file,) for file in files]
-    named = [Path(text) for text in ledgers]
-    for file in () if named else files:
-        # Beside the results, or in the folder of a run of several systems, which holds DIR/TASK/SYSTEM.
-        places = [folder / LEDGER for folder in file.parents[:3]]
-        named.append(next((path for path in places if path.is_file()), places[0]))
-    return list(zip(files, named * len(files) if len(named) == 1 else named))
+    if ledgers:
+        return list(zip(files, map(Path, [*ledgers] * (len(files) if len(ledgers) == 1 else 1))))
+    # Beside the results, or in the folder of a run of several systems, which holds DIR/TASK/SYSTEM.
+    places = ([folder / LEDGER for folder in file.parents[:3]] for file in files)
+    return [(file, next(filter(Path.is_file, some), some[0])) for file, some in zip(files, places)]
 
 
 # By reason, whether a trajectory is kept, given its results row and its chat.
@@ -133,9 +132,8 @@ Filters = dict[str, Callable[[dict[str, Any], Chat], bool]]
 
 
 def _filters(options: TrajectoryOptions) -> Filters:
-    found: Filters = {}
-    for name, least in map(_score, options.min_score):
-        found[f"{name} below {least:g}"] = partial(_has_score, name, least)
+    scores = map(_score, options.min_score)
+    found: Filters = {f"{name} below {least:g}": partial(_has_score, name, least) for name, least in scores}
     if options.no_repairs:
         found["a reply was repaired or recovered from"] = lambda row, chat: not chat.faults
     if options.no_repeated_query:
@@ -143,6 +141,10 @@ def _filters(options: TrajectoryOptions) -> Filters:
     if (recall := options.min_recall) is not None:
         found[f"less than {recall:g} of the supporting passages retrieved"] = partial(_has_recall, recall)
     return found
+
+
+def _failed(filters: Filters, row: dict[str, Any], chat: Chat) -> str | None:
+    return next((reason for reason, keeps in filters.items() if not keeps(row, chat)), None)
 
 
 def build_trajectories(
@@ -182,14 +184,13 @@ def build_trajectories(
     return statistics
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
+class _Run(NamedTuple):
     """What is written of a run: a trajectory of `size` turns, or records of `size` steps."""
 
     question_id: str
     role: str
     size: int
-    rows: list[Any]
+    rows: Any
     split: str
 
 
@@ -215,11 +216,10 @@ def _trajectories(
                 opened = [stack.enter_context(RoleCalls(ledger, role, options.model)) for role in roles]
                 for row in _all_rows(results):
                     for role, chat in _chats(row, opened, drops):
-                        failed = next((reason for reason, keeps in filters.items() if not keeps(row, chat)), None)
-                        if failed is None:
-                            yield from made(chat, role, row["id"], row["question"])
-                        else:
+                        if failed := _failed(filters, row, chat):
                             drops[failed] += 1
+                        else:
+                            yield from made(chat, role, row["id"], row["question"])
                 for calls in opened:
                     for chat in calls.corpus_chats():
                         text = chat.messages[-2]["content"]
@@ -243,8 +243,7 @@ def _own_records(
                 "no triples in any step": bool(steps) and not any(step.triples for step in steps),
             }
             failed = next((reason for reason, is_so in reasons.items() if is_so), None)
-            failed = failed or next((reason for reason, keeps in filters.items() if not keeps(row, chat)), None)
-            if failed:
+            if failed := failed or _failed(filters, row, chat):
                 drops[failed] += 1
                 continue
             done = Action.SUFFICIENT if steps else Action.NO_RETRIEVAL
@@ -263,16 +262,13 @@ def _shortest(found: Iterable[_Run], most: int, kind: RowKind[Any], drops: Count
     """Of the runs of a question and role the shortest ones, in their order; they wait on disk."""
     with closing(sqlite3.connect("")) as table:
         table.execute("CREATE TABLE found (question, role, size, rows, split)")
-        runs = (
-            (one.question_id, one.role, one.size, json.dumps([row.to_json() for row in one.rows]), one.split)
-            for one in found
-        )
+        runs = (one._replace(rows=json.dumps([row.to_json() for row in one.rows])) for one in found)
         table.executemany("INSERT INTO found VALUES (?, ?, ?, ?, ?)", runs)
         place = "row_number() OVER (PARTITION BY question, role ORDER BY size, rowid)"
-        chosen = table.execute(f"SELECT question, role, size, rows, split, {place} FROM found ORDER BY rowid")
-        for question, role, size, rows, split, rank in chosen:
+        for rank, *run in table.execute(f"SELECT {place}, * FROM found ORDER BY rowid"):
             if rank <= most:
-                yield _Run(question, role, size, [kind.read(row, "a row") for row in json.loads(rows)], split)
+                one = _Run(*run)
+                yield one._replace(rows=[kind.read(row, "a row") for row in json.loads(one.rows)])
             else:
                 drops["shorter ones of the same question"] += 1
 
@@ -301,10 +297,9 @@ def _has_score(name: str, least: float, row: dict[str, Any], chat: Chat) -> bool
 
 
 def _has_recall(least: float, row: dict[str, Any], chat: Chat) -> bool:
-    found = row.get("supporting_recall")
-    if found is None and not row["trace"]["steps"]:
-        return not row.get("supporting")
-    if found is None:
+    if (found := row.get("supporting_recall")) is None:
+        if not row["trace"]["steps"]:
+            return not row.get("supporting")
         raise ValueError(
             f"question {row['id']!r}: its results don't say which supporting passages were retrieved: "
             "run eval with --gold (`tripletune build corpus` writes the file), or leave out --min-recall"
@@ -314,12 +309,11 @@ def _has_recall(least: float, row: dict[str, Any], chat: Chat) -> bool:
 
 def _all_rows(results: Path) -> Iterator[dict[str, Any]]:
     """The rows of a results file, with a warning if it is not whole."""
-    found = 0
-    needed = ("question", "scores", "trace")
-    for _, row in progress(read_runs(results, *needed, partial=True), str(results)):
+    found, about = 0, results.parent / ABOUT
+    rows = read_runs(results, "question", "scores", "trace", partial=True)
+    for _, row in progress(rows, str(results)):
         found += 1
         yield row
-    about = results.parent / ABOUT
     whole = read_json(about).get("questions", 0) if about.is_file() else 0
     if found < whole:
         # Nobody would miss the questions of a run that was stopped before its end.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import sqlite3
-from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right, insort
 from collections import Counter, defaultdict, deque
@@ -19,7 +18,7 @@ from functools import lru_cache
 from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from tripletune.models.data.pairs import ExtractionPair, Trajectory
 from tripletune.models.data.records import Record, json_value, read_jsonl, unpacked
@@ -28,13 +27,12 @@ from tripletune.models.tables import Table
 
 SAMPLES = 5
 
-
 R = TypeVar("R", bound=Record | ExtractionPair | Trajectory)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class RowKind(ABC, Generic[R]):
+class RowKind(Protocol[R]):
     """What one kind of row has of its own.
 
     Attributes:
@@ -48,34 +46,27 @@ class RowKind(ABC, Generic[R]):
     plural: str
     layout: Mapping[str, Any]
     keys: tuple[str, ...]
-    hub_task = "text-generation"
+    hub_task: str = "text-generation"
     labels: Mapping[str, str] = {}
 
-    @abstractmethod
     def read(self, row: dict[str, Any], where: str) -> R:
         """Read a stored row; `where` opens the message of the `ValueError` for one that is malformed."""
 
-    @abstractmethod
     def label(self, row: R) -> str:
         """The heading under which the card shows the row when it is a sample."""
 
-    @abstractmethod
     def text(self, row: R) -> tuple[str, str]:
         """What a model reads, below an instruction, and what it learns to write."""
 
-    @abstractmethod
     def describe(self, row: R, split: str) -> list[str]:
         """Lines on what the row is, and the instruction that stands above its text."""
 
-    @abstractmethod
     def sides(self, row: R) -> list[tuple[str, str]]:
         """What must not stand in two splits: kinds of values with the row's own."""
 
-    @abstractmethod
     def count(self, row: R, statistics: Statistics[R]) -> None:
         """Count a row, by `Statistics.count` and `Statistics.measure`."""
 
-    @abstractmethod
     def tables(self, numbers: dict[str, Any], facts: Any) -> list[Table]:
         """Tables of the card from `Statistics.to_json` and the `writer.BuildFacts`."""
 
@@ -186,7 +177,6 @@ def token_counter(spec: str) -> Callable[[str], int]:
     return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-# Look-ups of any size lie in a private temporary file of SQLite, which the system removes when the process ends.
 _CACHE_KIB = 64 * 1024
 _KEPT_ROWS = 256
 # Results that are done but wait for a slower one before them, for each one at work. Beyond that the work waits too.
@@ -194,13 +184,10 @@ _WAITING = 4
 
 
 class SeenTable(AbstractContextManager["SeenTable"]):
-    """Remembers the note that came with the first occurrence of every value; a context manager.
-
-    At most 64 MB of the table are kept in memory. Values are kept as 16-byte hashes.
-    """
+    """Remembers the note of the first occurrence of every value, under a 16-byte hash; at most 64 MB are in memory."""
 
     def __init__(self) -> None:
-        # An empty name is SQLite's way to ask for a temporary database on disk.
+        # An empty name is SQLite's way to ask for a private temporary file, which goes with the process.
         self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         for setting in (f"cache_size = -{_CACHE_KIB}", "journal_mode = OFF", "synchronous = OFF"):
             self._database.execute(f"PRAGMA {setting}")
@@ -218,7 +205,7 @@ class SeenTable(AbstractContextManager["SeenTable"]):
         return self._note(digest)
 
     def get(self, kind: str, value: str) -> str | None:
-        """The note of a value that was there before, else None; the value is not remembered."""
+        """The note of a value that was there before, else None."""
         return self._note(_digest(kind, value))
 
     def _note(self, digest: bytes) -> str | None:
@@ -227,10 +214,10 @@ class SeenTable(AbstractContextManager["SeenTable"]):
 
 
 class JsonlIndex:
-    """An index over a JSON-lines file; a row is read from the file when it is asked for.
+    """The rows of a JSON-lines file by their key, read when they are asked for.
 
     Args:
-        key_of: Gives the key a row is found under; it gets "file:line" and the row, and may raise `ValueError`.
+        key_of: Gives the key of "file:line" and row.
 
     Attributes:
         repeated_line: Number of the first line with a key that an earlier line has too; the earlier one is found.
@@ -250,7 +237,7 @@ class JsonlIndex:
         self._row = lru_cache(maxsize=_KEPT_ROWS)(self._read)
 
     def get(self, key: str) -> tuple[str, dict[str, Any]] | None:
-        """The row stored under `key` with its "file:line", or None."""
+        """The row of this key with its "file:line", or None."""
         number = self._seen.get("row", key)
         return None if number is None else (f"{self.path}:{number}", self._row(int(number)))
 
@@ -266,11 +253,10 @@ def _digest(kind: str, value: str) -> bytes:
 async def in_order(
     items: Iterator[Item], work: Callable[[Item], Awaitable[Result]], concurrency: int
 ) -> AsyncGenerator[tuple[Item, Result], None]:
-    """Run `work` on every item and yield items with results, in the order of the items, in memory that does not grow.
+    """Run `work` on every item and yield items with results, in the order of the items.
 
-    A sliding window: a slow item holds back the results after it, not the work on them. Items are taken from the
-    iterator only when there is room, so a fast reader does not run ahead of a slow teacher. An exception of `work`
-    is raised at its item's turn; whatever happens, nothing is left running.
+    A sliding window: a slow item holds back the results after it, not the work on them, and a fast reader does not run
+    ahead of a slow teacher. An exception of `work` is raised at its item's turn; nothing is left running.
     """
     room = asyncio.Semaphore(concurrency)
     window: deque[tuple[Item, asyncio.Future[Result]]] = deque()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -29,8 +29,7 @@ def dataset_files(folder: str | Path) -> dict[str, list[Path]]:
         raise FileNotFoundError(f"no such folder: {folder}")
     files: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
-        match = _SHARD_NAME.fullmatch(path.name)
-        if match:
+        if match := _SHARD_NAME.fullmatch(path.name):
             files.setdefault(match["split"], []).append(path)
     if not files:
         raise FileNotFoundError(why_empty(folder) or f"{folder} holds no shards (<split>-00000.jsonl or .parquet)")
@@ -88,11 +87,7 @@ def count_rows(folder: str | Path, tokenizer: str | None = None) -> tuple[Statis
 
 
 def troubles(folder: str | Path) -> Iterator[str]:
-    """Everything that is wrong with a data set, one line each.
-
-    Looked at: every row by itself; ids that occur twice; what stands in two splits; the number of rows against
-    `statistics.json`, where there is one; whether there is any row.
-    """
+    """What is wrong with a data set, one line each: rows, repeated ids, what stands in two splits, numbers of rows."""
     if (empty := why_empty(folder)) is not None:
         yield empty
         return
@@ -159,12 +154,9 @@ def find_rows(
         if identity in (None, row.id, getattr(row, "question_id", None))
         and (label is None or kind.label(row) == kind.labels[label])
     )
-    if identity is None or number is not None:
-        found = list(islice(fitting, (number or 1) - 1, number or 1))
-    else:
-        # The row of that id alone, else all rows of the question.
-        found = list(fitting)
-        found = [item for item in found if item[1].id == identity][:1] or found
+    found = list(islice(fitting, (number or 1) - 1, None if identity and not number else number or 1))
+    # The row of that id alone, else all rows of the question.
+    found = [item for item in found if item[1].id == identity][:1] or found
     if not found:
         asked = {"id": identity, "number": number, "label": label, "split": split}
         filters = ", ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
@@ -180,27 +172,21 @@ def row_text(kind: RowKind[Any], row: Any, split: str) -> str:
 
 
 def mermaid(kind: RowKind[Any], row: Any) -> str:
-    """The graph of a row as Mermaid text, which GitHub and most editors draw.
-
-    Names that several steps share, the bridges of multi-hop questions, have a bold frame.
-    """
-    graphs = kind.graphs(row)
-    nodes: dict[str, int] = {}
-    steps: dict[str, set[int]] = {}
-    arrows = []
+    """The graph of a row as Mermaid text; names that several steps share, the bridges, have a bold frame."""
+    graphs, steps, arrows = kind.graphs(row), defaultdict[str, set[int]](set), []
     for step, triples in enumerate(graphs):
         for triple in dict.fromkeys(triples):
             for name in (triple.subject, triple.object):
-                nodes.setdefault(name, len(nodes))
-                steps.setdefault(name, set()).add(step)
+                steps[name].add(step)
+            ends = [f"n{list(steps).index(name)}" for name in (triple.subject, triple.object)]
             label = f"q_{step}: {triple.predicate}" if len(graphs) > 1 else triple.predicate
-            arrows.append(f"    n{nodes[triple.subject]} -->|{_quoted(label)}| n{nodes[triple.object]}")
-    if not nodes:
+            arrows.append(f"    {ends[0]} -->|{_quoted(label)}| {ends[1]}")
+    if not steps:
         raise ValueError(f"{kind.name} {row.id!r} has no triples to draw; pick another (--number, --label)")
-    bridges = [f"n{number}" for name, number in nodes.items() if len(steps[name]) > 1]
+    bridges = [f"n{number}" for number, shared in enumerate(steps.values()) if len(shared) > 1]
     return "\n".join([
         "flowchart LR",
-        *(f"    n{number}[{_quoted(name)}]" for name, number in nodes.items()),
+        *(f"    n{number}[{_quoted(name)}]" for number, name in enumerate(steps)),
         *arrows,
         *(["    classDef bridge stroke-width:3px", f"    class {','.join(bridges)} bridge"] if bridges else []),
     ])  # fmt: skip

@@ -89,8 +89,7 @@ def new_dataset(
 ) -> Iterator[DatasetWriter[R]]:
     """A data set that takes the place of `options.output` when the block ends well; call `finish` in it.
 
-    Args:
-        sources: What is read, which must survive; locations that are no files (hub ids) are passed over.
+    What is read, the `sources`, must survive; locations that are no files (hub ids) are passed over.
     """
     read = [str(path) for path in sources if path is not None and Path(path).exists()]
     folder = new_folder(options.output, MADE, options.overwrite, read)
@@ -101,8 +100,7 @@ def new_dataset(
 def split_of(question: str, seed: int, validation_fraction: float) -> str:
     """The split of a question: "train", or "validation" for a share of the questions.
 
-    It depends on the normalised question text and the seed alone, so all records of a question, and questions with the
-    same words under different ids, are on one side, in every build.
+    It depends on normalised text and seed alone: questions with the same words are on one side, in every build.
     """
     return "validation" if drawn(seed, normalize_answer(question)) < validation_fraction * 2**64 else "train"
 
@@ -173,10 +171,9 @@ class BuildFacts:
         refused: By source, replies that were rejected, those of repair turns included, by stage and reason.
         recovered: By source, replies in another form than was asked for that were read all the same.
         examples: By reason, some of the questions that were left out (`data_builders.hotpotqa_subq.build`).
-        prompts: Prompt files of the teacher and their SHA-256.
-        models: By role (teacher, text-to-triples, direct answers), the model that had it.
-        calls: By stage, numbers of calls and tokens. Nothing that differs between two runs of one build belongs here.
-        notes: Sentences to be printed as they are.
+        files: With `prompts`, the SHA-256 of each.
+        models: By role the model that had it.
+        calls: By stage, numbers of calls. Nothing that differs between two runs of one build belongs here.
     """
 
     title: str
@@ -254,10 +251,7 @@ def card_tables(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) ->
         tables.append(Table(["what", "count"], [[name, f"{n:,}"] for name, n in counts.items()], title))
     tables.append(Table(["role", "model"], facts.models.items(), "Models"))
     columns = list(dict.fromkeys(name for counts in facts.calls.values() for name in counts))
-    rows = [
-        [stage, *(f"{counts[name]:,}" if name in counts else "-" for name in columns)]
-        for stage, counts in facts.calls.items()
-    ]
+    rows = [[stage, *(f"{n[name]:,}" if name in n else "-" for name in columns)] for stage, n in facts.calls.items()]
     tables.append(Table(["stage", *(name.replace("_", " ") for name in columns)], rows, "Calls of the teacher"))
     for title, head, values in (
         ("Prompts", ("prompt", "SHA-256"), facts.prompts),

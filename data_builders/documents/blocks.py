@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from html.parser import HTMLParser
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -58,14 +59,9 @@ class Unreadable(ValueError):
 
 
 def read_blocks(path: Path, texts: Iterable[str], titles: Iterable[str], notes: Counter[str]) -> Iterator[Block]:
-    """The paragraphs of a document; `notes` counts what is odd.
+    """The paragraphs of a document, or `Unreadable` where it can't be read to its end; `notes` counts what is odd.
 
-    Args:
-        texts: Names that the column of text may have where the document has rows.
-        titles: Names that the column of titles may have.
-
-    Raises:
-        Unreadable: It can't be read, or not to its end.
+    Where it has rows, `texts` and `titles` are the names that their columns may have.
     """
     found, ending = False, path.suffix.lower()
     if not path.stat().st_size:
@@ -265,7 +261,6 @@ def _open(path: Path, notes: Counter[str], newline: str | None = None) -> IO[str
 
 def _encoding(path: Path) -> str:
     """The encoding of a text: by its byte-order mark, UTF-8 where all of it is, or a guess."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
     with path.open("rb") as file:
         sample = file.read(_SAMPLE)
         if marked := next((name for mark, name in _MARKS.items() if sample.startswith(mark)), None):
@@ -273,13 +268,11 @@ def _encoding(path: Path) -> str:
         if sample.count(0) > len(sample) / 100:
             raise Unreadable("binary")
         try:
-            while sample:
-                decoder.decode(sample)
-                sample = file.read(_SAMPLE)
-            decoder.decode(b"", True)
+            for _ in codecs.iterdecode(chain([sample], iter(lambda: file.read(_SAMPLE), b"")), "utf-8"):
+                pass
             return "utf-8"
         except UnicodeDecodeError as error:
-            return _guess(sample or error.object)
+            return _guess(error.object)
 
 
 def _guess(sample: bytes) -> str:

@@ -3,13 +3,13 @@
     tripletune build passages --documents folder --output mine
 
 writes `corpus.jsonl`, `README.md` and `documents.sqlite`, where the same command finds what it need not read again:
-documents with the same digest, read with the same options. A passage's id depends on its title, which names document
-and headings, and its text alone.
+documents with the same digest, read with the same options.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sqlite3
 import sys
@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field
-from itertools import chain, count, groupby, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from tripletune.models.program import CommandParser, add_arguments, from_argumen
 from tripletune.models.sqlite import Kind, open_database
 from tripletune.models.tables import printable
 
+logger = logging.getLogger(__name__)
 STORE, CARD = "documents.sqlite", "README.md"
 # "TDOC" in ASCII.
 _STORE = Kind("store of documents", 0x54444F43, 1, """
@@ -69,12 +70,12 @@ class Build:
 
     Attributes:
         left_out: Files that gave no passage, and why: a reason that files share, a colon, what more is known.
-        notes: What is odd about documents that were read, and in which how often.
+        odd: Documents that were read, by what is odd about them.
         counts: Documents by what became of them, and passages: added, gone, all.
     """
 
     left_out: dict[str, str]
-    notes: defaultdict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
+    odd: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     counts: Counter[str] = field(default_factory=Counter)
 
     def changes(self) -> str:
@@ -87,20 +88,15 @@ class Build:
 
     def oddities(self, most: int) -> list[str]:
         """What was left out, and what else is odd, each with the names of a few files."""
-        found = defaultdict[str, list[str]](list)
+        found = dict(self.odd)
         for name, problem in sorted(self.left_out.items()):
             reason, _, more = problem.partition(": ")
-            found[f"left out, {reason}"].append(f"{name} ({more})" if more else name)
-        for note, where in self.notes.items():
-            found[note] = [f"{name} ({times})" if times > 1 else name for name, times in sorted(where.items())]
+            found.setdefault(f"left out, {reason}", []).append(f"{name} ({more})" if more else name)
         return [f"{reason} ({len(names):,}): {few(names, most)}" for reason, names in sorted(found.items())]
 
 
 def find_documents(paths: Sequence[str | Path]) -> tuple[dict[str, Path], dict[str, str]]:
-    """The documents in folders, or files, by name, and why other files are left out.
-
-    A document is named by its path in the one folder, or in that which holds all `paths`.
-    """
+    """The documents in folders, or files, by their path in the folder that holds all; why other files are left out."""
     if missing := [str(path) for path in paths if not Path(path).exists()]:
         raise FileNotFoundError(f"no such file or folder: {', '.join(missing)}")
     places = [Path(os.path.abspath(path)) for path in paths]
@@ -155,11 +151,7 @@ def passages_of(document: str, blocks: Iterable[Block], size: int) -> Iterator[d
 
 
 def build_passages(options: PassageOptions, documents: Sequence[str | Path], output: str | Path) -> Build:
-    """Make or update a folder of passages; a build that was stopped is continued.
-
-    Raises:
-        ValueError: No document could be read.
-    """
+    """Make or update a folder of passages; a build that was stopped is continued."""
     folder = Path(output)
     check_folder(folder, (STORE, f"{STORE}-*", LOCK), True, documents, continues=STORE)
     found, left_out = find_documents(documents)
@@ -174,9 +166,11 @@ def build_passages(options: PassageOptions, documents: Sequence[str | Path], out
             if name not in found:
                 build.counts["gone"] += len(_forget(database, name))
                 build.counts["deleted"] += 1
-        for name, notes in database.execute("SELECT name, notes FROM documents"):
+        if build.counts["deleted"] and not any(build.counts[one] for one in ("kept", "changed", "no longer read")):
+            logger.warning("%s: all its documents are replaced by others: check --documents %s", output, documents[0])
+        for name, notes in database.execute("SELECT name, notes FROM documents ORDER BY name"):
             for note, times in json.loads(notes).items():
-                build.notes[note][name] = times
+                build.odd[note].append(f"{name} ({times})" if times > 1 else name)
         ((build.counts["all"],),) = database.execute("SELECT COUNT(*) FROM passages")
         if not build.counts["all"]:
             raise ValueError("; ".join(["nothing could be read", *build.oddities(3)]))
@@ -199,29 +193,25 @@ def _read(database: sqlite3.Connection, name: str, path: Path, options: PassageO
             return
         with database:
             database.execute("BEGIN IMMEDIATE")
-            old = _forget(database, name)
+            old, number = _forget(database, name), 0
             blocks = read_blocks(path, options.text_column, options.title_column, notes)
-            numbers, rows = count(), passages_of(name, blocks, options.size)
-            stored = ((name, next(numbers), row["id"], json_line(row)) for row in rows)
-            database.executemany("INSERT OR IGNORE INTO passages VALUES (?, ?, ?, ?)", stored)
-            new = _ids(database, name)
-            notes["passages that repeat another of the document"] = next(numbers) - len(new)
+            for number, row in enumerate(passages_of(name, blocks, options.size), 1):
+                new.add(row["id"])
+                values = name, number, row["id"], json_line(row)
+                database.execute("INSERT OR IGNORE INTO passages VALUES (?, ?, ?, ?)", values)
+            notes["passages that repeat another of the document"] = number - len(new)
             database.execute("INSERT INTO documents VALUES (?, ?, ?)", (name, digest, json.dumps(+notes)))
     except (OSError, Unreadable) as problem:
-        old = _forget(database, name)
+        old, new = _forget(database, name), set()
         opened = isinstance(problem, Unreadable)
         build.left_out[name] = str(problem) if opened else f"can't be opened: {getattr(problem, 'strerror', '')}"
     state = "changed" if known and new else "no longer read" if known else "new"
     build.counts.update({state: int(bool(known or new)), "added": len(new - old), "gone": len(old - new)})
 
 
-def _ids(database: sqlite3.Connection, document: str) -> set[str]:
-    return {name for (name,) in database.execute("SELECT id FROM passages WHERE document = ?", (document,))}
-
-
 def _forget(database: sqlite3.Connection, document: str) -> set[str]:
     """Remove a document; gives the ids of its passages."""
-    old = _ids(database, document)
+    old = {name for (name,) in database.execute("SELECT id FROM passages WHERE document = ?", (document,))}
     database.execute("DELETE FROM passages WHERE document = ?", (document,))
     database.execute("DELETE FROM documents WHERE name = ?", (document,))
     return old

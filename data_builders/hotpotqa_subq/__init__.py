@@ -6,6 +6,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, cycle, islice
 from typing import Literal
@@ -47,14 +48,11 @@ async def label_question(
     the record with an empty history.
 
     Args:
-        direct_answer: Whether the base model answers the question without retrieval. Then there is one
-            `[NO_RETRIEVAL]` record for planning and one for answering, and no other (line 7).
+        direct_answer: Whether the base model answers without retrieval: one `[NO_RETRIEVAL]` record for planning and
+            one for answering (line 7).
         distractors: As a retriever with k > 1 would bring them; this and `first_subquery`: see `options.BuildOptions`.
         failures: Gives what failed searches for a document brought, before the one that finds it. The label after a
             failed search asks for the same again, in other words where the teacher knows some. The paper has none.
-
-    Raises:
-        UnlabelledQuestion: with the reason.
     """
     if direct_answer:
         return [record_of(question, name, Action.NO_RETRIEVAL) for name in ("plan0", "answer")]
@@ -121,17 +119,12 @@ def step_of(subquery: str, shown: Iterable[Found]) -> Step:
 
 
 def gives_away_answer(subquery: str, question: Question) -> bool:
-    """Whether a sub-query holds a gold answer that the question itself does not hold.
-
-    Yes and no are no names to give away; aliases of one or two letters are passed over.
-    """
-    for position, answer in enumerate(question.answers):
-        normal = normalize_answer(answer)
-        if normal in YES_NO or (position and len(normal) < _SHORTEST_ALIAS):
-            continue
-        if mentions(subquery, answer) and not mentions(question.question, answer):
-            return True
-    return False
+    """Whether a sub-query holds a gold answer, yes and no and short aliases aside, that the question does not hold."""
+    return any(
+        mentions(subquery, answer) and not mentions(question.question, answer)
+        for position, answer in enumerate(question.answers)
+        if (normal := normalize_answer(answer)) not in YES_NO and (not position or len(normal) >= _SHORTEST_ALIAS)
+    )
 
 
 def record_of(
@@ -155,8 +148,7 @@ def record_of(
 class FailedSearches:
     """Draws what failed searches brought: a step with another article's facts, before the question is asked again.
 
-    In RAS, appendix C, every step of a history is a success, so the number of steps says when to stop. Here a share of
-    the searches fails first; the label after a failed one asks again.
+    In RAS, appendix C, every step of a history is a success, so the number of steps says when to stop.
 
     Args:
         share: Share of the searches that fail; of those that follow a failed one too, but no third time.
@@ -174,18 +166,15 @@ class FailedSearches:
     async def collect(self, questions: Iterator[Question], teacher: Teacher) -> None:
         """Take the supporting articles of the first questions of a source, for use where `triples_of` has none."""
         for question in islice(questions, POOL):
-            try:
+            with suppress(UnlabelledQuestion):
                 kept = await teacher.annotate(question)
-            except UnlabelledQuestion:
-                continue
-            articles = self._articles[question.source, self.split_of(question.question)]
-            articles += [(question.passages[one.document], one.triples) for one in kept if one.triples]
+                articles = self._articles[question.source, self.split_of(question.question)]
+                articles += [(question.passages[one.document], one.triples) for one in kept if one.triples]
 
     def draw(self, question: Question, kept: list[Annotation], sought: Annotation) -> list[list[Found]]:
-        """What each failed search for a document brought, before the one that found it; often nothing.
+        """What each failed search for a document brought: facts that do not name what the question is after.
 
-        Facts of the question's own other passages come first, then those of other questions, with a predicate that is
-        sought too where there is one. None names what the question is after.
+        Those of its own other passages come first, then those of other questions, best with a predicate that is sought.
         """
         chance = random.Random(f"{self.seed} {question.id} {sought.document} failed")
         failures = 0
@@ -202,11 +191,8 @@ class FailedSearches:
         predicates = {triple.predicate for triple in sought.triples}
         others.sort(key=lambda found: predicates.isdisjoint(triple.predicate for triple in found[1]))
         gold = {triple for one in kept for triple in one.triples}
-        names = [
-            name
-            for name in (*names_to_find(question), *question.answers)
-            if normalize_answer(name) not in YES_NO and not mentions(question.question, name)
-        ]
+        names = [one for one in (*names_to_find(question), *question.answers) if normalize_answer(one) not in YES_NO]
+        names = [one for one in names if not mentions(question.question, one)]
         found = chain(covered, others)
         useless = (one for one in found if gold.isdisjoint(one[1]) and not facts_name(one[1], names))
         return list(filter(None, (list(islice(useless, self.passages)) for _ in range(failures))))

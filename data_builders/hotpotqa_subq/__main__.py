@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import attrgetter
 
 from tripletune.data_builders.datasets import SeenTable, token_counter
 from tripletune.data_builders.hotpotqa_subq.build import build
@@ -96,16 +97,12 @@ _TRIPLES_PER_CHARACTER, _SUBQUERY_CHARACTERS, _FILTER_CHARACTERS = 1.3, 86, 40
 def estimate(
     sources: list[Source], options: BuildOptions, count_tokens: Callable[[str], int] | None = None
 ) -> tuple[int, dict[str, list[float]]]:
-    """Count the calls of a build.
-
-    Returns:
-        Questions that the teacher labels; and by role the calls, input tokens and output tokens at most.
-    """
+    """Questions that the teacher labels; and by role the calls, input tokens and output tokens at most."""
     system = load_subq_prompts(options.prompts).texts
     stages: dict[str, list[float]] = {role: [0, 0, 0] for role in (FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE)}
     number, sample = 0, list[str]()
     with SeenTable() as seen:
-        for source in (source for source in sources if source.needs_teacher):
+        for source in filter(attrgetter("needs_teacher"), sources):
             for question in usable_questions(source, options, seen, Counter()):
                 number += bool(question.supporting)
                 for role, text, reply in _prompts(question, options):

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import tempfile
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,16 +40,13 @@ class RecordedTeacher(Teacher):
 
     `{"_id", "helpful": [titles in reasoning order], "subqueries": [{"title", "question"}],
     "triples": {title: [[s, p, o]]}}`, optionally with `"direct": true` for a question that needs no retrieval.
-    Other keys, `closed_book` among them, are not used: what a strong teacher knows says nothing about the base model.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.name = f"recorded replies ({Path(path).name})"
         self._index = JsonlIndex(path, _recorded_key)
-        if self._index.repeated_line is not None:
-            raise ValueError(
-                f"{path}:{self._index.repeated_line}: an earlier line annotates the same question; keep one of them"
-            )
+        if number := self._index.repeated_line:
+            raise ValueError(f"{path}:{number}: an earlier line annotates the same question; keep one of them")
 
     async def annotate(self, question: Question) -> list[Annotation]:
         """See `Teacher`."""
@@ -64,8 +61,7 @@ class RecordedTeacher(Teacher):
             triples.setdefault(find(title), rows)
         documents: dict[int, None] = {}
         for title in row.get("helpful", []):
-            document = find(title)
-            if document is None:
+            if (document := find(title)) is None:
                 raise UnlabelledQuestion(DropReason.HELPFUL_NOT_IN_CONTEXT, title)
             documents[document] = None
         for document in documents:
@@ -79,22 +75,23 @@ class RecordedTeacher(Teacher):
         return found is not None and is_true(found[1], found[0], "direct")
 
 
-class DecomposingTeacher(Teacher):
-    """Gold decompositions, MuSiQue's or the steps of a plain file: the hops in order.
-
-    Each `#k` is replaced by the gold answer of hop k.
-
-    Two hops that read the same paragraph give one document with the first hop's question: its triples are in the
-    history by then, and asking for them again would teach a useless retrieval.
-
-    Args:
-        triple_file: JSON lines `{"title", "text", "triples"}` that cover the supporting paragraphs; without it the
-            hops bring their triples.
-    """
+class GoldTeacher(Teacher):
+    """Labels by what the benchmark says of a question; a triple file `{"title", "text", "triples"}` adds facts."""
 
     def __init__(self, triple_file: str | None, issues: Counter[str]) -> None:
-        self.name = "gold decompositions" + (f", triples of {Path(triple_file).name}" if triple_file else "")
         self.triples_of = TripleLookup(triple_file, issues) if triple_file else None
+        if triple_file:
+            self.name += f", triples of {Path(triple_file).name}"
+
+
+class DecomposingTeacher(GoldTeacher):
+    """Gold decompositions, MuSiQue's or the steps of a plain file: the hops in order, with answers in place of `#k`.
+
+    Two hops that read the same paragraph give one document with the first hop's question: its triples are in the
+    history by then, and asking for them again would teach a useless retrieval. Without a file hops bring their triples.
+    """
+
+    name = "gold decompositions"
 
     async def annotate(self, question: Question) -> list[Annotation]:
         """See `Teacher`."""
@@ -113,10 +110,7 @@ class DecomposingTeacher(Teacher):
 
 
 def plain_records(row: Row, where: str) -> list[Record]:
-    """The records of a row of the plain format (`data_builders/readers/qa.py`) whose steps bring their triples.
-
-    No steps, as `[]`, say that the question needs no retrieval. `where` opens every error message.
-    """
+    """The records of a row of the plain format (`data_builders/readers/qa.py`) whose steps bring their triples."""
     question = read_question(row, where)
     if row.get("steps") is None:
         raise ValueError(
@@ -139,20 +133,13 @@ def plain_records(row: Row, where: str) -> list[Record]:
         ) from None
 
 
-class TwoWikiTeacher(Teacher):
+class TwoWikiTeacher(GoldTeacher):
     """Gold evidence: each evidence triple belongs to a supporting passage and is what is asked of it.
 
-    Args:
-        triple_file: JSON lines `{"title", "text", "triples"}`. The facts of a passage that it covers are its triples,
-            and of the evidence what no triple names the object of; without it, the evidence alone.
+    The facts of a passage are the triples that a file has, and of the evidence what none of these names the object of.
     """
 
     name = "2WikiMultiHopQA evidence"
-
-    def __init__(self, triple_file: str | None, issues: Counter[str]) -> None:
-        self.triples_of = TripleLookup(triple_file, issues) if triple_file else None
-        if triple_file:
-            self.name += f", triples of {Path(triple_file).name}"
 
     async def annotate(self, question: Question) -> list[Annotation]:
         """See `Teacher`."""
@@ -171,27 +158,25 @@ class TwoWikiTeacher(Teacher):
         return [Annotation(document, one, facts[document], other) for document, (one, other) in joined.items()]
 
 
-class PartTeacher(Teacher):
+class PartTeacher(GoldTeacher):
     """Labels the questions of a part of the mix, ASQA or ARC-Easy, which RAS adds to HotpotQA-SUBQ (sections 4.1, C.4).
 
     What the paper leaves open:
 
     - **Answering records alone**, since table 4 counts the parts in the answering column, and appendix C.4 names them
       as a reason why there are more answering records than `[SUFFICIENT]` and `[NO_RETRIEVAL]` labels together.
-    - **History.** Without triples the record is one of direct answering: no step, `[NO_RETRIEVAL]`. With triples it has
-      one step: q_0 is the question itself and the triples are those of all its passages, as in figure 25.
+    - **History.** Without triples none: direct answering. With triples there is one step: q_0 is the question itself
+      and the triples are those of all its passages, as in figure 25.
     - **The question** is put to the model with the words of its task at evaluation (the roles of table 5). The
       sub-query is the bare question, as in retrieval.
-    - **Which questions.** The first ones of the file, as many as asked for (`PARTS`).
     """
 
-    collects_failures = False
+    name, collects_failures = "gold answers", False
 
     def __init__(self, reader: str, triple_file: str | None, issues: Counter[str]) -> None:
+        super().__init__(triple_file, issues)
         self._template = (PROMPT_FOLDER / f"{reader}.md").read_text(encoding="utf-8").strip()
-        self.triples_of = TripleLookup(triple_file, issues) if triple_file else None
-        given = f"triples of {Path(triple_file).name}" if triple_file else "no triples"
-        self.name = f"gold answers, {given}"
+        self.name += "" if triple_file else ", no triples"
 
     async def records(self, question: Question, label: object = None) -> list[Record]:
         """The one answering record of a question."""
@@ -207,7 +192,6 @@ class TripleLookup:
 
     Args:
         source: A triple store, or JSON lines `{"title", "text", "triples"}`, which are read into a temporary one.
-        issues: Counts malformed triples, of which model output has some.
     """
 
     def __init__(self, source: str | Path, issues: Counter[str]) -> None:
@@ -234,15 +218,11 @@ class TripleLookup:
 
 
 def hop_question(question: Question, number: int, plain: bool = False) -> str:
-    """Hop `number` (from 1) of a gold decomposition as a question, references resolved.
-
-    Raises:
-        UnlabelledQuestion: it refers to itself or to a later hop.
-    """
+    """Hop `number` (from 1) of a gold decomposition as a question, references resolved."""
     hop = question.hops[number - 1]
 
     def answer(match: re.Match[str]) -> str:
-        referred = int(match.group(1))
+        referred = int(match[1])
         if not 1 <= referred < number:
             raise UnlabelledQuestion(DropReason.BROKEN_REFERENCE, hop.question)
         return question.hops[referred - 1].answer
@@ -256,11 +236,10 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
     """The teacher of one source that needs no model; for `musique` and `two_wiki` annotations may be a triple file."""
     if reader in PARTS:
         return PartTeacher(reader, annotations, issues)
+    gold = {"two_wiki": TwoWikiTeacher, "musique": DecomposingTeacher, "qa": DecomposingTeacher}.get(reader)
     if annotations is None:
-        if reader == "two_wiki":
-            return TwoWikiTeacher(None, issues)
-        if reader == "qa":
-            return DecomposingTeacher(None, issues)
+        if gold and reader != "musique":
+            return gold(None, issues)
         needed = "a triple file" if reader == "musique" else "a file of recorded teacher replies"
         raise ValueError(
             f"source {reader!r} has no annotations; add {needed}, {reader}:FILE:ANNOTATIONS, or a teacher LLM, for "
@@ -270,11 +249,9 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
     if "helpful" in row or "subqueries" in row or "direct" in row:
         return RecordedTeacher(annotations)
     if "triples" in row and "title" in row:
-        if reader == "two_wiki":
-            return TwoWikiTeacher(annotations, issues)
-        if reader not in ("musique", "qa"):
+        if gold is None:
             raise ValueError(f"{annotations} holds triples alone, and {reader!r} needs recorded teacher replies")
-        return DecomposingTeacher(annotations, issues)
+        return gold(annotations, issues)
     raise ValueError(
         f"{where}: neither recorded teacher replies (_id, helpful, subqueries, triples) nor a triple file "
         f"(title, text, triples); the line has {', '.join(row) or 'nothing'}"
@@ -299,14 +276,10 @@ PREPOSITIONS = ("at", "by", "for", "from", "in", "of", "on", "to", "with")
 
 
 def place_evidences(question: Question) -> list[int]:
-    """The supporting passage of every evidence triple, as indices into `question.passages`.
-
-    Raises:
-        UnlabelledQuestion: there is no evidence, or a triple has nothing in common with any supporting passage.
-    """
-    subjects: dict[str, list[Triple]] = {}
+    """The supporting passage of every evidence triple, as indices into `question.passages`."""
+    subjects = defaultdict[str, list[Triple]](list)
     for evidence in question.evidences:
-        subjects.setdefault(title_key(evidence.subject), []).append(evidence)
+        subjects[title_key(evidence.subject)].append(evidence)
     if not subjects:
         raise UnlabelledQuestion(DropReason.NO_ANNOTATION, "no evidence triples")
     fits = [[_fit(question, triples, document) for document in question.supporting] for triples in subjects.values()]
@@ -323,11 +296,9 @@ def place_evidences(question: Question) -> list[int]:
 
 
 def spoken_name(question: Question, evidence: Triple, document: int, earlier: Sequence[Triple]) -> str:
-    """The name by which a sub-query may ask for the evidence's subject.
+    """The name by which a sub-query may ask for the evidence's subject, which a planner must have seen.
 
-    A planner knows the question and the triples found so far, nothing else: a name it cannot have seen, such as the
-    bracketed part of the next passage's title, must not be in a label. So the name comes from the question where
-    it stands there, else from the object of an earlier evidence triple.
+    It comes from the question where it stands there, else from the object of an earlier evidence triple.
     """
     title = question.passages[document].title
     asked = title_key(question.question)
@@ -342,11 +313,7 @@ def spoken_name(question: Question, evidence: Triple, document: int, earlier: Se
 
 
 def _fit(question: Question, triples: list[Triple], document: int) -> float:
-    """How well the triples of one subject suit a passage; 0 for nothing in common.
-
-    The subject's name against the title decides; whether the passage's text holds subject and objects breaks ties
-    and places names that share no word with the title.
-    """
+    """How well the triples of one subject suit a passage: by name and title, then by what its text holds."""
     passage = question.passages[document]
     text = title_key(passage.text)
     objects = sum(title_key(triple.object) in text for triple in triples) / len(triples)
@@ -361,19 +328,14 @@ def _similarity(name: str, other: str) -> float:
     if BRACKETED.sub("", first) == BRACKETED.sub("", second):
         return 0.9
     words, others = set(words_of(first)), set(words_of(second))
-    shared = len(words & others)
-    if not shared:
+    if words.isdisjoint(others):
         return 0.0
     contained = 0.2 if words <= others or others <= words else 0.0
-    return contained + 0.6 * shared / len(words | others)
+    return contained + 0.6 * len(words & others) / len(words | others)
 
 
 def relation_question(subject: str, relation: str, plain: bool = False) -> str:
-    """The question whose answer is the object of `(subject, relation, ?)`.
-
-    A relation without a wording of its own becomes "What is the <relation> of <subject>?", or is quoted when it
-    ends in a preposition. With `plain` every relation is put so.
-    """
+    """The question whose answer is the object of `(subject, relation, ?)`; `plain`: without a wording of its own."""
     key = " ".join(relation.replace("_", " ").casefold().split())
     template = None if plain else _QUESTIONS.get(key)
     if template is None and key.rsplit(" ", 1)[-1] in PREPOSITIONS:

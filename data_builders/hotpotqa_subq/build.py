@@ -1,7 +1,6 @@
 """HotpotQA-SUBQ: benchmark questions and a teacher become planning and answering records (RAS, Algorithm 1).
 
 All calls of a teacher LLM are kept in a ledger beside the output, so a build can be killed at any moment and run again.
-The result is a folder for `datasets.load_dataset`, with a card that puts its numbers beside the paper's table 4.
 """
 
 from __future__ import annotations
@@ -82,12 +81,9 @@ def build(
 
 @dataclass
 class OpenSource:
-    """A source with its teacher, and what is counted while it is read.
+    """A source with its teacher, and what is counted while at most `count` of its questions are read.
 
-    Attributes:
-        issues: Warnings that cost no question.
-        count: Questions to read from it at most.
-        notes: What the card says in a sentence, with its number.
+    `issues` are warnings that cost no question, `notes` what the card says in a sentence, with its number.
     """
 
     source: Source
@@ -99,15 +95,8 @@ class OpenSource:
     notes: Counter[str] = field(default_factory=Counter)
 
     def ordered_drops(self) -> dict[str, int]:
-        """The drops in the order of `DropReason`, so that they read the same in every build."""
+        """The drops in the order of `DropReason`."""
         return {reason.value: self.drops[reason.value] for reason in DropReason if self.drops[reason.value]}
-
-    def shortage(self) -> str | None:
-        """A sentence for the card on a part of the mix that holds fewer questions than were asked for."""
-        if self.source.reader not in PARTS or self.count is None or self.labelled >= self.count:
-            return None
-        gave = f"gave {self.labelled:,} of the {self.count:,} questions asked for"
-        return f"Source {self.source.name} ({self.source.reader}) {gave}."
 
 
 class _Build:
@@ -118,8 +107,6 @@ class _Build:
         self._prompts = load_subq_prompts(options.prompts)
         self._client: LLMClient | None = None
         self._opened: list[OpenSource] = []
-        # The teacher LLM of each source that it labels.
-        self._llm: dict[str, LLMTeacher] = {}
         self._examples: dict[str, SmallestHashes] = defaultdict(partial(SmallestHashes, EXAMPLES))
         others = TripleLookup(options.triple_file, Counter()) if options.triple_file else None
         self._failures = FailedSearches(
@@ -130,9 +117,8 @@ class _Build:
             triples_of=others, seed=options.seed, failures=self._failures.draw if options.failed_searches else None,
         )  # fmt: skip
         self._lookups = [others] if others else []
-        self._direct: BaseModelAnswers | StoredAnswers | None = None
-        if options.direct_answers:
-            self._direct = StoredAnswers(options.direct_answers)
+        self._direct: BaseModelAnswers | StoredAnswers | None
+        self._direct = StoredAnswers(options.direct_answers) if options.direct_answers else None
 
     async def run(
         self,
@@ -184,10 +170,10 @@ class _Build:
                         stored = TripleLookup(options.triples_from, issues)
                         self._lookups.append(stored)
                     self._client = open_client()
-                shown, first = options.show_documents, options.first_subquery
-                teacher = self._llm[source.name] = LLMTeacher(
-                    self._client, self._prompts, stored, shown, first, self._sampling, options.json_schema
-                )
+                teacher = LLMTeacher(
+                    self._client, self._prompts, stored, options.show_documents, options.first_subquery,
+                    self._sampling, options.json_schema,
+                )  # fmt: skip
                 if stored is not None:
                     teacher.name += f", triples of {Path(options.triples_from).name}"
             else:
@@ -206,7 +192,7 @@ class _Build:
 
     def check_teacher(self) -> None:
         """Raise `CallError` when replies to more than a tenth of the questions could not be used."""
-        asked = [one for one in self._opened if one.source.name in self._llm]
+        asked = [one for one in self._opened if isinstance(one.teacher, LLMTeacher)]
         lost = sum(one.drops[why] for one in asked for why in (DropReason.UNREADABLE_REPLY, DropReason.CALL_REFUSED))
         if 10 * lost > (count := lost + sum(one.labelled for one in asked)):
             raise CallError(
@@ -226,7 +212,7 @@ class _Build:
                             pending = found
                         elif isinstance(found, UnlabelledQuestion):
                             one.drops[found.reason.value] += 1
-                            if one.source.name in self._llm:
+                            if isinstance(one.teacher, LLMTeacher):
                                 self._drop(one.source.name, question, found)
                         else:
                             one.labelled += 1
@@ -283,30 +269,23 @@ class _Build:
         return answer in map(normalize_answer, question.answers)
 
     def _drop(self, source: str, question: Question, error: UnlabelledQuestion) -> None:
-        """Write down that a teacher LLM could not label a question.
-
-        `dropped.ndjson` says the stage and the reason, what was wrong, and how the reply begins that stayed unusable
-        after its repair turn. The whole reply is in the ledger.
-        """
+        """Write down that a teacher LLM could not label a question, and how the reply begins that stayed unusable."""
         line = {
-            "source": source,
-            "question_id": question.id,
-            "question": question.question,
-            "stage": error.stage,
-            "reason": error.reason.value,
-            "detail": error.detail,
-            "reply": error.reply[:LONGEST_REPLY],
-        }
+            "source": source, "question_id": question.id, "question": question.question, "stage": error.stage,
+            "reason": error.reason.value, "detail": error.detail, "reply": error.reply[:LONGEST_REPLY],
+        }  # fmt: skip
         with (self._dataset.folder / DROPPED).open("a", encoding="utf-8") as file:
             file.write(json_line(line))
         self._examples[error.reason.value].add(f"{source}\n{question.id}", line)
 
     def facts(self) -> BuildFacts:
         """What the card says of the build besides its numbers."""
-        options, client = self._options, self._client
-        notes = [note for one in self._opened if (note := one.shortage())]
-        for note in notes:
-            logger.warning("%s", note)
+        options, client, notes = self._options, self._client, list[str]()
+        for one in self._opened:
+            if one.source.reader in PARTS and one.count and one.labelled < one.count:
+                gave = f"gave {one.labelled:,} of the {one.count:,} questions asked for"
+                notes.append(f"Source {one.source.name} ({one.source.reader}) {gave}.")
+                logger.warning("%s", notes[-1])
         if options.direct_answer_model is None and options.direct_answers is None:
             notes.append(
                 "The direct-answer test was not run (no `--direct-answer-model`): only questions that their annotation "
@@ -318,7 +297,7 @@ class _Build:
         models = {} if client is None else {"teacher": f"{client.model}{_drawn(client, self._sampling)}"}
         if options.direct_answer_model is not None:
             models["direct answers"] = options.direct_answer_model
-        llm = {one.source.name: self._llm[one.source.name] for one in self._opened if one.source.name in self._llm}
+        llm = {one.source.name: one.teacher for one in self._opened if isinstance(one.teacher, LLMTeacher)}
         return BuildFacts(
             title="HotpotQA-SUBQ records",
             summary="Planning and answering records for triple-based iterative retrieval, labelled as in RAS, "

@@ -31,11 +31,8 @@ _QUESTION = 'write one JSON object {"question": "the sub-query"} and nothing els
 _TRIPLES = 'write one JSON object {"triples": [["subject", "predicate", "object"], ...]} and nothing else'
 # One of them may be the key for "documents" or "question"; "rejected" or "answer" would not.
 _DOCUMENT_KEYS = ("documents", "document", "docs", "doc", "numbers", "kept", "keep")
-_QUESTION_KEYS = (
-    "question",
-    "query",
-    *(f"sub{mark}{noun}" for mark in ("", "_", "-") for noun in ("query", "question")),
-)
+_SUB = [f"sub{mark}{noun}" for mark in ("", "_", "-") for noun in ("query", "question")]
+_QUESTION_KEYS = ("question", "query", *_SUB)
 _TRUTH = {"true": True, "yes": True, "false": False, "no": False}
 # "1, 3" and "[1] [3]".
 _NUMBERS = re.compile(r"\[*[0-9]{1,4}(?:[\s,\[\]]+[0-9]{1,4})*\]*\.?")
@@ -54,9 +51,6 @@ def read_documents(text: str, shown: int, recovered: Counter[str] | None = None)
 
     Args:
         recovered: Counts what was not in this form and could be read all the same; of no meaning after an error.
-
-    Returns:
-        Numbers of the kept documents, from 1 as they were shown, in reasoning order; and whether they hold the answer.
     """
     forms = Counter[str]() if recovered is None else recovered
     plain = without_thoughts(text).strip()
@@ -93,18 +87,10 @@ def _only(reply: dict[str, Any], keys: Sequence[str], forms: Counter[str]) -> An
 
 
 def check_answer_kept(question: Question, shown: Sequence[int], kept: Sequence[int]) -> None:
-    """Check that an answerable document was kept.
-
-    That is a supporting document that names a gold answer. Where none does (yes and no, comparisons, numbers in
-    other words), any supporting document will do.
-    """
+    """Check that a supporting document that names a gold answer was kept, or any where none does (yes and no, …)."""
     supporting = [document for document in shown if document in question.supporting]
     names = [answer for answer in question.answers if normalize_answer(answer) not in YES_NO]
-    holders = [
-        document
-        for document in supporting
-        if any(mentions(question.passages[document].content, name) for name in names)
-    ]
+    holders = [one for one in supporting if any(mentions(question.passages[one].content, name) for name in names)]
     needed = holders or supporting
     if not set(needed) & set(kept):
         numbers = " or ".join(str(list(shown).index(document) + 1) for document in needed)
@@ -114,11 +100,7 @@ def check_answer_kept(question: Question, shown: Sequence[int], kept: Sequence[i
 
 
 def read_subquery(text: str, title: str = "", recovered: Counter[str] | None = None) -> str:
-    """Read a sub-query: `{"question": "..."}`, or the question alone; white space is folded.
-
-    Args:
-        title: The document's title; question marks that belong to it are not counted.
-    """
+    """Read a sub-query: `{"question": "..."}`, or the question alone; question marks of the `title` are not counted."""
     forms = Counter[str]() if recovered is None else recovered
     value: Any = _without_quotes(without_thoughts(text))
     if "{" in value:
@@ -131,8 +113,7 @@ def read_subquery(text: str, title: str = "", recovered: Counter[str] | None = N
     outside = subquery.replace(title, "") if "?" in title else subquery
     if not subquery.endswith("?") or outside.count("?") > 1:
         raise UnusableReply(
-            DropReason.NOT_ONE_QUESTION,
-            "Ask exactly one question: one sentence with one question mark, at its end.",
+            DropReason.NOT_ONE_QUESTION, "Ask exactly one question: one sentence with one question mark, at its end."
         )
     return subquery
 
@@ -166,11 +147,7 @@ def check_subquery(subquery: str, question: Question, earlier: Sequence[str]) ->
 
 
 def read_triples(text: str) -> tuple[tuple[Triple, ...], int]:
-    """Read triples: `{"triples": [["s", "p", "o"]]}` and what else `models.llm.replies.find_triples` reads.
-
-    Returns:
-        The triples in order, and the number of malformed ones, which cost no neighbour.
-    """
+    """The triples in a reply, and the number of malformed ones; see `models.llm.replies.find_triples`."""
     found = find_triples(text, _TRIPLES)
     if found.cut_off:
         raise UnusableReply(
@@ -193,18 +170,15 @@ def missing_facts(question: Question, records: Sequence[Record]) -> list[tuple[D
     - A sub-query may name the answer of a hop, a supporting passage or a name of the gold evidence only where the
       question and the facts before it hold all its words; "Abdullah II of Jordan" can be made of them.
 
-    Returns:
-        Each reason at most once, with the first name that is missing.
+    Each reason comes at most once, with the first name that is missing.
     """
-    names = names_to_find(question)
-    free = "comparison" in question.type or normalize_answer(question.answers[0]) in YES_NO
-    answers = (
-        () if free or any(mentions(question.question, answer) for answer in question.answers) else question.answers
-    )
+    names, answers = names_to_find(question), question.answers
+    free = "comparison" in question.type or normalize_answer(answers[0]) in YES_NO
+    free = free or any(mentions(question.question, answer) for answer in answers)
     found: dict[DropReason, str] = {}
     for record in records:
         facts = [triple for step in record.steps for triple in step.triples]
-        if answers and record.action is Action.SUFFICIENT and not facts_name(facts, answers):
+        if not free and record.action is Action.SUFFICIENT and not facts_name(facts, answers):
             found.setdefault(DropReason.ANSWER_NOT_IN_FACTS, answers[0])
         read = [question.question, *(part for triple in facts for part in triple.as_list())]
         words = {*normalize_answer(" ".join(read)).split(), *PREPOSITIONS}

@@ -16,7 +16,7 @@ from tripletune.data_builders.datasets.writer import FolderOptions, split_name_p
 from tripletune.data_builders.hotpotqa_subq import FirstSubquery, Shown
 from tripletune.data_builders.hotpotqa_subq.annotations import PARTS
 from tripletune.data_builders.readers import get_reader, linked
-from tripletune.models.data.questions import Dropped, DropReason, Question
+from tripletune.models.data.questions import Dropped, DropReason, Issues, Question, Questions
 from tripletune.models.llm.backends import LLMOptions, add_llm, backend_names
 from tripletune.models.options import rare, require, setting
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, progress
@@ -33,8 +33,6 @@ _GROUPS = {
 }  # fmt: skip
 # What only a teacher LLM takes notice of, besides `--teacher-...`.
 _LLM_ALONE = ("prompts", "show_documents", "triples_from", "json_schema", "on_call_error", "dry_run", "price")
-
-
 # Neither the colon of a drive letter nor that of an address.
 _SEPARATOR = re.compile(r":(?!//)(?!(?:(?<=^[A-Za-z]:)|(?<=:[A-Za-z]:))[\\/])")
 
@@ -74,7 +72,7 @@ class Source:
         # 2WikiMultiHopQA brings gold annotations of its own.
         return self.annotations is None and self.reader not in ("two_wiki", *PARTS)
 
-    def rows(self, issues: Counter[str] | None, count: int | None, corpus: str | None) -> Iterator[Question | Dropped]:
+    def rows(self, issues: Issues, count: int | None, corpus: str | None) -> Questions:
         """Its first questions, with the passages that they name in a corpus."""
         read = get_reader(self.reader)
         # Counted in one pass alone.
@@ -175,9 +173,8 @@ class BuildOptions(FolderOptions):
 
     def most_questions(self, reader: str) -> int | None:
         """Questions to read from a source at most; parts of the mix have a count of their own."""
-        counts = {"asqa": self.asqa_count, "arc_easy": self.arc_easy_count}
-        wanted = [self.limit, counts.get(reader)]
-        return min((number for number in wanted if number is not None), default=None)
+        wanted = [self.limit, {"asqa": self.asqa_count, "arc_easy": self.arc_easy_count}.get(reader)]
+        return min(filter(None, wanted), default=None)
 
     def inputs(self, sources: list[Source]) -> list[str]:
         """All files that a build of these sources reads."""
@@ -187,7 +184,7 @@ class BuildOptions(FolderOptions):
 
 
 def usable_questions(
-    source: Source, options: BuildOptions, seen: SeenTable, drops: Counter[str], issues: Counter[str] | None = None
+    source: Source, options: BuildOptions, seen: SeenTable, drops: Counter[str], issues: Issues = None
 ) -> Iterator[Question]:
     """The questions of a source that can be labelled; `seen` has the ids of the sources before it."""
     rows = source.rows(issues, options.most_questions(source.reader), options.corpus)

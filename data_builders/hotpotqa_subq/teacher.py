@@ -1,11 +1,7 @@
 """A teacher LLM that labels questions: documents, sub-queries and triples (RAS, sections C.1 to C.3, figures 7, 8, 19).
 
-For a question with n kept documents it is asked
-
-1. once which of the documents are needed, in reasoning order (figure 7);
-2. n times for a sub-query, with the earlier sub-queries in view (figure 8);
-3. n times for triples, one document each and nothing else (figure 19), so that a paragraph that occurs in many
-   questions is one call in the ledger.
+It is asked once which documents are needed, in reasoning order; for a sub-query of each kept document, with the earlier
+ones in view; and for its triples, with nothing else, so that a paragraph of many questions is one call in the ledger.
 
 The first sub-query is asked for although the main question is the label by default (`first_subquery`): the next ones
 are written with it in view, as in the paper. Where a single document is kept it is left out: nothing would use it.
@@ -22,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tripletune.data_builders.datasets import JsonlIndex
 from tripletune.data_builders.hotpotqa_subq import FirstSubquery, Shown
 from tripletune.data_builders.hotpotqa_subq.annotations import PROMPT_FOLDER
 from tripletune.data_builders.hotpotqa_subq.checks import (
@@ -32,10 +27,10 @@ from tripletune.data_builders.hotpotqa_subq.checks import (
     read_subquery,
     read_triples,
 )
-from tripletune.data_builders.readers._rows import Row, required_text
+from tripletune.data_builders.readers._rows import required_text
 from tripletune.models.data.fields import checked, name_field
 from tripletune.models.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
-from tripletune.models.data.records import Passage
+from tripletune.models.data.records import Passage, read_jsonl
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import LLMClient, Message, RepliesPending, Sampling
 from tripletune.models.llm.question_client import PromptSet, load_prompts
@@ -47,10 +42,7 @@ FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, DIRECT_ROLE = "subq.filter", "subq.query"
 MAX_TOKENS = {FILTER_ROLE: 128, QUERY_ROLE: 192, TRIPLES_ROLE: 1536}
 _TEXT, _TRIPLE = {"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 3, "maxItems": 3}
 _FIELDS: dict[str, dict[str, Any]] = {
-    FILTER_ROLE: {
-        "documents": {"type": "array", "items": {"type": "integer"}},
-        "answerable": {"type": "boolean"},
-    },
+    FILTER_ROLE: {"documents": {"type": "array", "items": {"type": "integer"}}, "answerable": {"type": "boolean"}},
     QUERY_ROLE: {"question": _TEXT},
     TRIPLES_ROLE: {"triples": {"type": "array", "items": _TRIPLE}},
 }
@@ -59,7 +51,7 @@ _REASONS = {reason.value: reason for reason in DropReason}
 
 
 def load_subq_prompts(folder: str | Path | None = None) -> PromptSet:
-    """The three system prompts; those that `folder` does not hold are ours. See `load_prompts` for errors."""
+    """The three system prompts; those that `folder` does not hold are ours."""
     return load_prompts(PROMPT_NAMES, folder, "data_builders")
 
 
@@ -68,9 +60,8 @@ class LLMTeacher(Teacher):
 
     Args:
         triples_from: Triples that were extracted before (RAS, section F.2); None asks the teacher.
-        shown: Documents the filter chooses from: "supporting", the benchmark's supporting passages as in figure 7,
-            or "all" passages of the question, five times the tokens in HotpotQA.
-        sampling: Temperature, top_p and seed of the calls; None: greedy. The length of replies is `MAX_TOKENS`.
+        shown: What the filter chooses from: the supporting passages, as in figure 7, or all, five times the tokens.
+        sampling: Temperature, top_p and seed of the calls; the length of replies is `MAX_TOKENS`.
 
     Its counters are explained by `writer.BuildFacts`; `calls` has those of the ledger, too, and no repair turns.
     """
@@ -87,26 +78,17 @@ class LLMTeacher(Teacher):
         sampling: Sampling | None = None,
         json_schema: bool = False,
     ) -> None:
-        self.name = client.model
-        self.calls: Counter[str] = Counter()
-        self.refused: Counter[str] = Counter()
-        self.repairs: Counter[str] = Counter()
-        self.recovered: Counter[str] = Counter()
-        self.malformed = 0
+        self.name, self.malformed = client.model, 0
+        self.calls, self.refused, self.repairs, self.recovered = (Counter[str]() for _ in range(4))
         self._client, self._prompts, self._triples_from = client, prompts or load_subq_prompts(), triples_from
         self._shown, self._first_subquery = shown, first_subquery
-        drawn = sampling or Sampling()
         self._sampling = {
-            role: replace(drawn, max_tokens=tokens, schema=reply_schema(role) if json_schema else None)
-            for role, tokens in MAX_TOKENS.items()
+            role: replace(sampling or Sampling(), max_tokens=most, schema=reply_schema(role) if json_schema else None)
+            for role, most in MAX_TOKENS.items()
         }
 
     async def annotate(self, question: Question) -> list[Annotation]:
-        """See `Teacher`.
-
-        Which error is raised does not depend on which reply came first, so that the reasons in the card are the same
-        in every build: first what ends the build, then what waits, then the sub-queries' reasons, then the triples'.
-        """
+        """See `Teacher`; of several errors what ends the build is raised, else what waits, else the first reason."""
         documents = await self.helpful_documents(question)
         calls: list[Coroutine[Any, Any, Any]] = [self.subqueries(question, documents)]
         calls += [self.triples(question, document) for document in documents]
@@ -196,19 +178,14 @@ def reply_schema(role: str) -> str:
 
 
 def shown_documents(question: Question, shown: Shown) -> list[int]:
-    """The passages the filter chooses from, in the order of the row.
-
-    The order of the supporting facts often is the reasoning order, which is asked for.
-    """
+    """The passages the filter chooses from, in the order of the row: that of the facts is often the reasoning order."""
     return sorted(question.supporting) if shown == "supporting" else list(range(len(question.passages)))
 
 
 def filter_text(question: Question, shown: Sequence[int]) -> str:
     """The user's turn of the document filter: question and numbered documents."""
-    documents = "\n\n".join(
-        f"[{number}] {document_text(question.passages[index])}" for number, index in enumerate(shown, 1)
-    )
-    return f"Question: {' '.join(question.question.split())}\n\nDocuments:\n{documents}"
+    documents = [f"[{number}] {document_text(question.passages[index])}" for number, index in enumerate(shown, 1)]
+    return "\n\n".join([f"Question: {' '.join(question.question.split())}", "Documents:\n" + "\n\n".join(documents)])
 
 
 def query_text(question: Question, passage: Passage, earlier: Sequence[str]) -> str:
@@ -234,29 +211,26 @@ class BaseModelAnswers:
     async def answer(self, question: Question) -> str:
         """The first line of what the model writes; after it a base model continues with another question."""
         text = self._prompt.replace("{question}", " ".join(question.question.split()))
-        messages: list[Message] = [{"role": "user", "content": text}]
-        completion = await self._client.chat(
-            messages, role=DIRECT_ROLE, sampling=self._sampling, question_id=question.id
-        )
+        turn: Message = {"role": "user", "content": text}
+        how: Any = {"role": DIRECT_ROLE, "sampling": self._sampling, "question_id": question.id}
+        completion = await self._client.chat([turn], **how)
         return completion.text.strip().split("\n", 1)[0].strip()
 
 
 class StoredAnswers:
-    """Answers of that test from JSON lines `{"question_id", "answer"}`, looked up in their file."""
+    """Answers of that test from JSON lines `{"question_id", "answer"}`."""
 
     def __init__(self, path: str | Path) -> None:
-        def key(where: str, row: Row) -> str:
-            checked(row, where, {"answer": str})
-            return required_text(row, ("question_id",), where, name_field)
-
-        self._index = JsonlIndex(path, key)
+        self._path, self._answers = path, dict[str, str]()
+        for where, row in read_jsonl(path):
+            answer = checked(row, where, {"answer": str})["answer"]
+            self._answers.setdefault(required_text(row, ("question_id",), where, name_field), answer)
 
     async def answer(self, question: Question) -> str:
         """The stored answer."""
-        found = self._index.get(question.id)
-        if found is None:
+        if question.id not in self._answers:
             raise ValueError(
-                f"{self._index.path}: no direct answer to question {question.id!r} of {question.source}; "
+                f"{self._path}: no direct answer to question {question.id!r} of {question.source}; "
                 "complete the file, or name the model with --direct-answer-model"
             )
-        return str(found[1]["answer"])
+        return self._answers[question.id]

@@ -32,7 +32,7 @@ from tripletune.data_builders.questions.teacher import (
 from tripletune.models.data.records import Passage, corpus_file, read_corpus
 from tripletune.models.files import file_digest, json_line, new_folder, write_json, write_text
 from tripletune.models.llm import CallError, LLMClient, RepliesPending, Sampling, SetupError
-from tripletune.models.llm.ledger_client import RetriesExhausted
+from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted
 from tripletune.models.llm.replies import UnusableReply
 from tripletune.models.options import CheckedOptions, rare, setting
 from tripletune.models.program import progress
@@ -101,11 +101,9 @@ class Material:
                 f"{options.corpus}: facts that can be asked for stand in {len(sizes)} document(s), and a split by "
                 "document needs two: add documents, extract more triples, or set --holdout 0"
             )
-        links = self.graph.links(documents) if options.holdout else {}
-        self.held_out = hold_out(sizes, links, options.holdout, options.seed) if options.holdout else set[str]()
-        self.numbers: dict[str, list[int]] = {part: [] for part in PARTS}
-        for number, document in enumerate(documents):
-            self.numbers[TEST if document in self.held_out else TRAIN].append(number)
+        self.held_out = hold_out(sizes, self.graph.links(documents), options.holdout, options.seed)
+        parts = [TEST if document in self.held_out else TRAIN for document in documents]
+        self.numbers = {part: [n for n, one in enumerate(parts) if one == part] for part in PARTS}
         self.documents = {part: len({documents[n] for n in numbers}) for part, numbers in self.numbers.items()}
         self._about: dict[str, set[int]] = defaultdict(set)
         for fact in self.graph.facts:
@@ -198,12 +196,9 @@ class QuestionBuild:
 
     def write(self, folder: Path) -> dict[str, int]:
         """Write questions, rejected drafts, statistics and card; gives the number of questions by part."""
-        files: dict[str, Any] = {DROPPED: self.rejected}
-        for part, kept in self.kept.items():
-            files[f"{part}.jsonl"] = [self._material.row(part, *one) for one in kept]
-        for name, rows in files.items():
-            with (folder / name).open("w", encoding="utf-8", newline="\n") as file:
-                file.writelines(map(json_line, rows))
+        files = {f"{part}.jsonl": [self._material.row(part, *one) for one in kept] for part, kept in self.kept.items()}
+        for name, rows in {DROPPED: self.rejected, **files}.items():
+            write_text(folder / name, "".join(map(json_line, rows)))
         splits = {part: len(kept) for part, kept in self.kept.items()}
         kinds = {part: Counter(draft.kind for draft, _ in kept) for part, kept in self.kept.items()}
         numbers = {"records": sum(splits.values()), "splits": splits, "kinds": kinds, "samples": {}}
@@ -239,26 +234,15 @@ class QuestionBuild:
 
 
 def build_questions(
-    options: QuestionBuildOptions,
-    output: str,
-    overwrite: bool,
-    open_client: Callable[[], LLMClient],
-    sampling: Sampling | None = None,
+    options: QuestionBuildOptions, output: str, overwrite: bool, open_client: Callable[[], LedgerClient], how: Sampling
 ) -> dict[str, int]:
-    """Build the folder; gives the number of questions by part.
-
-    Raises:
-        CallError: replies to more than a tenth of the drafts could not be used.
-    """
+    """Build the folder; gives the number of questions by part."""
 
     async def run(material: Material) -> QuestionBuild:
-        client = open_client()
-        try:
-            build = QuestionBuild(material, client, sampling or Sampling())
+        async with open_client() as client:
+            build = QuestionBuild(material, client, how)
             await build.run()
             return build
-        finally:
-            await client.close()
 
     with new_folder(output, MADE, overwrite, [corpus_file(options.corpus), options.triples]) as folder:
         build = asyncio.run(run(Material(options)))

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
-from typing import NamedTuple
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 from tripletune.data_builders.hotpotqa_subq import BRACKETED
 from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON, INTERSECTION
@@ -168,9 +168,7 @@ class FactGraph:
             for name in (fact.subject, fact.object) if kind == INTERSECTION else (fact.predicate,):
                 peers[name].append(fact)
         make: Callable[[StatedFact, Mapping[str, list[StatedFact]], random.Random], Draft | None]
-        make = {COMPARISON: self._comparison, INTERSECTION: self._intersection}.get(
-            kind, lambda fact, _, rng: self._chain(fact, kind, rng)
-        )
+        make = {COMPARISON: self._comparison, INTERSECTION: self._intersection}.get(kind, partial(self._chain, kind))
         seen, uses, idle = set[str](), Counter[tuple[str, str, str]](), 0
         while idle < _PASSES:
             idle += 1
@@ -184,7 +182,7 @@ class FactGraph:
                     idle = 0
                     yield draft
 
-    def _chain(self, start: StatedFact, kind: str, rng: random.Random) -> Draft | None:
+    def _chain(self, kind: str, start: StatedFact, _: Any, rng: random.Random) -> Draft | None:
         path = [start]
         while len(path) <= CHAIN_KINDS.index(kind):
             steps = [fact for fact in self._next.get(path[-1].object, ()) if self._continues(path, fact)]
@@ -209,9 +207,8 @@ class FactGraph:
     def _comparison(self, one: StatedFact, peers: Mapping[str, list[StatedFact]], rng: random.Random) -> Draft | None:
         """Which has less or more; or, of what several things share, whether two do."""
         group, mine = peers[one.predicate], quantity(one.triple.object)
-        known = [
-            f for f in _some(group, rng) if f.subject != one.subject and f.passage != one.passage and self._says(f)
-        ]
+        others = (fact for fact in _some(group, rng) if fact.subject != one.subject and fact.passage != one.passage)
+        known = list(filter(self._says, others))
         test, answer, values = "yes or no", "no", {fact: quantity(fact.triple.object) for fact in known}
         if mine:
             known = [fact for fact in known if (value := values[fact]) and value[0] == mine[0] and value[1] != mine[1]]

@@ -59,15 +59,12 @@ async def make_question(
     client: LLMClient, prompts: PromptSet, sampling: Mapping[str, Sampling], draft: Draft, passages: Sequence[Passage],
     copied: int,
 ) -> Wording:  # fmt: skip
-    """The question of a draft, checked.
+    """The question of a draft, checked; where there is none, the reason of `UnusableReply` is mostly a `Rejection`.
 
     Args:
         sampling: By role.
         passages: One for each fact.
         copied: Words in a row that a question may not share with a passage.
-
-    Raises:
-        UnusableReply: there is none; the reason is mostly a `Rejection`.
     """
 
     async def answer(role: str, text: str) -> str:

@@ -9,12 +9,12 @@ and is known by the module's name, so a new benchmark is one new file. Modules a
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from tripletune.models.data.questions import Dropped, DropReason, Question
+from tripletune.models.data.questions import Dropped, DropReason, Issues, Question, Questions
 from tripletune.models.data.records import Passage, read_corpus
 from tripletune.models.options import not_one_of
 from tripletune.models.program import load_from, names_in
@@ -23,9 +23,7 @@ from tripletune.models.program import load_from, names_in
 class Reader(Protocol):
     """The `read_questions` function of a reader module."""
 
-    def __call__(
-        self, location: str, issues: Counter[str] | None = None, source: str = ...
-    ) -> Iterator[Question | Dropped]:
+    def __call__(self, location: str, issues: Issues = None, source: str = ...) -> Questions:
         """Stream the questions of a benchmark.
 
         Args:
@@ -49,7 +47,7 @@ def get_reader(name: str) -> Reader:
     return module.read_questions
 
 
-def linked(questions: Callable[[], Iterable[Question | Dropped]], corpus: str | None) -> Iterator[Question | Dropped]:
+def linked(questions: Callable[[], Iterable[Question | Dropped]], corpus: str | None) -> Questions:
     """The questions with the passages of a corpus that their `links` name; two passes over questions.
 
     A name is an id of the corpus, or else a title that one passage alone has.

@@ -128,11 +128,9 @@ def title_key(title: str) -> str:
 
 
 def find_passage(title: str, passages: Sequence[Passage]) -> int | None:
-    """Index of the first passage with this title, else of the first whose title compares equal; None without either.
-
-    Exact first, since titles of one context can differ in case alone ("Douglas MacLean", "Douglas Maclean").
-    """
+    """Index of the first passage with this title, else of the first whose title compares equal; None without either."""
     titles = [passage.title for passage in passages]
+    # Titles of one context can differ in case alone ("Douglas MacLean", "Douglas Maclean").
     if title in titles:
         return titles.index(title)
     key = title_key(title)
@@ -153,14 +151,9 @@ def context_passages(value: object, where: str) -> tuple[tuple[Passage, ...], tu
 def supporting_passages(
     value: object, passages: tuple[Passage, ...], lengths: tuple[int, ...], where: str
 ) -> tuple[tuple[int, ...] | None, int]:
-    """The passages that supporting facts name.
+    """The passages that supporting facts name, in order of their first fact; None when a title is not among them.
 
-    Args:
-        value: `[[title, index]]`, `{"title": [], "sent_id": []}` or objects; None for a row without facts.
-
-    Returns:
-        Distinct passage indices in order of their first fact, or None when a title is not among the passages; and
-        the number of facts whose sentence index is out of range. Such a fact still names its passage.
+    The number is that of facts whose sentence index is out of range. Such a fact still names its passage.
     """
     facts = as_list([] if value is None else value, ("title",), ("sent_id", "sent_idx"))
     found: dict[int | None, None] = {}
@@ -181,11 +174,7 @@ def _objects(rows: object, where: str, name: str, columns: dict[str, Any]) -> li
 
 
 def as_list(value: object, *names: tuple[str, ...]) -> object:
-    """A list of rows from columns, objects or rows, also as text, as hub copies store it; else the value as it is.
-
-    Args:
-        names: Of each column the names that it may have.
-    """
+    """A list of rows from columns or objects with these `names`, or rows, also as text; else the value as it is."""
     value = unfolded(value)
     if isinstance(value, dict):
         columns = _picked(value, names) or [None]
@@ -220,11 +209,7 @@ def open_dataset(location: str, split: str = "train", streaming: bool = False) -
 
 
 def _array_rows(path: Path, opening: str) -> Iterator[tuple[str, Row]]:
-    """Walk over a JSON array with a window of the file, decoding one element at a time.
-
-    Args:
-        opening: What stands before its first element; more than a bracket where an object holds the array.
-    """
+    """Walk over a JSON array behind its `opening` with a window of the file, decoding one element at a time."""
     text, line = "", 1 + opening.count("\n")
     try:
         with open_rows(path) as raw, io.TextIOWrapper(cast(Any, raw), encoding="utf-8", newline="") as file:

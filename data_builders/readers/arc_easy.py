@@ -6,19 +6,16 @@ ARC's rows are read as `multiple_choice` reads them; of Self-RAG's file only the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 from tripletune.data_builders.readers._rows import Row, part_questions, source_rows
 from tripletune.data_builders.readers.multiple_choice import choice_question
 from tripletune.models.data.fields import name_field
-from tripletune.models.data.questions import Dropped, Question
+from tripletune.models.data.questions import Issues, Question, Questions
 
 NOT_TRAIN = "rows that say of themselves that they are not of the train split"
 
 
-def read_questions(
-    location: str, issues: Counter[str] | None = None, source: str = "arc_easy"
-) -> Iterator[Question | Dropped]:
+def read_questions(location: str, issues: Issues = None, source: str = "arc_easy") -> Questions:
     """Stream the questions; see `data_builders.readers.Reader` for arguments and errors.
 
     Rows with a `split` other than train are read like the others and counted in `issues`: to train on test questions

@@ -19,15 +19,13 @@ from tripletune.data_builders.readers._rows import (
     whole_object,
 )
 from tripletune.models.data.fields import checked, given, name_field, name_list, text_field
-from tripletune.models.data.questions import Dropped, Question
+from tripletune.models.data.questions import Issues, Question, Questions
 from tripletune.models.data.records import Passage
 
 _NO_CONTEXT = "No context provided"
 
 
-def read_questions(
-    location: str, issues: Counter[str] | None = None, source: str = "asqa"
-) -> Iterator[Question | Dropped]:
+def read_questions(location: str, issues: Issues = None, source: str = "asqa") -> Questions:
     """Stream the questions; see `data_builders.readers.Reader` for arguments and errors.
 
     The gold answer is the long answer of the first annotation, the others are its aliases. The passages are the

@@ -7,20 +7,17 @@ unproven claims are not part of its task and are counted in `issues`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 from tripletune.data_builders.readers._rows import required_text, source_rows
 from tripletune.models.data.fields import given, name_field
-from tripletune.models.data.questions import Dropped, Question
+from tripletune.models.data.questions import Issues, Question, Questions
 
 NOT_BINARY = "claims labelled neither true nor false, which the task leaves out"
 # The hub stores the labels of health_fact as class numbers in this order; -1 marks rows without a label.
 _NUMBERED = {"0": "false", "1": "mixture", "2": "true", "3": "unproven", "-1": "unlabelled"}
 
 
-def read_questions(
-    location: str, issues: Counter[str] | None = None, source: str = "pubhealth"
-) -> Iterator[Question | Dropped]:
+def read_questions(location: str, issues: Issues = None, source: str = "pubhealth") -> Questions:
     """Stream the claims labelled true or false; see `data_builders.readers.Reader` for arguments and errors."""
     issues = Counter() if issues is None else issues
     for where, row in source_rows(location):

@@ -8,7 +8,7 @@ lists of objects, or either as text.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from tripletune.data_builders.readers._rows import (
     Row,
@@ -19,18 +19,16 @@ from tripletune.data_builders.readers._rows import (
     supporting_passages,
 )
 from tripletune.models.data.fields import name_field
-from tripletune.models.data.questions import Dropped, DropReason, Question
+from tripletune.models.data.questions import Dropped, DropReason, Issues, Question, Questions
 from tripletune.models.data.triples import Triple
 
 OUT_OF_RANGE = "supporting facts with a sentence index out of range"
 
 
 def read_questions(
-    location: str,
-    issues: Counter[str] | None = None,
-    source: str = "hotpotqa",
+    location: str, issues: Issues = None, source: str = "hotpotqa",
     evidences: Callable[[Row, str], tuple[Triple, ...]] = lambda row, where: (),
-) -> Iterator[Question | Dropped]:
+) -> Questions:  # fmt: skip
     """Stream the questions of a HotpotQA file; see `data_builders.readers.Reader` for arguments and errors.
 
     A row without supporting facts is a question without supporting passages: fine for one that needs no retrieval,

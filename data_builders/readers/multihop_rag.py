@@ -6,18 +6,13 @@ own, to be made a `--corpus`; what a row brings are the facts that its evidence 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-
 from tripletune.data_builders.readers._rows import gold_answers, question_id, required_text, source_rows
 from tripletune.models.data.fields import given, name_field, shown, text_field
-from tripletune.models.data.questions import Dropped, Question
+from tripletune.models.data.questions import Issues, Question, Questions
 from tripletune.models.data.records import Passage
 
 
-def read_questions(
-    location: str, issues: Counter[str] | None = None, source: str = "multihoprag"
-) -> Iterator[Question | Dropped]:
+def read_questions(location: str, issues: Issues = None, source: str = "multihoprag") -> Questions:
     """Stream the questions; see `data_builders.readers.Reader` for arguments and errors.
 
     A row without an id, as the published file has them, is named by its question. Null questions have no evidence.

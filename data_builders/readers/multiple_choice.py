@@ -6,19 +6,14 @@ with letters or, in some rows, with numbers; numbers are read as letters, so tha
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-
 from tripletune.data_builders.readers._rows import Row, required_text, source_rows
 from tripletune.models.data.fields import checked, name_field, shown
-from tripletune.models.data.questions import Dropped, Question
+from tripletune.models.data.questions import Issues, Question, Questions
 
 _LETTERS = "ABCDEFGHIJ"
 
 
-def read_questions(
-    location: str, issues: Counter[str] | None = None, source: str = "arc"
-) -> Iterator[Question | Dropped]:
+def read_questions(location: str, issues: Issues = None, source: str = "arc") -> Questions:
     """Stream the questions; see `data_builders.readers.Reader` for arguments and errors."""
     for where, row in source_rows(location):
         yield choice_question(row, where, source)

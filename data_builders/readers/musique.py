@@ -7,18 +7,13 @@ The unanswerable twins of the full version are dropped and counted.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-
 from tripletune.data_builders.readers._rows import Row, gold_answers, required_text, source_rows
 from tripletune.models.data.fields import checked, is_true, name_field
-from tripletune.models.data.questions import Dropped, DropReason, Hop, Question
+from tripletune.models.data.questions import Dropped, DropReason, Hop, Issues, Question, Questions
 from tripletune.models.data.records import Passage
 
 
-def read_questions(
-    location: str, issues: Counter[str] | None = None, source: str = "musique"
-) -> Iterator[Question | Dropped]:
+def read_questions(location: str, issues: Issues = None, source: str = "musique") -> Questions:
     """Stream the questions of a MuSiQue file; see `data_builders.readers.Reader` for arguments and errors."""
     for where, row in source_rows(location):
         identity = required_text(row, ("id", "_id"), where, name_field)

@@ -17,8 +17,7 @@ stand under `ctxs` (Self-RAG's files) or `docs` (ALCE's), too.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +31,7 @@ from tripletune.data_builders.readers._rows import (
     source_rows,
 )
 from tripletune.models.data.fields import checked, given, name_field, name_list, shown
-from tripletune.models.data.questions import Dropped, Hop, Question
+from tripletune.models.data.questions import Hop, Issues, Question, Questions
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import triples_from_json
 from tripletune.models.files import read_text
@@ -40,11 +39,13 @@ from tripletune.models.files import read_text
 _GOLD = ("possible_answers", "golden_answers", "answers", "answer")
 
 
-def read_questions(
-    location: str, issues: Counter[str] | None = None, source: str = "qa"
-) -> Iterator[Question | Dropped]:
+def read_questions(location: str, issues: Issues = None, source: str = "qa") -> Questions:
     """Stream the questions; see `data_builders.readers.Reader` for arguments and errors."""
-    for where, row in _lines(location) if location.endswith(".txt") else source_rows(location):
+    rows = source_rows(location)
+    if location.endswith(".txt"):
+        lines = enumerate(read_text(location).splitlines(), 1)
+        rows = ((f"{location}:{number}", {"question": line}) for number, line in lines if line.strip())
+    for where, row in rows:
         yield read_question(row, where, source)
 
 
@@ -56,11 +57,8 @@ def read_question(row: Row, where: str, source: str = "qa") -> Question:
     identity = f"{novel}:{identity}" if "question_type" in row and novel else identity
     answers = gold_answers(row, where, _GOLD) if given(row, *_GOLD) is not None else ()
     passages, names = own_passages(row, where), name_list(row, where, "supporting")
-    steps = [_step(step, where, names[number : number + 1]) for number, step in enumerate(given(row, "steps") or ())]
-    # A step that brings its facts along needs no passage that has a name.
-    own = tuple(Passage("", text, f"step {number}") for number, (name, _, text) in enumerate(steps) if not name)
-    steps = [(name or f"step {number}", hop, text) for number, (name, hop, text) in enumerate(steps)]
-    passages += own
+    steps = [_step(step, where, number, names) for number, step in enumerate(given(row, "steps") or ())]
+    passages += tuple(own for *_, own in steps if own)
     wanted = dict.fromkeys([*names, *(name for name, *_ in steps)])
     found = {name: place for name in wanted if (place := _place(name, passages)) is not None}
     links = tuple(wanted) if len(found) < len(wanted) else ()
@@ -70,26 +68,21 @@ def read_question(row: Row, where: str, source: str = "qa") -> Question:
     return Question(identity, question, answers, passages, supporting, kind, source, hops=hops, links=links)
 
 
-def _step(step: Any, where: str, supporting: Sequence[str]) -> tuple[str, Hop, str]:
-    """A step, the name of its passage and its own text; one without name has facts."""
+def _step(step: Any, where: str, number: int, supporting: Sequence[str]) -> tuple[str, Hop, Passage | None]:
+    """A step, the name of its passage, and the passage where the step's own text and facts stand for one."""
     layout = dict.fromkeys(("question", "passage?", "answer?", "text?"), str)
     found = checked(step, f"{where}: steps", layout)
-    name = found.get("passage") or "".join(supporting)
+    name = found.get("passage") or "".join(supporting[number : number + 1])
     triples = triples_from_json(step["triples"] if given(step, "triples") is not None else (), where)
     if not name and not triples:
         raise ValueError(
             f"{where}: the step {shown(step)} has no triples and names no passage, and no supporting one has its number"
         )
-    return name, Hop(found["question"], found.get("answer", ""), -1, tuple(triples)), found.get("text", "")
+    own = None if name else Passage("", found.get("text", ""), f"step {number}")
+    return name or f"step {number}", Hop(found["question"], found.get("answer", ""), -1, tuple(triples)), own
 
 
 def _place(name: str, passages: Sequence[Passage]) -> int | None:
     """The index of the passage with this id, else this title."""
     ids = [passage.id for passage in passages]
     return ids.index(name) if name in ids else find_passage(name, passages)
-
-
-def _lines(location: str) -> Iterator[tuple[str, Row]]:
-    for number, line in enumerate(read_text(location).splitlines(), 1):
-        if line.strip():
-            yield f"{location}:{number}", {"question": line.strip()}

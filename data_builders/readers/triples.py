@@ -45,11 +45,7 @@ class PairDrop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PairRow:
-    """One row as it was read; id and title may be empty.
-
-    Attributes:
-        unusable: Why its triples can't be used; None where they can. Its text may still be one to exclude.
-    """
+    """One row as it was read; the text of one whose triples are `unusable` may still be one to exclude."""
 
     id: str
     title: str
@@ -69,11 +65,9 @@ def pair_rows(
     keys: tuple[str, ...],
     text_of: Callable[[Row, str], str | None] | None = None,
 ) -> Iterator[PairRow]:
-    """Stream the rows of a file whose triples stand under one of `keys`.
+    """Stream the rows of a file whose triples stand under one of `keys`; `drops` counts those without text.
 
-    Args:
-        drops: Counts the rows without text, by `PairDrop`; those without usable triples come as `unusable`.
-        text_of: Makes the text of a row and its raw text; None for a row without one.
+    `text_of` makes the text of a row and its raw text; None for a row without one.
     """
     for where, row in source_rows(location):
         # A list without triples says that the text has no facts, null says nothing.
@@ -82,15 +76,11 @@ def pair_rows(
             raise ValueError(
                 f"{where}: a row needs 'text' and {' or '.join(map(repr, keys))}; it has {', '.join(row) or 'nothing'}"
             )
-        text: str | None = text_field(row, where, "text")
-        if not text:
-            drops[PairDrop.NO_TEXT] += 1
+        raw = text_field(row, where, "text")
+        text = text_of(row, raw) if text_of else raw
+        if not raw or text is None:
+            drops[PairDrop.UNKNOWN_ENTITY if raw else PairDrop.NO_TEXT] += 1
             continue
-        if text_of is not None:
-            text = text_of(row, text)
-            if text is None:
-                drops[PairDrop.UNKNOWN_ENTITY] += 1
-                continue
         identity, title = name_field(row, where, "id", "_id"), name_field(row, where, "title")
         yield _pair_row(identity, title, text, row[key], issues)
 
@@ -111,8 +101,7 @@ def published_triples(value: object) -> tuple[list[Triple], int] | None:
         value = [value]
     if not isinstance(value, (list, tuple)):
         return None
-    found: list[Triple] = []
-    malformed = 0
+    found, malformed = list[Triple](), 0
     for item in value:
         if isinstance(item, str):
             triples, bad = _marked(item)

@@ -6,18 +6,13 @@ their passage.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-
 from tripletune.data_builders.readers._rows import Row, as_list
 from tripletune.data_builders.readers.hotpotqa import read_questions as read_hotpotqa
-from tripletune.models.data.questions import Dropped, Question
+from tripletune.models.data.questions import Issues, Questions
 from tripletune.models.data.triples import Triple, triples_from_json
 
 
-def read_questions(
-    location: str, issues: Counter[str] | None = None, source: str = "two_wiki"
-) -> Iterator[Question | Dropped]:
+def read_questions(location: str, issues: Issues = None, source: str = "two_wiki") -> Questions:
     """Stream the questions of a 2WikiMultiHopQA file; see `data_builders.readers.Reader` for arguments and errors."""
     return read_hotpotqa(location, issues, source, _evidences)
 

@@ -15,6 +15,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,7 @@ _SPOUSE, _BASED_ON = "Spouse", "Based on"
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """One predicate of one kind of entity: how its object is drawn, and every way to state it and to ask for it.
-
-    `world.yaml` says what each field means.
-    """
+    """One predicate of one kind of entity, how its object is drawn, stated and asked for: see `world.yaml`."""
 
     kind: str
     predicate: str
@@ -122,13 +120,12 @@ class Namer:
 
     def coin(self, endings: Sequence[str] = _NAMES["endings"]) -> str:
         """A new capitalised word with one of `endings`; words grow longer when the short ones run out."""
-        attempts = 0
-        while True:
+        for attempts in count():
             stem = "".join(map(self._one, ("onsets", "vowels", "middles") * (1 + attempts // 200)))
             word = (stem + self._rng.choice(endings)).capitalize()
-            attempts += 1
             if self._is_new(word):
-                return word
+                break
+        return word
 
     def entity(self, kind: str) -> Entity:
         """A new entity of `kind`, without facts."""
@@ -173,9 +170,8 @@ class Namer:
     def _plain_title(self, kind: str, word: str) -> str:
         one = self._one
         if kind in ("film", "novel", "album"):
-            return self._rng.choice(
-                [f"The {one('nouns')} of {word}", f"{one('adjectives')} {word}", f"{word} {one('nouns')}"]
-            )
+            forms = [f"The {one('nouns')} of {word}", f"{one('adjectives')} {word}", f"{word} {one('nouns')}"]
+            return self._rng.choice(forms)
         if kind == "band":
             return self._rng.choice([f"{one('adjectives')} {word}", f"{word} {one('bands')}"])
         patterns = {"river": f"{word} River", "lake": f"Lake {word}", "bridge": f"{word} Bridge"}
@@ -210,8 +206,8 @@ class EntityBuilder:
         self._rng, self._namer = rng, namer
         self._of: dict[str, list[Entity]] = {}
         for kind, share in _MIX.items():
-            count = max(3, round(max(articles, MINIMUM_ARTICLES) * share / sum(_MIX.values())))
-            self._of[kind] = [namer.entity(kind) for _ in range(count)]
+            number = max(3, round(max(articles, MINIMUM_ARTICLES) * share / sum(_MIX.values())))
+            self._of[kind] = [namer.entity(kind) for _ in range(number)]
         # Sorted by birth, so that everybody grown up in a given year is a prefix of the list.
         self._births = sorted(rng.randint(_FIRST_BIRTH, _LAST_BIRTH) for _ in self._of["person"])
         self._births[0] = _FIRST_BIRTH
@@ -257,8 +253,7 @@ class EntityBuilder:
         return self._made(kind, made) if made else ({}, 0)
 
     def _made(self, kind: str, relation: Relation) -> tuple[dict[str, str], int]:
-        known = {}
-        years = relation.range
+        known, years = {}, relation.range
         if kind == "bridge":
             town = self._one("town")
             known = {"Location": town.title, "Crosses": town.facts["River"]}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -28,15 +28,9 @@ from tripletune.data_builders.world import (
     Namer,
     Relation,
 )
-from tripletune.data_builders.world.questions import (
-    COMMON,
-    KINDS,
-    QuestionMaker,
-    WorldQuestion,
-    common_questions,
-)
+from tripletune.data_builders.world.questions import COMMON, KINDS, QuestionMaker, WorldQuestion, common_questions
 from tripletune.models.data.triples import Triple
-from tripletune.models.files import json_line, new_folder, write_json
+from tripletune.models.files import json_line, new_folder, write_json, write_text
 from tripletune.models.options import CheckedOptions, not_one_of, setting
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
 
@@ -140,11 +134,7 @@ class Article:
 
 
 class ArticleWriter:
-    """Puts the facts of one entity into words: two to five varied sentences that state every fact once.
-
-    The facts come in any order, two of them sometimes share a sentence, and after the first sentence the subject is
-    often a pronoun or a short form of its name.
-    """
+    """Puts the facts of one entity, in any order, into words: two to five varied sentences that state each once."""
 
     def __init__(self, rng: random.Random, entity: Entity, world: Mapping[str, Entity]) -> None:
         self._rng, self._entity, self._world = rng, entity, world
@@ -298,10 +288,7 @@ def generate_world(options: WorldOptions, split: str) -> World:
 
 
 def write_world(options: WorldOptions, output: str | Path, overwrite: bool = False) -> None:
-    """Write every split that has questions, as `<split>{,.teacher,.corpus,.triples}.jsonl`; `world.json` counts them.
-
-    The folder is there completely or not at all.
-    """
+    """Write each split that has questions as `<split>{,.teacher,.corpus,.triples}.jsonl`; `world.json` counts them."""
     # Without a manifest a `train.jsonl` may be anybody's.
     made = [MANIFEST, *(f"{split}.*jsonl" for split in SPLITS)]
     manifest: dict[str, Any] = {"options": asdict(options), "splits": {}}
@@ -315,8 +302,7 @@ def write_world(options: WorldOptions, output: str | Path, overwrite: bool = Fal
                 f"{split}.triples": world.article_rows(triples=True),
             }
             for name, rows in files.items():
-                with (folder / f"{name}.jsonl").open("w", encoding="utf-8", newline="\n") as file:
-                    file.writelines(json_line(row) for row in rows)
+                write_text(folder / f"{name}.jsonl", "".join(map(json_line, rows)))
             kinds = Counter(question.kind for question in world.questions)
             manifest["splits"][split] = {
                 "questions": len(world.questions),
@@ -331,10 +317,9 @@ def write_world(options: WorldOptions, output: str | Path, overwrite: bool = Fal
 def _contexts(
     rng: random.Random, entities: Mapping[str, Entity], questions: Sequence[WorldQuestion], size: int
 ) -> list[list[str]]:
-    neighbours: dict[str, list[str]] = {title: [] for title in entities}
-    of_kind: dict[str, list[str]] = {}
+    neighbours, of_kind = (defaultdict[str, list[str]](list) for _ in range(2))
     for title, entity in entities.items():
-        of_kind.setdefault(entity.kind, []).append(title)
+        of_kind[entity.kind].append(title)
         for object_ in entity.facts.values():
             if object_ in entities:
                 neighbours[title].append(object_)

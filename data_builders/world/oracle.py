@@ -4,13 +4,8 @@ It stands in for a teacher LLM wherever the right decisions must be known: tests
 distil on a machine without a teacher. It reads the turns of the chat alone, so it works with anybody's prompts.
 
 Calls of a role `system.call` are answered by `REPLIES`. A reader of passages, `system.answer`, needs none:
-it gets the gold answer when the passages hold every gold fact, else the refusal word. Calls without a role are CIRAG's,
-told apart by their form:
-
-- an extraction prompt gets the article's entities and triples, both in one object;
-- an integration prompt gets the gold triples among the new candidates, and the sub-query of the first hop that is
-  still unknown, in another wording when the first one was asked before; `<no question>` when nothing is unknown;
-- an answering prompt gets the gold answer when the evidence holds every gold fact, else the refusal word.
+it gets the gold answer when the passages hold every gold fact, else the refusal word. Calls of CIRAG, and those without
+a role, are told apart by their form.
 """
 
 from __future__ import annotations
@@ -81,19 +76,19 @@ class WorldOracle(Backend):
         """Reply to a prompt of a system; its role says what it asks for, see `models.llm.CALL_ROLE`."""
         role = CALL_ROLE.get().removesuffix(REPAIR_ROLE)
         system, _, call = role.partition(".")
-        turns = [message["content"] for message in messages if message["role"] == "user"]
+        turn = next((message["content"] for message in reversed(messages) if message["role"] == "user"), "")
         if reply := REPLIES.get(role):
             text = reply(self, messages)
         elif system != "cirag" and call == "answer":
-            text = self.answer(turns[-1])
+            text = self.answer(turn)
         elif call and system != "cirag":
             raise CallError(f"{self.model}: no reply for the role {role}: add it to data_builders/world/oracle.py")
-        elif turns and f"[[## {CANDIDATES} ##]]" in turns[-1]:
+        elif f"[[## {CANDIDATES} ##]]" in turn:
             text = self._integrate(messages)
-        elif turns and turns[-1].startswith("Title: "):
-            text = self._extract(turns[-1])
-        elif turns and "\n\nQuestion: " in turns[-1]:
-            text = self._answer(turns[-1])
+        elif turn.startswith("Title: "):
+            text = self._extract(turn)
+        elif "\n\nQuestion: " in turn:
+            text = self._answer(turn)
         else:
             raise CallError(f"{self.model}: this is no prompt of a system that it knows")
         return Completion(text, sum(len(message["content"].split()) for message in messages), len(text.split()))
@@ -106,6 +101,7 @@ class WorldOracle(Backend):
         return json.dumps({"entities": entities, "triples": triples}, ensure_ascii=False)
 
     def _integrate(self, messages: Sequence[Message]) -> str:
+        """The gold triples among the new candidates, and a sub-query of the first hop that is still unknown."""
         users = [dict(_SECTION.findall(message["content"])) for message in messages if message["role"] == "user"]
         told = [dict(_SECTION.findall(message["content"])) for message in messages if message["role"] == "assistant"]
         question = self.question(users[0].get(MAIN_QUESTION, ""))
@@ -117,11 +113,10 @@ class WorldOracle(Backend):
         missing = [hop for hop in hops if hop.triple not in kept and hop.triple not in core]
         query = next((text for hop in missing[:1] for text in hop.queries if normalize_answer(text) not in asked), "")
         found = " ".join(f"{t.subject}: {t.predicate} {t.object}." for t in core) or "No new fact helps."
-        if not missing:
-            thought = f"{found} With what was kept before, the query can be answered: {question.answer}."
-        else:
-            thought = f"{found} Still missing: {missing[0].triple.predicate} of {missing[0].triple.subject}."
-        return write_decision(Decision(thought, tuple(core), query))
+        thought = f"With what was kept before, the query can be answered: {question.answer}."
+        if missing:
+            thought = f"Still missing: {missing[0].triple.predicate} of {missing[0].triple.subject}."
+        return write_decision(Decision(f"{found} {thought}", tuple(core), query))
 
     def _answer(self, turn: str) -> str:
         evidence, _, text = turn.rpartition("\n\nQuestion: ")
@@ -129,8 +124,7 @@ class WorldOracle(Backend):
         level, _, rest = evidence.partition(":\n")
         hops = self.hops(question)
         if level == "Triples":
-            listed = {Triple(*json.loads(line)) for line in rest.splitlines() if line.startswith("[")}
-            enough = {hop.triple for hop in hops} <= listed
+            enough = {hop.triple for hop in hops} <= _listed(rest)
         else:
             enough = all(" ".join(hop.sentence.split()) in rest for hop in hops)
         if not hops or not enough:
@@ -175,6 +169,10 @@ class WorldOracle(Backend):
 
 def _triples(text: str) -> list[Triple]:
     return [Triple(*row) for row in json.loads(text)["fact"]]
+
+
+def _listed(text: str) -> set[Triple]:
+    return {Triple(*json.loads(line)) for line in text.splitlines() if line.startswith("[")}
 
 
 # RAS's plans and answers on a chat model, from the triples of its steps.
@@ -265,13 +263,11 @@ def _t2rag_resolve(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     clues, _, shown = messages[-1]["content"].partition("\n\nPropositions:\n")
     facts = [tuple(fields) for _, fields in triple_rows(shown.partition("\n\nPassages:\n")[0])]
     opened = dict(triple_rows(clues.partition("\n\nResolved clues:\n")[0]))
-    known: dict[str, str] = {}
-    filled: dict[str, str] = {}
+    known, filled = dict[str, str](), dict[str, str]()
     for _ in opened:
         for number, fields in opened.items():
             subject, predicate, unknown = (known.get(field, field) for field in fields)
-            found = [fact[2] for fact in facts if fact[:2] == (subject, predicate)]
-            if found:
+            if found := [fact[2] for fact in facts if fact[:2] == (subject, predicate)]:
                 known[fields[2]] = found[0]
                 filled[number] = f"[{number}] {subject} | {predicate} | {found[0]}"
             elif subject != fields[0]:
@@ -295,9 +291,7 @@ def _gear_read(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     """The gold facts that the passages state, and that were not found before."""
     passages, _, text = messages[-1]["content"].rpartition("Question: ")
     passages, _, facts = passages.partition("\n\nFacts found before:\n")
-    known = _gear_facts(facts)
-    hops = oracle.hops_of(text)
-    found = [hop.triple for hop in hops if hop.stands_in(passages) and hop.triple not in known]
+    found = [hop.triple for hop in _gear_missing(oracle, facts, text) if hop.stands_in(passages)]
     return "\n".join(json.dumps(triple.as_list(), ensure_ascii=False) for triple in found) or "NONE"
 
 
@@ -317,12 +311,8 @@ def _gear_rewrite(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _gear_missing(oracle: WorldOracle, facts: str, text: str) -> list[GoldHop]:
-    known = _gear_facts(facts)
+    known = _listed(facts)
     return [hop for hop in oracle.hops_of(text) if hop.triple not in known]
-
-
-def _gear_facts(text: str) -> set[Triple]:
-    return {Triple(*json.loads(line)) for line in text.splitlines() if line.startswith("[")}
 
 
 # TH-RAG's graph, with a subtopic for each article and a topic for each kind, and the labels that a question needs.
@@ -332,19 +322,16 @@ def _thrag_extract(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     """The statements of an article."""
     title = messages[-1]["content"].removeprefix("Title: ").split("\n", 1)[0]
     article, kind = oracle.world.articles[title], oracle.world.entities[title].kind
-    labels = {"subtopic": f"about {title}", "main_topic": kind}
-    return json.dumps(
-        [
-            {
-                "triple": triple.as_list(),
-                "sentence": article.sentences[article.sentence_of[triple.predicate]],
-                "subject": labels,
-                "object": {"subtopic": f"{triple.predicate} of {title}", "main_topic": kind},
-            }
-            for triple in article.triples
-        ],
-        ensure_ascii=False,
-    )
+    rows = [
+        {
+            "triple": triple.as_list(),
+            "sentence": article.sentences[article.sentence_of[triple.predicate]],
+            "subject": {"subtopic": f"about {title}", "main_topic": kind},
+            "object": {"subtopic": f"{triple.predicate} of {title}", "main_topic": kind},
+        }
+        for triple in article.triples
+    ]
+    return json.dumps(rows, ensure_ascii=False)
 
 
 def _thrag_topics(oracle: WorldOracle, messages: Sequence[Message]) -> str:

@@ -3,15 +3,14 @@
 Every relation has one object, so a question that names its first entity and follows relations has one answer.
 
 Common knowledge needs no retrieval. Beside questions about coined names it teaches the planner when `[NO_RETRIEVAL]`
-is right (RAS, section 3.4). Every fact has three wordings or more, of which each split has its own. So no question text
-is in two splits, and a fact that a split asks for is one that training has met in other words, if training has clearly
-more questions: the planner is tested on telling the two sorts of question apart, and the small model behind it on
-nothing it never saw.
+is right (RAS, section 3.4). Every fact has three wordings or more, of which each split has its own: no question text
+is in two splits, and a fact that a split asks for is mostly one that training has met in other words.
 """
 
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -64,11 +63,9 @@ class WorldQuestion:
 
 
 class QuestionMaker:
-    """Draws questions about one world; none is drawn twice.
+    """Draws questions about a world, entities by title; none is drawn twice.
 
     Args:
-        rng: Source of chance.
-        world: Entities by title.
         relations: What questions may ask about.
         wordings: See `build.WorldOptions`; of -N at least one wording stays.
         other_wordings: Use those instead that `wordings` leaves out.
@@ -86,12 +83,11 @@ class QuestionMaker:
         self._world = world
         self._wordings, self._others = wordings, other_wordings
         self._of = {kind: [e for e in world.values() if e.kind == kind] for kind in RELATIONS_OF_KIND}
-        self._subjects: dict[tuple[str, str], list[tuple[Relation, Entity]]] = {}
+        self._subjects = defaultdict[tuple[str, str], list[tuple[Relation, Entity]]](list)
         for entity in world.values():
             for predicate, object_ in entity.facts.items():
-                relation = RELATION_OF[entity.kind, predicate]
-                if relation in relations:
-                    self._subjects.setdefault((relation.target, object_), []).append((relation, entity))
+                if (relation := RELATION_OF[entity.kind, predicate]) in relations:
+                    self._subjects[relation.target, object_].append((relation, entity))
         self._decks: dict[str, Iterator[tuple[Relation, ...]]] = {
             kind: self._deal(_paths(hops, relations)) for hops, kind in enumerate(CHAIN_KINDS, 1)
         }
@@ -230,7 +226,7 @@ class QuestionMaker:
 
 def number_in(text: str) -> int:
     """The number in a value such as "312 km" or "48,200"."""
-    return int("".join(character for character in text if character.isdigit()))
+    return int("".join(filter(str.isdigit, text)))
 
 
 def _paths(hops: int, relations: Sequence[Relation]) -> list[tuple[Relation, ...]]:
@@ -287,11 +283,7 @@ _GROUP = 6
 
 
 def common_questions(rng: random.Random, split: str, count: int) -> list[WorldQuestion]:
-    """Distinct questions about what everybody knows; splits share no question text.
-
-    They are spread evenly over the families of questions, the plainest facts first; when the families run out, the
-    rest is arithmetic with larger numbers.
-    """
+    """Distinct questions about what everybody knows, of all families alike, plainest first; then larger sums."""
     chosen = list(islice(_in_turn([_asked(rng, family, split) for family in _families()]), count))
     if len(chosen) < count:
         large_sums = _facts("sum", ((a, b, a + b) for a in range(1, 200) for b in range(11, 200)))
@@ -323,11 +315,10 @@ def _asked(rng: random.Random, facts: Iterable[_Fact], split: str) -> Iterator[W
 def _in_turn(streams: list[Iterator[WorldQuestion]]) -> Iterator[WorldQuestion]:
     while streams:
         for stream in list(streams):
-            question = next(stream, None)
-            if question is None:
-                streams.remove(stream)
-            else:
+            if question := next(stream, None):
                 yield question
+            else:
+                streams.remove(stream)
 
 
 def _families() -> list[Iterable[_Fact]]:

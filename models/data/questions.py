@@ -8,7 +8,8 @@ which documents help, one sub-query for each, its triples.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -97,6 +98,11 @@ class Dropped:
 
     id: str
     reason: DropReason
+
+
+# What readers of benchmarks count in, and what they give.
+Issues = Counter[str] | None
+Questions = Iterator[Question | Dropped]
 
 
 class UnlabelledQuestion(Exception):
