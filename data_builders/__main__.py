@@ -54,7 +54,7 @@ class ReleasedOptions:
     limit: int | None = setting(None, "read only the first N records", at_least=1)
 
     def check(self) -> list[str]:
-        """Problems that no range shows."""
+        """Problems besides ranges."""
         return split_name_problems(self.split_name)
 
 
@@ -67,7 +67,7 @@ class ExplagraphsOptions:
 
 
 def stats(arguments: argparse.Namespace) -> None:
-    """Print the numbers of a data set, its splits, and what its card says of the build."""
+    """Print the numbers of a data set, its splits, and the card's facts on the build."""
     stored = stored_statistics(arguments.folder)
     facts = BuildFacts(**stored["build"]) if stored else BuildFacts("", "", notes=[f"build: unknown, no {STATISTICS}"])
     kind: RowKind[Any]
@@ -86,7 +86,7 @@ def stats(arguments: argparse.Namespace) -> None:
 
 
 def validate(arguments: argparse.Namespace) -> int:
-    """Print what is wrong with a data set; the exit code is 1 when something is."""
+    """Print the faults of a data set; the exit code is 1 if there are any."""
     count = 0
     for count, trouble in enumerate(troubles(arguments.folder), 1):
         if count <= _MOST_TROUBLES:
@@ -109,7 +109,7 @@ def peek(arguments: argparse.Namespace) -> None:
 
 
 def push(arguments: argparse.Namespace) -> None:
-    """Upload a data set that is in order to the Hugging Face Hub."""
+    """Validate a data set and upload it to the Hugging Face Hub."""
     for trouble in troubles(arguments.folder):
         raise ValueError(f"{arguments.folder} is not in order, so it is not pushed: {trouble}")
     _say(f"pushed to {push_folder(arguments.folder, arguments.repo, 'dataset', MADE)}")
@@ -161,7 +161,7 @@ def explagraphs(arguments: argparse.Namespace) -> None:
 
 
 def adapt(arguments: argparse.Namespace) -> None:
-    """Turn a corpus, triples or questions of another project into a file that is read here."""
+    """Turn a corpus, triples or questions of another project into a file for this one."""
     options = from_arguments(AdaptOptions, arguments)
     _say(f"{options.output}: {listed(adapt_rows(options))}")
 

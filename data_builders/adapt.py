@@ -1,4 +1,4 @@
-"""`tripletune data adapt`: corpora, triples and questions of other projects as files that this one reads.
+"""`tripletune data adapt`: convert corpora, triples and questions of other projects.
 
 | rows | where they come from | become |
 |---|---|---|

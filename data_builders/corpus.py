@@ -1,8 +1,8 @@
-"""Questions and the corpus they are answered from, by the IRCoT procedure (CIRAG, sections 4.1 and B.1).
+"""Questions and their corpus, by the IRCoT procedure (CIRAG, sections 4.1 and B.1).
 
-A number of questions is drawn from a benchmark file, and all paragraphs of the drawn questions, supporting or not,
-make one corpus. Each paragraph stands in it once; copies that differ in their spaces or in how characters are encoded
-are one. The gold links say which passages support a question, for the recall of retrieval.
+All paragraphs of the questions drawn from a benchmark file, supporting or not, make one corpus. Each paragraph is in it
+once, and copies may differ in spaces and character encoding. The gold links say which passages support a question, for
+the recall of retrieval.
 
     tripletune build corpus --reader hotpotqa --train train.json --evaluation dev.json --output runs/hotpotqa
 
@@ -53,11 +53,11 @@ class CorpusOptions(CheckedOptions):
     seed: int = setting(0, "seed of the draws")
 
     def check(self) -> list[str]:
-        """What no single value shows."""
+        """Problems of several values."""
         return [] if self.train or self.evaluation else ["name --train, --evaluation or both: the files to draw from"]
 
     def files(self) -> dict[str, str]:
-        """The file of each split that there is."""
+        """The file of each given split."""
         return {split: file for split in SPLITS if (file := getattr(self, split))}
 
 
@@ -79,7 +79,7 @@ def build_corpus(options: CorpusOptions, output: str | Path, overwrite: bool = F
 
 
 def _draw(options: CorpusOptions, split: str, location: str) -> tuple[set[int] | None, dict[str, Any]]:
-    """Numbers of the drawn questions among the usable ones (None for all of them), and what was counted."""
+    """Indices of the drawn questions among the usable ones (None for all), and counts."""
     count = getattr(options, f"{split}_count")
     drops = Counter[str]()
     usable = sum(1 for _ in _usable(options.reader, location, drops))
@@ -117,7 +117,7 @@ def _usable(reader: str, location: str, drops: Counter[str]) -> Iterator[tuple[R
 def _write(
     options: CorpusOptions, split: str, drawn: set[int] | None, folder: Path, in_train: set[str]
 ) -> dict[str, int]:
-    """Write a split; ids of training questions are put into `in_train`, which those of evaluation are held against."""
+    """Write a split; ids of training questions go into `in_train`, to find evaluation questions among them."""
     counts = Counter[str](questions=0, passages=0, copies=0, without_text=0, supporting=0)
     if split == "evaluation" and in_train:
         counts["also_in_train"] = 0
@@ -143,7 +143,7 @@ def _write(
 
 
 def _write_passage(passage: Passage, corpus: IO[str], seen: SeenTable, counts: Counter[str]) -> str:
-    """The passage's id in the corpus, where it stands once; empty for one without text."""
+    """The passage's id in the corpus, which has it once; "" without text."""
     if not passage.text.strip():
         counts["without_text"] += 1
         return ""

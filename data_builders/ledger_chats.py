@@ -1,9 +1,9 @@
-"""Trajectories out of a call ledger: the calls of one role and question, put together into the chats they belong to.
+"""Trajectories from a call ledger: join the calls of one role and question into chats.
 
-A loop that keeps a chat sends in its last round everything that went before, so a trajectory is the last call and its
-reply. A call is a continuation of another when its messages begin with the other's and continue with an assistant turn;
-calls that no other one continues end a chat. An assistant turn counts as the teacher's when the ledger has the call
-that it answers, so examples inside a prompt are never learned.
+The last call of a loop's chat holds all earlier turns, so a trajectory is this call and its reply. A call continues
+another if its messages begin with the other's and continue with an assistant turn; calls without continuation end a
+chat. An assistant turn counts as the teacher's when the ledger has the call that it answers, so examples inside a
+prompt are never learned.
 
 Only how a reply is understood depends on the system: a decision of CIRAG is written as the loop would have written it
 into the next round, and every deviation of a reply has a name.
@@ -29,7 +29,7 @@ class Chat(NamedTuple):
 
     Attributes:
         learned: For each turn, whether the model wrote it.
-        faults: What was wrong with replies, a name each time; "repaired" where a repair turn was needed.
+        faults: Names of the replies' faults; "repaired" for a repair turn.
         readable: Whether the last reply could be understood.
     """
 
@@ -69,7 +69,7 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
         return [self._chat(call, answers, repairs) for call in calls if call.name() not in continued]
 
     def corpus_chats(self) -> Iterator[Chat]:
-        """Calls that belong to no question, which are made for a whole corpus: streamed, each a chat of its own."""
+        """Calls for a corpus instead of a question, streamed, each as a chat."""
         repairs = list(self._calls("", True))
         return (self._chat(call, {}, repairs) for call in self._calls("", False))
 
@@ -112,7 +112,7 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
 
 
 class _Call(NamedTuple):
-    """One answered call. Its maker is model and sampling: with other sampling it is another call."""
+    """One answered call. A call; `maker` is model and sampling."""
 
     maker: tuple[str, str]
     messages: list[Message]
@@ -138,7 +138,7 @@ def _repaired(call: _Call, repairs: Sequence[_Call]) -> str | None:
 
 
 def calls_in(ledger: Path) -> set[tuple[str, str]]:
-    """Role and model of the calls that a ledger holds, without repairs."""
+    """Role and model of a ledger's calls, without repairs."""
     with closing(open_ledger(ledger, create=False)) as connection:
         found = set(connection.execute("SELECT DISTINCT role, model FROM uses JOIN calls ON calls.id = call_id"))
     return {(role, model) for role, model in found if not role.endswith(REPAIR_ROLE)}
@@ -149,7 +149,7 @@ def _as_it_is(messages: Sequence[Message], reply: str) -> tuple[str | None, tupl
 
 
 def _read_integration(messages: Sequence[Message], reply: str) -> tuple[str | None, tuple[str, ...]]:
-    """A decision of CIRAG in its canonical form, with core triples from the round's candidates alone."""
+    """A CIRAG decision in canonical form, with core triples only from the round's candidates."""
     if (shown := shown_candidates(messages[-1]["content"])) is None:
         return None, ("no_candidates",)
     decision = read_decision(reply, shown)

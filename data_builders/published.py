@@ -48,7 +48,7 @@ _NEXT = re.compile(r"\n\s*(?=\[SUBQ\]\s|Question: )")
 
 
 class MalformedRow(ValueError):
-    """A row of the released data that cannot be read; the message is in the words of the data set card."""
+    """An unreadable row of the released data; the card shows the message."""
 
 
 def read_released(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[Record]:
@@ -82,7 +82,7 @@ def released_record(row: Row, number: int, issues: Counter[str]) -> Record:
 
 
 def _split_instruction(text: str) -> tuple[str, str]:
-    """Instruction and body; no line of an instruction begins as a body does."""
+    """Instruction and body; no line of an instruction begins like a body."""
     if start := _BODY.search(text):
         return text[: start.start()], text[start.start() :]
     # A bare question stands behind a blank line, and may hold blank lines itself.
@@ -110,7 +110,7 @@ def _parse_body(body: str, issues: Counter[str]) -> tuple[tuple[Step, ...], str]
 
 
 def _read_triples(text: str, issues: Counter[str]) -> tuple[Triple, ...]:
-    """The triples of a printed list, read one by one; when it is broken, those that can be read from its text."""
+    """The triples of a printed list, or the readable ones of a broken list."""
     try:
         items = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError):

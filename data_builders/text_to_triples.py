@@ -1,4 +1,4 @@
-"""Text-to-triples data for the extractor f_t2t (RAS, section 3.2 and D.1): pairs from many sources, one record form.
+"""Text-to-triples data for the extractor f_t2t (RAS, section 3.2 and D.1): pairs from many sources in one form.
 
     tripletune build pairs --source triples:runs/world/train.triples.jsonl \\
         --source hotpotqa:hotpotqa_train.jsonl:teacher.jsonl --exclude triples:held_out.jsonl --output runs/t2t_mixed
@@ -87,7 +87,7 @@ class PairOptions(CheckedOptions):
     seed: int = setting(0, "seed of the split")
 
     def check(self) -> list[str]:
-        """Problems that no single value shows."""
+        """Problems of several values."""
         found = split_name_problems(self.split_name)
         if self.split_name is not None and self.validation_rows is not None:
             found.append("validation_rows and split_name: with one split for all there are no validation rows")
@@ -117,7 +117,7 @@ def build_pairs(
 
 
 class _Build:
-    """The pairs of a build in their order, and what is counted while its sources are read."""
+    """The pairs of a build in order, and counts of its sources."""
 
     def __init__(self, sources: Sequence[Source], excluded: Sequence[Source], options: PairOptions) -> None:
         self._sources, self._excluded, self._options = sources, excluded, options
@@ -167,7 +167,7 @@ class _Build:
                 yield ExtractionPair(identity, clean.text, clean.title, clean.triples, source.name)
 
     def _name_of(self, pair: ExtractionPair) -> str | None:
-        """The name that becomes a pair of its own beside this one: a share of the pairs, drawn by a hash of the id."""
+        """The name that becomes an extra pair: a share of the pairs, drawn by a hash of the id."""
         if not pair.triples or drawn(self._options.seed, pair.id) >= self._options.entity_share * 2**64:
             return None
         name = pair.title or pair.triples[0].subject
@@ -192,7 +192,7 @@ class _Build:
 
 
 def clean_row(row: PairRow, options: PairOptions, issues: Counter[str]) -> PairRow:
-    """Normalise a row and count in `issues` what was changed; one that loses all its triples is unusable."""
+    """Normalise a row and count changes in `issues`; a row that loses all its triples is unusable."""
     title, text = clean_text(row.title), clean_text(row.text)
     issues[TEXT_CHANGED] += (title, text) != (row.title, row.text)
     if not row.triples and is_only_a_name(title, text):
@@ -236,7 +236,7 @@ def triples_key(triples: tuple[Triple, ...]) -> str:
 
 
 def _spelling(name: str, text: str, lowered: str) -> str:
-    """A name as the text spells it where it occurs as whole words; the name itself where it does not, or as it is."""
+    """A name in the text's spelling if it occurs there as whole words, else unchanged."""
     wanted = name.lower()
     if len(lowered) != len(text) or len(wanted) != len(name):
         return name
@@ -293,7 +293,7 @@ class CountedSplit:
             yield pair, "validation"
 
     def sentence(self) -> str:
-        """How the split was made, for the card."""
+        """A sentence on the split, for the card."""
         text = (
             f"Validation: the {self.kept:,} of {self.total:,} pairs whose texts have the smallest hashes under seed "
             f"{self.seed}; no text is on both sides."

@@ -1,18 +1,17 @@
-"""Teacher trajectories to distil, out of the call ledger of any system and for any of its roles (CIRAG, section 3.5).
+"""Teacher trajectories for distillation, from the call ledger of any system and role (CIRAG, section 3.5).
 
-`tripletune eval run` leaves a ledger with every call and results with every score. This builder joins them: the
-calls of a role become chats whose assistant turns are the teacher's decisions, and what the results say decides which
-are kept. Retrieved candidates are context and not learned (eq. 8); `data.learn` of the recipes adds them.
+`tripletune eval run` leaves a ledger with every call and results with every score. This builder joins them: the calls
+of a role become chats whose assistant turns are the teacher's decisions, filtered by the results. Retrieved candidates
+are context and not learned (eq. 8); `data.learn` of the recipes adds them.
 
     tripletune build trajectories --results runs/eval/cirag_train --output runs/trajectories \\
         --min-score exact_match=1 --no-repairs --no-repeated-query --min-recall 1
     tripletune build trajectories --system t2rag --roles resolve --results runs/eval/t2rag_train --output runs/t2rag
 
-A Graph-LLM has no chats: `--records` writes what it planned in these runs, or a chat model in its place, and the gold
-answers, as records.
+A Graph-LLM has no chats: `--records` writes its plans (or a chat model's) and the gold answers as records.
 
-The paper names no filter, so none is the default. What each left out after those before it is in the card. Calls of no
-question, such as TH-RAG's extraction, have no score: all of them are kept.
+The paper names no filter, so none is the default; the card counts what each left out. All calls without question, such
+as TH-RAG's extraction, are kept.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class TrajectoryOptions(CheckedOptions):
     seed: int = setting(0, "seed of the split")
 
     def check(self) -> list[str]:
-        """Scores that are none, and systems without plans."""
+        """Unknown scores, and systems without plans."""
         found = []
         for text in self.min_score:
             try:
@@ -89,7 +88,7 @@ class TrajectoryOptions(CheckedOptions):
         return RECORDS if self.records else TRAJECTORIES
 
     def roles_in(self, ledger: Path) -> list[str]:
-        """The roles that are wanted of a ledger, in full."""
+        """The full names of the wanted roles in a ledger."""
         named = self.roles or (("integrate",) if self.system == "cirag" else ())
         full = [f"{self.system}.{name.removeprefix(f'{self.system}.')}" for name in named]
         return full or sorted({role for role, _ in calls_in(ledger) if role.startswith(f"{self.system}.")})
@@ -112,7 +111,7 @@ def _score(text: str) -> tuple[str, float]:
 
 
 def _sources(results: Sequence[str], ledgers: Sequence[str], records: bool) -> list[tuple[Path, ...]]:
-    """Results files with their ledgers, which records do without."""
+    """Results files with their ledgers (none for records)."""
     if len(ledgers) > 1 and len(ledgers) != len(results):
         raise ValueError(f"{len(ledgers)} ledgers and {len(results)} results: name one ledger for all, or one for each")
     files = [Path(text) / RESULTS if Path(text).is_dir() else Path(text) for text in results]
@@ -185,7 +184,7 @@ def build_trajectories(
 
 
 class _Run(NamedTuple):
-    """What is written of a run: a trajectory of `size` turns, or records of `size` steps."""
+    """Output of a run: a trajectory of `size` turns, or records of `size` steps."""
 
     question_id: str
     role: str
@@ -229,7 +228,7 @@ def _trajectories(
 def _own_records(
     sources: Sequence[tuple[Path, ...]], options: TrajectoryOptions, filters: Filters, drops: Counter[str]
 ) -> Iterator[_Run]:
-    """The records of a Graph-LLM's runs: each plan after the steps before it, and the gold answer after all of them."""
+    """The records of a Graph-LLM's runs: each plan after its history, and the gold answer after all steps."""
     chat = Chat("", (), (), (), True)
     for sample, (results,) in enumerate(sources):
         for row in _all_rows(results):
@@ -259,7 +258,7 @@ def _own_records(
 
 
 def _shortest(found: Iterable[_Run], most: int, kind: RowKind[Any], drops: Counter[str]) -> Iterator[_Run]:
-    """Of the runs of a question and role the shortest ones, in their order; they wait on disk."""
+    """The shortest runs of a question and role, in order; they wait on disk."""
     with closing(sqlite3.connect("")) as table:
         table.execute("CREATE TABLE found (question, role, size, rows, split)")
         runs = (one._replace(rows=json.dumps([row.to_json() for row in one.rows])) for one in found)

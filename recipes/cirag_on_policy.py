@@ -3,7 +3,7 @@ r"""Distil a teacher on this machine into CIRAG's integrator on the student's ow
     accelerate launch --quiet --config_file recipes/accelerate/cpu.yaml recipes/cirag_on_policy.py \
         --config recipes/configs/smollm2_135m_cirag_cpu.yaml --data.train runs/cirag/trajectories --train.teacher SPEC
 
-The settings are those of `cirag_distill.py` and some more under `train`; the teacher shares the student's vocabulary.
+It has the settings of `cirag_distill.py` and some more under `train`; the teacher must share the student's vocabulary.
 """
 
 import sys

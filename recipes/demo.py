@@ -79,7 +79,7 @@ ROWS = {
 
 
 def main() -> None:
-    """Run what is not done yet, then show the table and answer one question from the exported folder."""
+    """Run the missing steps, then show the table and answer one question from the exported folder."""
     parser = CommandParser(prog="tripletune demo", description=__doc__, example="tripletune demo --fresh")
     parser.add_argument("--fresh", action="store_true", help=f"start again: remove {HOME}")
     if parser.parse_args().fresh:
@@ -100,9 +100,8 @@ def main() -> None:
 
 
 def walk(steps: Sequence[tuple[str, str, str]], home: Path = Path(), fine: Sequence[int] = (0,)) -> int:
-    """Run commands one after the other, but for those whose file in `home` is there; the exit code of one that failed.
-
-    A step is what it does, its command, and that file, or ""; exit codes that are `fine` go on.
+    """Run commands in order, except steps whose file in `home` exists; returns the exit code of a failed one. A step is
+    a title, its command, and that file or ""; it continues after exit codes in `fine`.
     """
     began = time.monotonic()
     for number, (title, command, done) in enumerate(steps, 1):
@@ -113,7 +112,7 @@ def walk(steps: Sequence[tuple[str, str, str]], home: Path = Path(), fine: Seque
 
 
 def run(command: str, done: bool = False) -> int:
-    """Show a command and run it unless it was done before; its exit code."""
+    """Show a command and run it unless it is done; its exit code."""
     words = shlex.split(command)
     print(f"  $ {shlex.join(words)}", flush=True)
     if done:
@@ -131,7 +130,7 @@ def clock(began: float) -> str:
 
 
 def collect() -> dict[str, dict[str, Any]]:
-    """The figures of the table, with their 95 % intervals, from the files that the evaluations wrote."""
+    """The table's figures with 95 % intervals, from the evaluations' files."""
     metrics: dict[str, dict[str, Any]] = {}
     for when in ("before", "after"):
         read = {kind: json.loads((HOME / f"{when}{kind}/metrics.json").read_text("utf-8")) for kind in ("", "-records")}

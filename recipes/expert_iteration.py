@@ -1,9 +1,9 @@
-r"""Expert iteration: a student answers training questions several times, and learns from the runs that went well.
+r"""Expert iteration: a student answers training questions several times, and learns from its successful runs.
 
     python recipes/expert_iteration.py --config recipes/configs/smollm2_135m_expert_cpu.yaml
 
-Each round samples K runs per question with the student in the loop, keeps some by score, recall and length, trains
-on them with the usual recipe, and examines the new student on held-out questions (as STaR, Zelikman et al., 2022, and
+Each round samples K runs per question with the student in the loop, keeps some by score, recall and length, trains on
+them with the usual recipe, and tests the new student on held-out questions (as STaR, Zelikman et al., 2022, and
 ReST-EM, Singh et al., 2024). Every step is a command that can be run alone: `--dry-run` prints them. Stopped, it
 continues when the same command is given again.
 """
@@ -37,7 +37,7 @@ class KeepOptions(TrajectoryOptions):
 
 @dataclass
 class TrainingStep:
-    """How a student learns from the runs that are kept: it goes on from its adapter."""
+    """How a student, from its adapter on, learns from the kept runs."""
 
     recipe: str = setting("cirag_distill", "training program in recipes/", choices=("cirag_distill", "ras_multitask"))
     config: str = setting("", "YAML file of that program")
@@ -64,7 +64,7 @@ class ExpertConfig:
     train: TrainingStep = field(default_factory=TrainingStep)
 
     def check(self) -> list[str]:
-        """What is not set, and options of the loop that do not exist."""
+        """Missing settings, and options that the loop does not have."""
         needed = {name: getattr(self, name) for name in ("student", "loop", "questions", "exam")}
         needed["train.config"] = self.train.config
         found = [f"{name}: not set" for name, value in needed.items() if not value]
@@ -91,7 +91,7 @@ class ExpertConfig:
 
 
 def steps(config: ExpertConfig) -> Iterator[tuple[str, str, str]]:
-    """What each step does, its command, and the file that shows that it is done."""
+    """Each step's title, command, and the file that shows that it is done."""
     home, student = config.output_dir, config.student
 
     def run(output: str, values: dict[str, Any], sample: int | None = None) -> tuple[str, str]:
@@ -122,7 +122,7 @@ def steps(config: ExpertConfig) -> Iterator[tuple[str, str, str]]:
 
 
 def main(config: ExpertConfig, dry_run: bool = False) -> int:
-    """Do what is not done yet; the exit code of a step that failed, else 0."""
+    """Run the missing steps; returns the exit code of a failed step, else 0."""
     if dry_run:
         sys.stdout.write("".join(f"{command}\n" for _, command, _ in steps(config)))
         return 0

@@ -1,10 +1,10 @@
-r"""From your documents to a model that answers about them, each step a command that is shown.
+r"""From your documents to a model that answers about them; each step is a command, which is shown.
 
     python recipes/own_documents.py --documents folder --llm openai:MODEL@URL --output_dir runs/mine
 
-A chat model reads the triples and writes questions; a small model learns to plan and to answer, and is examined on
-questions about documents that it was not trained on. `--dry-run` prints the commands, and what the chat model would
-cost. Stopped, it continues when the same command is given again; changed documents are read again.
+A chat model reads the triples and writes questions; a small model learns to plan and to answer, and is tested on
+questions about unseen documents. `--dry-run` prints the commands and the chat model's cost. The same command continues
+a stopped run; changed documents are read again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RoadConfig:
 
 
 def road(config: RoadConfig) -> Iterator[tuple[str, str, str]]:
-    """What each step does, its command, and the file that shows that it is done; none where it brings up to date."""
+    """Each step's title, command, and the file that shows that it is done; "" for a step that updates."""
     home = shlex.quote(config.output_dir)
     chat = f"--llm {shlex.quote(config.llm)} --teacher-ledger {home}/ledger.sqlite"
     corpus = f"--corpus {home}/passages --triples {home}/triples.sqlite"
@@ -91,7 +91,7 @@ def road(config: RoadConfig) -> Iterator[tuple[str, str, str]]:
 
 
 def main(config: RoadConfig, dry_run: bool = False) -> int:
-    """Do what is not done yet; the exit code of a step that failed, else 0."""
+    """Run the missing steps; returns the exit code of a failed step, else 0."""
     home, all_steps = Path(config.output_dir), list(road(config))
     if dry_run:
         sys.stdout.write("".join(f"{command}\n" for _, command, _ in all_steps))
@@ -108,7 +108,7 @@ def main(config: RoadConfig, dry_run: bool = False) -> int:
 
 
 def _costs(config: RoadConfig, home: Path, commands: dict[str, str]) -> int:
-    """What the chat model would be asked: documents are read for that, and nothing is sent."""
+    """Estimate the chat model's calls from the documents, without sending anything."""
     price = f" --price {config.price}" if config.price else ""
     sent = ["tripletune rag extract"] + ["tripletune build questions"] * (home / "triples.sqlite").exists()
     for command in [commands["tripletune build passages"], *(f"{commands[one]} --dry-run{price}" for one in sent)]:

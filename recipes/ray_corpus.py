@@ -1,12 +1,12 @@
 """Label questions, extract triples and embed a corpus with the workers of a Ray cluster (Ray Data).
 
-    python recipes/ray_corpus.py subq --workers 2 OPTIONS       # those of `tripletune build subq`
-    python recipes/ray_corpus.py extract --workers 2 OPTIONS    # those of `tripletune rag extract`
-    python recipes/ray_corpus.py index --workers 2 OPTIONS      # those of `tripletune rag index`
+    python recipes/ray_corpus.py subq --workers 2 OPTIONS # of `tripletune build subq` python recipes/ray_corpus.py
+    extract --workers 2 OPTIONS # of `tripletune rag extract` python recipes/ray_corpus.py index --workers 2 OPTIONS #
+    of `tripletune rag index`
 
-Workers make the calls that the ledger lacks, or get in blocks what store or index lack; what comes back goes into the
-same files, so the rows are those of the one-machine command. Stopped at any moment, the same command continues. With
-RAY_ADDRESS a cluster is used, else one is started here. docs/guide/scale.md says more.
+Workers make the calls that the ledger lacks, or get blocks of what store or index lack; results go into the same files,
+so the rows equal the one-machine command's. The same command continues a stopped run. With RAY_ADDRESS a cluster is
+used, else one is started here. docs/guide/scale.md says more.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def start_ray(shared: RayOptions) -> Any:
 def in_blocks(
     rows: Iterable[str], make: Callable[..., Work], *given: Any, shared: RayOptions, folder: Path, ordered: bool = False
 ) -> Iterator[list[Any]]:
-    """Let Ray Data's workers do the work that `make(*given)` makes there; yields the rows that each block became.
+    """Let Ray Data's workers run the function made there by `make(*given)`; yields the rows of each block.
 
     Rows are first written to a file in `folder`, so that Ray can read any part of them again. Blocks that are `ordered`
     wait for those before them.
@@ -134,7 +134,7 @@ def embed_work(options: SearchOptions) -> Work:
 
 
 class RayWorker(Backend):
-    """A server whose calls a worker of Ray makes, with limits and retries of its own."""
+    """A server whose calls a Ray worker makes, with its own limits and retries."""
 
     def __init__(self, llm: LLMOptions, shared: RayOptions) -> None:
         here = open_client(llm)
@@ -143,7 +143,7 @@ class RayWorker(Backend):
 
     @cached_property
     def _worker(self) -> Any:
-        """The worker, which the first call that the ledger lacks starts."""
+        """The worker, started by the first call that the ledger lacks."""
         import ray
 
         if not ray.is_initialized():
@@ -185,7 +185,7 @@ class _Caller:
 
 
 def share_subq(argv: list[str], shared: RayOptions) -> int:
-    """`tripletune build subq`, the calls of its teacher made by workers."""
+    """`tripletune build subq` with the teacher's calls made by workers."""
     parsed = subq_parser().parse_args(argv)
     sources, options, llm = read_command(parsed)
     if llm is None or llm.is_local or not load_backend(llm.backend).sends:
@@ -231,7 +231,7 @@ def share_extract(argv: list[str], shared: RayOptions) -> int:
 
 
 def _extract_there(args: argparse.Namespace) -> Work:
-    """`extract_work`, its ledger in a folder that nobody else can put replies into."""
+    """`extract_work` with its ledger in a folder that no other user can write."""
     if args.teacher_ledger:
         folder = Path(args.teacher_ledger).parent
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -263,7 +263,7 @@ def share_index(argv: list[str], shared: RayOptions) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line: how to share out, and the options of the one-machine command."""
+    """Parse the command line: options of Ray and of the one-machine command."""
     # The command reads what this parser does not know.
     parser = CommandParser(
         prog="tripletune ray",

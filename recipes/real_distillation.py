@@ -1,10 +1,10 @@
-r"""CIRAG's student of a teacher whose replies were recorded, and its exam on questions of other files.
+r"""Distil a teacher's recorded replies into CIRAG's student, and test it on other questions.
 
     python recipes/real_distillation.py --config recipes/configs/smollm2_135m_cirag_real.yaml
 
-The teacher's calls go into a ledger, its loop is run from there (what is not there is named, not asked), runs that end
-right become trajectories, and a student is trained. The exam needs no reader: what was kept is compared, of the
-student, the model before, the first candidates of each search, and the teacher. `--dry-run` prints the commands.
+The teacher's loop runs from a ledger of its calls (missing calls are reported, not made), correct runs become
+trajectories, and a student is trained. The test compares the kept facts of the student, the untrained model, the first
+candidates of each search, and the teacher. `--dry-run` prints the commands.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NEEDED = ("task", "data", "corpus", "triples", "calls")
 
 @dataclass
 class DistilConfig:
-    """Recorded sets, of which each has a task, data, corpus, triples and calls, and what is learned from them."""
+    """Recorded sets with task, data, corpus, triples and calls, and the training on them."""
 
     output_dir: str = setting("runs/real", "folder of all results")
     train: dict[str, Any] = setting({}, "training sets by name, each with task, data, corpus, triples and calls")
@@ -50,7 +50,7 @@ class DistilConfig:
 
 
 def stations(config: DistilConfig) -> Iterator[tuple[str, str, str]]:
-    """What each step does, its command, and the file that shows that it is done."""
+    """Each step's title, command, and the file that shows that it is done."""
     home = shlex.quote(config.output_dir)
 
     def loop(one: dict[str, Any], output: str, more: str) -> str:
@@ -85,7 +85,7 @@ def stations(config: DistilConfig) -> Iterator[tuple[str, str, str]]:
 
 
 def main(config: DistilConfig, dry_run: bool = False) -> int:
-    """Do what is not done yet; the exit code of a step that failed, else 0."""
+    """Run the missing steps; returns the exit code of a failed step, else 0."""
     if dry_run:
         sys.stdout.write("".join(f"{command}\n" for _, command, _ in stations(config)))
         return 0

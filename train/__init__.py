@@ -1,6 +1,6 @@
-"""A training run from its command line to its result, alike for every task: check, load, tokenise, train, save.
+"""A training run of any task, from command line to result: check, load, tokenise, train, save.
 
-`--dry-run` ends before training and says what a run would do, with its first row and the loss mask.
+`--dry-run` ends before training and shows the plan, the first row and its loss mask.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Steps = Callable[[Any, Path | None], None]
 
 
 def main(name: str, description: str = "", argv: Sequence[str] | None = None, run: Steps | None = None) -> int:
-    """Train the task of a module of `train/tasks/` as a command line says, by a recipe's steps or by `fit`.
+    """Train the task of a module of `train/tasks/` from a command line, by a recipe's steps or `fit`.
 
     The description of the help is the module's own unless given.
     """
@@ -59,7 +59,7 @@ def main(name: str, description: str = "", argv: Sequence[str] | None = None, ru
 
 
 def train(task: TrainingTask, dry_run: bool = False, run: Steps | None = None) -> None:
-    """Do a whole run, or say what it would do; nothing is loaded before what can't work is found."""
+    """Do a whole run or a dry run; problems are found before anything is loaded."""
     from accelerate import PartialState
 
     checkpoint = check(task, dry_run)
@@ -72,7 +72,7 @@ def train(task: TrainingTask, dry_run: bool = False, run: Steps | None = None) -
 
 
 def fit(task: TrainingTask, checkpoint: Path | None) -> None:
-    """Rows -> model -> engine -> save, of any task; the recipes show it of their own."""
+    """Rows -> model -> engine -> save, for any task; recipes spell it out."""
     task.begin()
     engine = engine_of(task)
     engine.run(checkpoint)
@@ -89,7 +89,7 @@ def engine_of(task: TrainingTask) -> Any:
 
 
 def check(task: TrainingTask, dry_run: bool) -> Path | None:
-    """Find what can't work before anything is loaded, and the checkpoint to continue from."""
+    """Find problems before anything is loaded, and the checkpoint to continue from."""
     import torch
 
     from tripletune.train.resume import check_writable, checkpoint_to_continue, process_count, sharding
@@ -119,7 +119,7 @@ def check(task: TrainingTask, dry_run: bool) -> Path | None:
 
 
 def library_misfits(config: Any) -> list[str]:
-    """What PEFT and transformers, as they are installed, would refuse in the settings that are theirs."""
+    """Settings that the installed PEFT and transformers would refuse."""
     from peft import LoraConfig
     from torch.optim.lr_scheduler import ReduceLROnPlateau
     from transformers import SchedulerType, TrainingArguments
@@ -153,9 +153,8 @@ def library_misfits(config: Any) -> list[str]:
 
 
 def _start_process(timeout: int) -> bool:
-    """Join the group of processes, and say whether this is the first; the others log warnings alone.
-
-    The time that they wait for each other is set here, where the group begins, and nowhere later.
+    """Join the group of processes, and return whether this is the first; the others log only warnings. Their time-out
+    can be set only here, where the group begins.
     """
     import datasets
     import torch

@@ -1,4 +1,4 @@
-"""Train what a file in `train/tasks/` says: `tripletune train TASK`, `accelerate launch -m tripletune.train TASK`."""
+"""Train a task of `train/tasks/`: `tripletune train TASK`, `accelerate launch -m tripletune.train TASK`."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Rows: tokenised once into a memory-mapped Arrow file, packed where asked for, in order, collated into batches.
+"""Rows: tokenised once into a memory-mapped Arrow file, optionally packed, ordered, collated into batches.
 
-A file's name is made of everything it depends on, so a second run or a resumed one opens it at once. All processes of a
-run make a part of the rows each. Rows are streamed to disk, and memory does not grow with their number.
+A file's name depends on all its sources, so a second or resumed run opens it at once. Each process of a run makes a
+part of the rows and streams them to disk.
 
 Shapes: B rows of a batch, which are samples, packs, or interleaved questions; T tokens of the longest.
 """
@@ -46,9 +46,9 @@ def cached_rows(
 
     Args:
         key: JSON data that the rows depend on: the data's digest, settings, template, tokenizer.
-        parts: Make the rows of one part of the data after the other, such as of `train.tasks.Examples.parts`: mappings
-            with the columns. Each counts what it leaves out or cuts in the counter it is given, which `rows_meta`
-            shows. Rows of tokens have `length` (source and target together where they are apart) and `labels`.
+        parts: Functions that make the rows (mappings of columns) of one part of the data, such as of
+            `train.tasks.Examples.parts`. Each counts what it drops or cuts in the given counter, for `rows_meta`. Rows
+            of tokens have `length` (source plus target) and `labels`.
     """
     import pyarrow as pa
     from datasets import Dataset
@@ -106,7 +106,7 @@ def _merge_rows(folder: Path, schema: Any, parts: Sequence[Path]) -> None:
 
 
 def rows_meta(dataset: Any) -> dict[str, int]:
-    """What `cached_rows` counted: `rows`, `tokens`, `label_tokens`, and what was cut or left out."""
+    """What `cached_rows` counted: `rows`, `tokens`, `label_tokens`, and counts of cut and dropped data."""
     about = _folder(dataset) / META if dataset.cache_files else None
     return read_json(about) if about and about.exists() else {"rows": len(dataset)}
 
@@ -121,10 +121,8 @@ def rows_digest(dataset: Any) -> str:
 
 
 def pack_rows(dataset: Any, tokens: int) -> Any:
-    """Lay several rows into one by TRL's best-fit packing, once; each row stays whole and apart from its neighbours.
-
-    Rows that stand within a thousand of each other are packed together, so memory does not grow with the data. The
-    packs have `input_ids`, `labels` and `seq_lengths`, the lengths of their rows.
+    """Pack rows by TRL's best-fit packing, once, in blocks of a thousand; each row stays whole and separate. The packs
+    have `input_ids`, `labels` and `seq_lengths`, the lengths of their rows.
     """
     from datasets import Dataset
     from trl import pack_dataset
@@ -158,11 +156,11 @@ def pad_batch(rows: Sequence[Sequence[int]], pad: int, multiple_of: int = 1) -> 
 class TextCollator:
     """Pads rows or packs of a decoder on the right.
 
-    There is no attention mask: attention is causal and padding stands on the right, so no real token sees it. In packs
-    the positions start again with each sample, which is how transformers' attention keeps samples apart.
+    There is no attention mask: attention is causal and padding is on the right, so no real token sees it. In packs the
+    positions restart with each sample, by which transformers' attention separates samples.
 
-    `flatten` puts all packs of a batch into one row. Flash attention tells samples apart in a single row alone; other
-    kernels make a (T, T) mask, which several rows keep small.
+    `flatten` puts all packs of a batch into one row, in which alone flash attention separates samples; other kernels
+    make a (T, T) mask, which several rows keep small.
     """
 
     pad_token_id: int
@@ -206,8 +204,8 @@ def encode_rows(
 
     Args:
         counts: Counts records of each kind, and truncated records, triples, words and labels.
-        learn_copies: Whether a first sub-query that repeats the main question is part of its label. A loop whose q_0 is
-            the main question (RAS, section 3.1) fills it in itself and reads the action alone.
+        learn_copies: Whether the label includes a first sub-query that repeats the main question. A loop with q_0 =
+            main question (RAS, section 3.1) needs only the action.
         long_labels: "truncate", "skip" or "error"; see `GraphLLMProcessor.encode_label`.
 
     Yields:
@@ -246,11 +244,9 @@ def encode_rows(
 
 
 def chain_records(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of one question; each that is the beginning of another becomes a part of it.
-
-    In the order `interleaved` a prompt begins with the one before and its reply. Where a reply ends, its
-    end-of-sequence token is learned, and what was found stands there. Records that are no beginnings, as where triples
-    were left out of a later prompt, stay rows of their own.
+    """Rows of one question; a record that is a prefix of another becomes a part of it. In the order `interleaved` a
+    prompt begins with the previous prompt and reply. At a reply's end its end-of-sequence token is learned, and the
+    triples found follow. Records that are not prefixes, such as before a shortened prompt, stay separate rows.
     """
     chains: list[dict[str, Any]] = []
     for row in sorted(rows, key=lambda row: -row["length"]):
@@ -272,13 +268,12 @@ def chain_records(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 class RecordCollator:
     """Pads records on the right, masks everything but label and end-of-sequence tokens, and batches all graphs at once.
 
-    No attention mask is made: with causal attention and padding on the right no real token ever sees padding, and
-    without a mask attention takes its fast path.
+    Causal attention with padding on the right needs no mask, and is faster without.
 
     Attributes:
         action_weight: Weight of the label tokens of action markers.
-        answer_weight: Weight of the label tokens of answering records, or of these records.
-        per_record: Whether each record has the weight 1, divided among its label tokens, and not each token.
+        answer_weight: Weight of answering records, or of their label tokens.
+        per_record: Whether each record, and not each label token, has the weight 1.
     """
 
     pad_token_id: int
@@ -327,12 +322,12 @@ def _padded(rows: Sequence[dict[str, Any]], pad_token_id: int) -> dict[str, torc
 class EpochSampler(Sampler[int]):
     """Shuffles every epoch; optionally keeps records of similar length together.
 
-    The order is a function of seed and epoch alone, so a resumed run sees the records it would have seen; that of
-    transformers' `LengthGroupedSampler` depends on the global random state.
+    The order depends only on seed and epoch, so a resumed run sees the same records; transformers'
+    `LengthGroupedSampler` uses the global random state.
 
     Args:
-        batch_size: Records of a group. Groups make steps at random, as length may tell what is learned: a plan is
-            the last one where the history is long.
+        batch_size: Records of a group. Groups form steps at random, since length may tell the label: after a long
+            history the plan is often the last.
         group_by_length: Sort by length within blocks of fifty groups, then shuffle the groups.
     """
 
@@ -368,11 +363,11 @@ class EpochSampler(Sampler[int]):
 
 
 class RepeatedSteps(Sampler[int]):
-    """An order of rows in which the rows of each rollout come once for each of its micro-batches.
+    """An order of rows that repeats a rollout's rows for each of its micro-batches.
 
-    TRL replies to all prompts of a rollout, which is for one optimiser step or several, at its first micro-batch, and
-    splits the replies among the others. Rows that do not fill a rollout are left out of the epoch. The `copies` of a
-    row, which GRPO compares, stand one behind the other.
+    TRL replies to all prompts of a rollout, for one or more optimiser steps, at its first micro-batch, and splits the
+    replies among the others. Rows that do not fill a rollout are left out of the epoch. The `copies` of a row, which
+    GRPO compares, are adjacent.
     """
 
     def __init__(self, order: EpochSampler, rows: int, times: int, copies: int = 1) -> None:

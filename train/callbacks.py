@@ -1,4 +1,4 @@
-"""What stands beside a run: signals and the clock, which make it save, and the trackers that are told of it."""
+"""Callbacks of a run: signals and clock, which make it save, and trackers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(
 
 
 class Preempted(RuntimeError):
-    """A run that was asked to stop, and has saved a checkpoint; the code is that of `EX_TEMPFAIL`: try again."""
+    """A run that was asked to stop, and has saved a checkpoint; the exit code is `EX_TEMPFAIL`: try again."""
 
     exit_code = 75
 
 
 class Keeper(TrainerCallback):
-    """Saves a checkpoint when a signal comes or time has passed, and ends the run after a signal; processes agree.
+    """Saves a checkpoint at a signal or after some time, and ends the run after a signal; processes agree.
 
     Args:
-        minutes: Longest time between two checkpoints.
+        minutes: Maximum time between two checkpoints.
         together: Optimiser steps between which no checkpoint can lie.
     """
 
@@ -55,7 +55,7 @@ class Keeper(TrainerCallback):
             raise self._preempted()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Log, evaluate and save as it is set now; what a signal has kept from being evaluated is evaluated."""
+        """Log, evaluate and save by the current settings, and make up an evaluation that a signal prevented."""
         self._saved = time.perf_counter()
         state.compute_steps(args, state.max_steps)
         due = args.eval_strategy == "steps" and state.global_step and state.global_step % state.eval_steps == 0

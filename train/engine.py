@@ -1,4 +1,4 @@
-"""The training engine: transformers' `Trainer` with exact resume, one loss everywhere, and logs of its own.
+"""The training engine: transformers' `Trainer` with exact resume, one loss everywhere, and its own logs.
 
 The loss of a batch is `models.losses.label_loss`; here it is divided by the label tokens of the whole optimiser step,
 or by the sum of their weights, across devices and micro-batches. `eval_loss` is the mean over the label tokens of a
@@ -71,7 +71,7 @@ def shared_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
 
 
 def own_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
-    """Those of `shared_arguments` that settings of ours stand for."""
+    """The names in `shared_arguments` that our settings replace."""
     train = config.train
     use_cpu = not torch.cuda.is_available()
     return {
@@ -126,7 +126,7 @@ def use_bf16(choice: str) -> bool:
 
 @contextmanager
 def unnoticed() -> Iterator[None]:
-    """Draw from the global sources of chance, which afterwards go on as if nothing had been drawn."""
+    """Draw random numbers and restore the global random states afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
         try:
@@ -137,7 +137,7 @@ def unnoticed() -> Iterator[None]:
 
 
 class EngineMixin(Mixed):
-    """What every trainer has of this engine: put in front of a trainer class, `begin_run` at the end of `__init__`."""
+    """The engine's part of a trainer, put before its class; call `begin_run` at the end of `__init__`."""
 
     task: TrainingTask
     keeper: Keeper
@@ -153,7 +153,7 @@ class EngineMixin(Mixed):
     _to_count: int
 
     def begin_run(self, task: TrainingTask) -> None:
-        """Set logs and progress lines up, and compile where that is asked for."""
+        """Set up logs and progress lines, and compile on request."""
         config = task.config
         self.task, self.config = task, config
         self.losses = LossLog(Path(config.output_dir) / LOSS_FILE, config.train.logging_steps)
@@ -206,9 +206,8 @@ class EngineMixin(Mixed):
         super()._run_epoch(*args, **kwargs)
 
     def run(self, checkpoint: Path | Literal["newest"] | None = "newest") -> dict[str, float]:
-        """Train, alone in the run folder, which then says what is trained in it, and evaluate.
-
-        Without a checkpoint the run begins, and sets the result of an earlier one aside.
+        """Train in the locked run folder, save the settings there, and evaluate. Without a checkpoint a new run begins
+        and sets an earlier result aside.
         """
         task, digest = self.task, self.task.digest
         if checkpoint == "newest":
@@ -246,7 +245,7 @@ class EngineMixin(Mixed):
         return (self.last_evaluation or (0, {}))[1]
 
     def _take_best(self) -> None:
-        """Load the weights of the best step, which is then the last evaluation."""
+        """Load the weights of the best step and make its evaluation the last."""
         best, state, metric = self.state.best_global_step, self.state, self.config.train.best_metric
         if metric and best is None:
             logger.warning("train.best_metric: no evaluation has %s, so the last step is the result", metric)
@@ -259,7 +258,7 @@ class EngineMixin(Mixed):
         self.last_evaluation = best, self._evaluated()[best]
 
     def save_result(self) -> None:
-        """Write the trained model to `final/`, and `training.json` with what it was trained on."""
+        """Write the trained model and its `training.json` to `final/`."""
         task, folder, steps = self.task, Path(self.config.output_dir) / FINAL, self.state.global_step
         parts = {"train": (task.sources[0], task.train), "validation": (task.sources[1], task.validation)}
         metrics = (self.last_evaluation or (0, {}))[1]
@@ -292,7 +291,7 @@ class EngineMixin(Mixed):
             logger.info("%s = %.4g", name, metrics[name])
 
     def _choice(self) -> dict[str, Any]:
-        """Which step's weights these are, for `training.json`, where a metric has chosen them."""
+        """The step that a metric has chosen, for `training.json`."""
         state, metric = self.state, self.config.train.best_metric
         if metric is None or state.best_global_step is None:
             return {}
@@ -337,7 +336,7 @@ class EngineMixin(Mixed):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Batches in the order of the rows, one process after the other; no row counts twice.
 
-        A process that has a batch less than others repeats one of the first: all call the model equally often.
+        A process with one batch less repeats one of the first, so that all call the model equally often.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         size, rank, world = self.args.eval_batch_size, self.args.process_index, self.args.world_size
@@ -355,7 +354,7 @@ class EngineMixin(Mixed):
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[torch.Tensor, None, None]:
-        """One batch of an evaluation, whose loss counts as often as it has label tokens, all of which weigh alike."""
+        """One batch of an evaluation, whose loss is weighted by its number of label tokens."""
         inputs = self._prepare_inputs(inputs)
         inputs.pop("label_weights", None)
         parts, sums = inputs.pop("label_parts", None), []
@@ -376,7 +375,7 @@ class EngineMixin(Mixed):
         return loss.detach(), None, None
 
     def label_tokens(self, inputs: Any) -> torch.Tensor:
-        """Tokens of a batch that are learned."""
+        """Label tokens of a batch."""
         return (inputs["labels"] != IGNORED).sum()
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -407,10 +406,7 @@ class EngineMixin(Mixed):
         return {int(row["step"]): row for row in self.state.log_history if "eval_loss" in row}
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """transformers' loop; its loss is the mean over label tokens of all processes, and not over batches.
-
-        The task's scores stand beside it, for whatever watches the run.
-        """
+        """transformers' loop; the loss is the mean over all processes' label tokens, logged with the task's scores."""
         names = ["loss", *(f"loss_{part}" for part in self.task.loss_parts)]
         self._sums = torch.zeros(len(names), 2, dtype=torch.double)
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
@@ -465,9 +461,9 @@ class Engine(EngineMixin, Trainer):
 
     Args:
         model: Any module whose forward takes a batch and gives a `loss`.
-        rows: A `datasets.Dataset`; with a column `length`, rows of similar length come into a batch.
-        collator: Makes a batch of rows, `labels` (-100 where nothing is learned) in it.
-        task: Says more: scores, order of the rows, further files of a checkpoint.
+        rows: A `datasets.Dataset`; with a column `length`, a batch has rows of similar length.
+        collator: Makes a batch of rows, with `labels` (-100 where nothing is learned).
+        task: Adds scores, order of the rows, more files of a checkpoint.
     """
 
     def __init__(
@@ -497,7 +493,7 @@ class Engine(EngineMixin, Trainer):
         self.begin_run(task)
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, of a copy, as labels are taken out of it; the parts of labels are an evaluation's."""
+        """As in transformers, on a copy, since labels are removed; only evaluations use label parts."""
         inputs = {name: value for name, value in inputs.items() if name != "label_parts"}
         return super().compute_loss(model, inputs, *args, **kwargs)
 
@@ -505,8 +501,8 @@ class Engine(EngineMixin, Trainer):
 def compile_layers(model: nn.Module, backend: str = "inductor") -> int:
     """Compile the layers of a language model in place, one by one, and count them; names and weights do not change.
 
-    All layers of a stack have the same code, so one is compiled and the others use it: seconds instead of minutes.
-    accelerate's `compile_regions` compiles embeddings and the output layer too, whose shapes change with every batch.
+    All layers of a stack share one compiled code: seconds instead of minutes. accelerate's `compile_regions` also
+    compiles embeddings and output layer, whose shapes change with every batch.
     """
     compilers = os.environ.get("CXX", "g++"), "clang++"
     if backend == "inductor" and not torch.cuda.is_available() and not any(map(shutil.which, compilers)):
@@ -523,7 +519,7 @@ def compile_layers(model: nn.Module, backend: str = "inductor") -> int:
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    """The layers of the outermost stacks; what is inside a layer is part of it."""
+    """The layers of the outermost stacks."""
     if is_repeated_blocks(module):
         yield from module.children()
         return

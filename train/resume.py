@@ -1,7 +1,7 @@
-"""A run folder holds one run: what it was started with, its newest whole checkpoint, and its logs.
+"""A run folder holds one run: its settings, newest complete checkpoint, and logs.
 
-What a run was started with is compared before training continues: weights that continue under another learning rate, or
-on other records, would be a run that no configuration describes.
+Training continues only with the same settings and data: weights that continue with another learning rate or other
+records would match no configuration.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _PATIENCE = 3
 
 
 def grouped_rows(config: Any, continues: bool) -> int:
-    """Rows that are grouped by length: of a micro-batch on all processes, as they were where the run began."""
+    """Number of rows grouped by length: a micro-batch on all processes, as at the start of the run."""
     processes, file = process_count(), Path(config.output_dir) / ENVIRONMENT
     rows = int(config.train.batch_size * processes)
     if not (continues and file.is_file()):
@@ -94,7 +94,7 @@ def save_run_settings(config: Any, train_digest: str, grouped: int | None = None
 
 
 def check_same_run(config: Any, train_digest: str) -> None:
-    """Make sure that the checkpoints in the run folder are of the run that is to continue, on data of that digest."""
+    """Make sure that the run folder's checkpoints have these settings and this data digest."""
     folder = Path(config.output_dir)
     if not (folder / SETTINGS).is_file() or not (folder / ENVIRONMENT).is_file():
         return
@@ -143,7 +143,7 @@ def check_same_run(config: Any, train_digest: str) -> None:
 
 
 def checkpoint_to_continue(config: Any, train_digest: str) -> Path | None:
-    """The newest checkpoint in the run folder, after making sure that it is of this run; None where a run begins."""
+    """The newest checkpoint of this run in the run folder; None for a new run."""
     check_writable(config.output_dir)
     checkpoint = newest_checkpoint(config.output_dir) if config.resume else None
     if checkpoint is not None:
@@ -152,7 +152,7 @@ def checkpoint_to_continue(config: Any, train_digest: str) -> Path | None:
 
 
 def newest_checkpoint(output_dir: str | Path) -> Path | None:
-    """The newest checkpoint that was written to its end (its trainer state is written last) and is still whole."""
+    """The newest complete, undamaged checkpoint (its trainer state is written last)."""
     found = []
     for folder in Path(output_dir).glob("checkpoint-*"):
         try:
@@ -175,9 +175,8 @@ def newest_checkpoint(output_dir: str | Path) -> Path | None:
 
 
 def forget_checkpoints(output_dir: str | Path) -> None:
-    """Remove the checkpoints of an earlier run, which a new one in their folder would be mixed up with.
-
-    Trainers delete the checkpoints with the smallest steps first: those of the new run. Hold the folder meanwhile.
+    """Remove the checkpoints of an earlier run. Trainers delete checkpoints with the smallest steps first, which would
+    be the new run's. Hold the folder meanwhile.
     """
     for folder in sorted(Path(output_dir).glob("checkpoint-*")):
         if folder.is_dir():
@@ -186,7 +185,7 @@ def forget_checkpoints(output_dir: str | Path) -> None:
 
 
 def set_result_aside(output_dir: str | Path) -> None:
-    """Rename the result of an earlier run to `final.previous`: beside the settings of a new one it would pass for its.
+    """Rename the result of an earlier run to `final.previous`, so that it is not taken for the new run's.
 
     Hold the folder meanwhile.
     """
@@ -262,7 +261,7 @@ def weights_broken(model: torch.nn.Module) -> bool:
 class LossLog(StepLog):
     """`losses.jsonl`: loss, gradient norm, tokens and seconds of every optimiser step, without gaps after a resume.
 
-    A run ends when loss or norm were not finite `_PATIENCE` times in a row, or once and its weights are not any more.
+    The run ends when loss or norm was not finite `_PATIENCE` times in a row, or once with weights that are not finite.
     """
 
     def __init__(self, path: Path, flush_every: int) -> None:
@@ -313,7 +312,7 @@ class LossLog(StepLog):
             self._flush(state)
 
     def speed(self, state: Any) -> dict[str, float]:
-        """Tokens per second since it was last asked, seconds that are left, and most GPU memory in use, in GB."""
+        """Tokens per second since the last call, remaining seconds, and peak GPU memory in GB."""
         tokens, seconds = self._pace
         self._pace = [0, 0.0]
         each = (time.perf_counter() - self._began) / max(state.global_step - self._first, 1)
@@ -326,7 +325,7 @@ class LossLog(StepLog):
         return found
 
     def on_evaluate(self, *_: Any, **kwargs: Any) -> None:
-        """Leave what is no training out of the tokens per second."""
+        """Exclude evaluations from the tokens per second."""
         self._left = time.perf_counter()
 
     on_save = on_evaluate
@@ -353,7 +352,7 @@ class LossLog(StepLog):
             self.end(state, state.global_step - self._broken + 1)
 
     def end(self, state: Any, since: int) -> NoReturn:
-        """End a run that computes numbers that are not finite since a step."""
+        """End a run whose numbers are not finite since a step."""
         self._flush(state)
         last = newest_checkpoint(self.path.parent)
         raise Diverged(
@@ -369,7 +368,7 @@ class LossLog(StepLog):
 
 
 def process_count() -> int:
-    """How many processes train together; one that would train on several GPUs is refused."""
+    """The number of training processes; one process with several GPUs is refused."""
     from accelerate import DistributedType, PartialState
 
     state = PartialState()
@@ -383,7 +382,7 @@ def process_count() -> int:
 
 
 def sharding() -> str:
-    """What accelerate's launcher asks to divide a model's states: "ZeRO-2", "ZeRO-3", "FSDP2", or "" for nothing."""
+    """How accelerate's launcher shards a model's states: "ZeRO-2", "ZeRO-3", "FSDP2", or ""."""
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
         return f"ZeRO-{os.environ.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', '2')}"
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() != "true":

@@ -1,4 +1,4 @@
-"""What tasks on plain text share: decoders and encoder-decoders, packs, and replies to validation prompts."""
+"""Common parts of tasks on plain text: decoders and encoder-decoders, packs, and replies to validation prompts."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class TextTask(TrainingTask):
         return {}
 
     def save(self, folder: Path) -> None:
-        """The prompt and what else the model is to be used with; the trainer has saved the tokenizer."""
+        """The files for use of the model, such as its prompt; the trainer has saved the tokenizer."""
         for name, text in self.files.items():
             (folder / name).write_text(text, encoding="utf-8")
 
@@ -132,7 +132,7 @@ class TextTask(TrainingTask):
 
 
 def with_options(template: Any, options: Mapping[str, Any], model: str) -> str:
-    """A chat template that has set these variables, wherever it is used, as in training."""
+    """A chat template with these variables set in it, for training and use alike."""
     if not isinstance(template, str):
         raise ValueError(f"data.template_options: {model} has no chat template that could have options")
     known = set(re.findall(r"[A-Za-z_]\w*", template))
@@ -149,7 +149,7 @@ def generate_replies(
     train: TextTrainSection,
     criterion: Callable[[Any], bool] | None = None,
 ) -> list[str]:
-    """Greedy replies to prompts, without special tokens, on every process; each writes a part of them."""
+    """Greedy replies to prompts, without special tokens, on every process; each generates a part."""
     from tripletune.models.local import Request, decode
     from tripletune.models.local.chat import eos_token_ids
     from tripletune.models.local.continuous_batch import make_decoder
@@ -167,5 +167,5 @@ def generate_replies(
 
 
 def choose_examples(examples: Iterable[Example], count: int, text: Callable[[Example], str]) -> list[Example]:
-    """The examples whose texts have the smallest hashes: the same ones in any order of the data."""
+    """The examples whose texts have the smallest hashes, in any order of the data."""
     return heapq.nsmallest(count, examples, key=lambda one: hashlib.sha256(text(one).encode(errors="replace")).digest())

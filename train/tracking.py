@@ -1,7 +1,7 @@
-"""What trackers are told beside transformers' scalars: the run's own settings, sample replies, and the result.
+"""Report to trackers, besides transformers' scalars, the run's settings, sample replies, and the result.
 
-Each tracker is transformers' callback of that name, set by its own environment variables. W&B is told more here. A run
-keeps its id, so that one that was killed is one run there.
+Each tracker is transformers' callback of that name, set by its own environment variables. W&B gets more here. A run
+keeps its id, so a killed run continues there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _IDS, _STEP = "trackers.json", "train/global_step"
 
 
 def settings_of(task: Any) -> dict[str, Any]:
-    """The run as its folder knows it, under flat names: settings, data, rows, code; what is secret is left out."""
+    """The run's settings, data, rows and code under flat names, without secrets."""
     sources = {"train": task.sources[0], "validation": task.sources[1]}
     rows = {name: rows_meta(getattr(task, name)) for name in sources if getattr(task, name) is not None}
     about = {
@@ -52,7 +52,7 @@ def _told(own: dict[str, Any], args: Any) -> dict[str, Any]:
 
 
 class Reports(StepLog):
-    """`samples.jsonl`, prompts and replies of every evaluation, and what trackers are told; on the first process."""
+    """Writes prompts and replies of evaluations to `samples.jsonl`, and reports to trackers; on the first process."""
 
     def __init__(self, task: Any, args: Any) -> None:
         super().__init__(Path(task.config.output_dir) / SAMPLES)
@@ -63,7 +63,7 @@ class Reports(StepLog):
             args.to_dict = partial(_told, settings_of(task), args)
 
     def open(self, callbacks: list[Any]) -> None:
-        """Begin, or go on with, the trackers' runs; call it in a run folder that is this run's alone."""
+        """Begin or continue the trackers' runs; call it in a locked run folder."""
         if not self.trackers:
             return
         config, file = self.config, Path(self.config.output_dir) / _IDS
@@ -78,7 +78,7 @@ class Reports(StepLog):
             wandb.init(id=number, resume="allow", name=self.args.run_name, project=project, **about)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Forget lines of steps that will be done again; an offline run is told again what was before a kill."""
+        """Forget lines of steps that will be done again; report to an offline run again what came before a kill."""
         super().on_train_begin(args, state, control)
         told = state.is_world_process_zero and "wandb" in self.trackers
         if not told or not (run := import_module("wandb").run).offline:
@@ -103,7 +103,7 @@ class Reports(StepLog):
         wandb.log({"eval/samples": wandb.Table(columns=list(_COLUMNS), data=cells)} | {_STEP: step})
 
     def keep(self, final: Path) -> None:
-        """Hand the result, and the data where that is wished, to W&B, and end its run."""
+        """Upload the result, and on request the data, to W&B, and end its run."""
         if "wandb" not in self.trackers:
             return
         wandb, about = import_module("wandb"), public(read_json(final / "training.json"))
@@ -117,7 +117,7 @@ class Reports(StepLog):
         wandb.finish()
 
     def _files(self, kind: str, final: Path) -> Iterator[tuple[str, Path]]:
-        """Files of an artifact, by their places in it."""
+        """Files of an artifact, by their paths in it."""
         if kind == "model":
             yield from ((str(file.relative_to(final)), file) for file in sorted(final.rglob("*")) if file.is_file())
             return

@@ -1,12 +1,10 @@
 """Trajectories become token ids with labels at the teacher's decisions alone (CIRAG, section 3.5, eq. 8).
 
-What the student reads is what the loop would give it: the same chat template, tokenised by the same code
-(`models/local/chat.py:ChatEncoder`), shortened by the same function (`rag/systems/cirag/integration.py:shorten`). No
-template needs generation tags. Where a turn begins and ends is found by rendering the chat up to it; the tokens of the
-shorter chat must be the first tokens of the longer one. A template for which they are not is refused: its mask would be
-wrong.
-
-Learned is a turn's text and the token that ends it, never its header: that is what the model has to write.
+The student reads the loop's prompts: the same chat template, tokenised by the same code
+(`models/local/chat.py:ChatEncoder`), shortened by the same function (`rag/systems/cirag/integration.py:shorten`).
+Templates need no generation tags. Rendering the chat up to a turn shows its start and end; the tokens of the shorter
+chat must be a prefix of the longer one, else the template is refused. Labels are a turn's text and its end token, never
+its header.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ class TrajectoryEncoder:
 
     Args:
         eos_token_ids: Tokens that end a reply of the student; see `models.local.chat.eos_token_ids`.
-        rounds: "together" puts all rounds of a trajectory into one row, as long as each prompt goes on where the one
-            before ended, also as the template writes it (some take thoughts out of earlier replies); "separate" makes a
-            row of each round. Both learn the same tokens.
+        rounds: "together" puts all rounds of a trajectory into one row, as long as each rendered prompt continues the
+            one before (some templates remove thoughts from earlier replies); "separate" makes a row of each round. Both
+            learn the same tokens.
         learn: "decisions" are the turns that the trajectory marks; "everything" adds all turns after the first
-            decision, so retrieved candidates too.
+            decision, also retrieved candidates.
         max_prompt_tokens: Longest prompt; from a longer one the oldest candidates are left out.
     """
 
@@ -62,8 +60,8 @@ class TrajectoryEncoder:
         """Rows of trajectories, in their order, streamed.
 
         Args:
-            counts: Counts `trajectories` and those `of <teacher>`, `rounds`, `shortened_prompts`,
-                `candidates_left_out` and `rounds_too_long`, which are left out.
+            counts: Counts `trajectories`, also `of <teacher>`, `rounds`, `shortened_prompts`, `candidates_left_out` and
+                the left-out `rounds_too_long`.
 
         Yields:
             `input_ids`, `labels` (-100 where nothing is learned) and `length`.
@@ -78,7 +76,7 @@ class TrajectoryEncoder:
                 raise ValueError(f"trajectory {trajectory.id!r}: {error}") from None
 
     def prompts(self, trajectories: Iterable[Trajectory], counts: Counter[str]) -> Iterator[dict[str, Any]]:
-        """The prompts of all learned rounds as rows of which nothing is learned, for on-policy distillation."""
+        """The prompts of all learned rounds as rows without labels, for on-policy distillation."""
         for trajectory in trajectories:
             counts.update(("trajectories", f"of {trajectory.model}"))
             for place in _decisions(trajectory):
@@ -88,7 +86,7 @@ class TrajectoryEncoder:
                     yield {"input_ids": ids, "labels": [IGNORED] * len(ids), "length": len(ids)}
 
     def sample(self) -> tuple[list[int], list[int]]:
-        """A row that shows template and tokenizer, which may change while their folder keeps its name."""
+        """A sample row, which reveals changes of template or tokenizer in an unchanged folder."""
         turns: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
         try:
             return self.encode([*turns, {"role": "assistant", "content": "a"}], {2})
@@ -111,7 +109,7 @@ class TrajectoryEncoder:
         return ids, labels
 
     def _chats(self, trajectory: Trajectory, counts: Counter[str]) -> Iterator[tuple[list[Message], set[int]]]:
-        """The turns that become a row each, and the places of those that are learned."""
+        """The turns of each row, with the indices of the learned ones."""
         messages = trajectory.messages
         decisions = _decisions(trajectory)
         current: list[Message] = []
@@ -137,7 +135,7 @@ class TrajectoryEncoder:
 
     @staticmethod
     def _count_round(counts: Counter[str], is_too_long: bool, left_out: int) -> bool:
-        """Whether a round is taken; it is counted either way."""
+        """Whether to take a round; it is counted either way."""
         counts["rounds"] += 1
         if is_too_long:
             counts["rounds_too_long"] += 1
@@ -147,11 +145,11 @@ class TrajectoryEncoder:
         return not is_too_long
 
     def _shorter(self, prompt: Sequence[Message]) -> tuple[list[Message], int]:
-        """A prompt as the loop would send it, and how many candidates it lost."""
+        """The loop's prompt, and the number of left-out candidates."""
         return shorten(prompt, lambda chat: len(self._chat.encode(chat)), self.max_prompt_tokens)
 
     def _reply(self, turns: Sequence[Message], place: int, text: str, ids: list[int]) -> tuple[int, int]:
-        """Start and end (exclusive) of a reply: what the model writes after the prompt that the loop gives it."""
+        """Start and end (exclusive) of a reply after the loop's prompt."""
         opening = self._chat.render(turns[:place])
         if not text.startswith(opening):
             raise ValueError(
@@ -193,13 +191,13 @@ class TrajectoryEncoder:
         return self._count(text, ids, start, place), self._count(text, ids, end, place)
 
     def _end(self, text: str, position: int) -> int | None:
-        """Where the token that ends a turn ends, if it follows the turn's text directly."""
+        """The position after a turn's end token, if it directly follows the turn's text."""
         bare = text[position:].lstrip()
         token = next((one for one in self._eos_tokens if bare.startswith(one)), None)
         return None if token is None else len(text) - len(bare) + len(token)
 
     def _count(self, text: str, ids: list[int], position: int, place: int) -> int:
-        """Tokens before a position, which must be the same with and without what follows."""
+        """Number of tokens before a position, which must not depend on the text after it."""
         if not self._is_border(text, ids, position):
             raise ValueError(
                 f"turn {place + 1} does not begin and end between two tokens of {self._chat.model} "

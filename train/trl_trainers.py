@@ -1,12 +1,11 @@
 """TRL's trainers of replies that the student writes, with this engine's data order, logs and resume.
 
 `DistillationTrainer` takes a reply to a prompt, `GRPOTrainer` a run of a loop. CIRAG's chat only grows, so a run is one
-row: the first prompt, then the student's replies, which are learned, and between them what the loop adds, which is not.
-Where a prompt does not begin with the one before and its reply (the loop repaired the reply), the row ends, and counts
-as cut.
+row: the first prompt, then the student's replies, which are learned, and the loop's turns, which are not. If a prompt
+does not continue the previous prompt and reply (the loop repaired the reply), the row ends and counts as cut.
 
-A checkpoint always lies between two rollouts. A reply is drawn with a seed made of run, step, row and call, so that a
-resumed run draws the same.
+A checkpoint always lies between two rollouts. The seed of a reply depends on run, step, row and call, so a resumed run
+draws the same.
 
 Shapes: B rows, P tokens of the longest prompt, C tokens of the longest reply.
 """
@@ -51,7 +50,7 @@ _LOGGED = {name: f"rewards/{name}/mean" for name in PARTS} | {
 
 
 class TrlMixin(EngineMixin):
-    """What trainers of TRL that write replies have in common, in front of the trainer's class."""
+    """Common part of TRL's trainers that generate replies, put before the trainer's class."""
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         self._batch = super()._prepare_inputs(inputs)
@@ -62,7 +61,7 @@ class TrlMixin(EngineMixin):
         return nullcontext()
 
     def tokens_of(self, inputs: Any) -> int:
-        """Tokens of prompts and replies; the batch was there before the replies were."""
+        """Tokens of prompts and replies, which are newer than the batch."""
         return int(self._batch["prompt_ids"].numel() + self._batch["completion_ids"].numel())
 
     def label_tokens(self, inputs: Any) -> torch.Tensor:
@@ -80,7 +79,7 @@ class TrlMixin(EngineMixin):
         return output
 
     def _send_telemetry(self) -> None:
-        """Nothing is sent anywhere that was not asked for."""
+        """Send no telemetry."""
 
 
 class OnPolicyTrainer(TrlMixin, DistillationTrainer):
@@ -114,15 +113,15 @@ class OnPolicyTrainer(TrlMixin, DistillationTrainer):
 
 
 class Episode(LLMClient):
-    """The student in CIRAG's integration phase, in one run of the loop, and the row that the run becomes.
+    """The student as CIRAG's integrator in one run of the loop, and the row of that run.
 
     Args:
-        seed: That of the first reply; the next one has the next number.
+        seed: Seed of the first reply; the next reply has the next number.
 
     Attributes:
         prompt: Tokens up to the first reply.
         completion: Tokens after that.
-        mask: 1 for those of them that the student wrote, 0 for the others.
+        mask: 1 for tokens of these that the student wrote, else 0.
         cut: Whether the row lacks a part of the run.
     """
 
@@ -142,7 +141,7 @@ class Episode(LLMClient):
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
     ) -> Completion:
-        """Reply to a chat; see `LLMClient.chat`. The tokens of earlier replies stay those that were drawn."""
+        """Reply to a chat; see `LLMClient.chat`. Earlier replies keep their sampled tokens."""
         text = self._chat.render(messages)
         self.cut |= not text.startswith(self._text)
         new = self._chat.tokens(text if self.cut else text[len(self._text) :])
@@ -166,7 +165,7 @@ class Episode(LLMClient):
         return len(self._chat.encode(messages))
 
     def finish(self, eos: int, longest: int) -> None:
-        """End the row, with at least a token after the prompt, as TRL wants."""
+        """End the row, with at least one token after the prompt, as TRL requires."""
         self.prompt = self.prompt or [eos]
         self._add([eos], [])
         longest = max(1, longest - len(self.prompt))
@@ -183,7 +182,7 @@ class Episode(LLMClient):
 
 
 def reward_parts(row: dict[str, Any]) -> dict[str, float]:
-    """What a run is rewarded for, given its row of results."""
+    """The rewards of a run, given its row of results."""
     trace, wanted = row["trace"], set(row["supporting"])
     # A failed run has none of these notes.
     kept, rounds = (trace["details"].get(name, ()) for name in ("core_passages", "rounds"))
@@ -242,7 +241,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         self.begin_run(task)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train, and close what the loop has opened; see transformers' `Trainer.train`."""
+        """Train, and close the loop's resources; see transformers' `Trainer.train`."""
         try:
             return super().train(*args, **kwargs)
         finally:
@@ -302,10 +301,9 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, *args: Any,
         compute_entropy: bool = False, **options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor, Any]:  # fmt: skip
-        """Log-probabilities and entropies, (B, C) each: in TRL of all tokens, here of those the student wrote, else 0.
-
-        On a GPU it is TRL's kernel, where it knows the model. On a CPU that takes most of a step: one token in eight is
-        the student's.
+        """Log-probabilities and entropies, (B, C) each, 0 for tokens that the student did not write. On a GPU this is
+        TRL's kernel, if it knows the model; on a CPU that would take most of a step, since the student writes one token
+        in eight.
         """
         if input_ids.is_cuda:
             options |= {"compute_entropy": compute_entropy}
@@ -326,7 +324,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
     def _of_written(
         self, model: Any, ids: torch.Tensor, inside: torch.Tensor, written: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of one run, (P + C,) tokens without their padding: log-probabilities and entropies, (C,) each."""
+        """Log-probabilities and entropies, (C,) each, of one run of (P + C,) tokens without padding."""
         flags = torch.cat([torch.zeros_like(ids[: -len(written)]), written])
         row, kept = ids[inside][None], flags[inside][None]
         labels = row.masked_fill(kept == 0, IGNORED)

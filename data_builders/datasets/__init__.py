@@ -1,7 +1,7 @@
-"""Data sets on disk: what a kind of row has of its own (`kinds.py`), and the numbers that are counted over its rows.
+"""Data sets on disk: kinds of rows (`kinds.py`), and statistics of rows.
 
 Quantities are histograms of whole numbers, so medians are exact and memory does not grow with the number of rows. The
-samples of a label are the rows whose ids have the smallest hashes: no order of reading changes them.
+samples of a label are the rows whose ids have the smallest hashes, in any order of reading.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Result = TypeVar("Result")
 
 
 class RowKind(Protocol[R]):
-    """What one kind of row has of its own.
+    """A kind of row.
 
     Attributes:
         layout: Types of a stored row: "string" or "bool", `[type]` for a list, `{name: type}` for a structure.
-        keys: Keys that a stored row of this kind has, and none of another kind.
+        keys: Keys that identify a stored row of this kind.
         hub_task: The hub's name of the task.
-        labels: By the word that `peek --label` takes, the label of a sample.
+        labels: Labels of samples by the words of `peek --label`.
     """
 
     name: str
@@ -53,16 +53,16 @@ class RowKind(Protocol[R]):
         """Read a stored row; `where` opens the message of the `ValueError` for one that is malformed."""
 
     def label(self, row: R) -> str:
-        """The heading under which the card shows the row when it is a sample."""
+        """The heading of the row as a sample in the card."""
 
     def text(self, row: R) -> tuple[str, str]:
-        """What a model reads, below an instruction, and what it learns to write."""
+        """The model's input, without instruction, and its label."""
 
     def describe(self, row: R, split: str) -> list[str]:
-        """Lines on what the row is, and the instruction that stands above its text."""
+        """Lines that describe the row, and its instruction."""
 
     def sides(self, row: R) -> list[tuple[str, str]]:
-        """What must not stand in two splits: kinds of values with the row's own."""
+        """The row's values by kind that must not occur in two splits."""
 
     def count(self, row: R, statistics: Statistics[R]) -> None:
         """Count a row, by `Statistics.count` and `Statistics.measure`."""
@@ -76,7 +76,7 @@ class RowKind(Protocol[R]):
 
 
 def summary(counts: Counter[int]) -> dict[str, float]:
-    """Count, min, mean, median and max of whole numbers, from how often each occurs; zeros when there are none."""
+    """Count, min, mean, median and max of whole numbers from their frequencies; zeros without any."""
     total = counts.total()
     if not total:
         return {"count": 0, "min": 0, "mean": 0.0, "median": 0.0, "max": 0}
@@ -88,14 +88,14 @@ def summary(counts: Counter[int]) -> dict[str, float]:
 
 
 class SmallestHashes:
-    """The few items whose keys have the smallest hashes, in whatever order they come."""
+    """The few items whose keys have the smallest hashes, whatever their order."""
 
     def __init__(self, count: int = SAMPLES) -> None:
         self._count = count
         self._kept: list[tuple[bytes, Any]] = []
 
     def add(self, key: str, item: Any) -> None:
-        """Keep the item when the hash of its key is small enough."""
+        """Keep the item if its key's hash is small enough."""
         digest = hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest()
         insort(self._kept, (digest, item), key=itemgetter(0))
         del self._kept[self._count :]
@@ -119,7 +119,7 @@ class Statistics(Generic[R]):
 
     @property
     def records(self) -> int:
-        """How many rows were counted."""
+        """Number of rows."""
         return self.splits.total()
 
     def add(self, row: R, split: str) -> None:
@@ -137,7 +137,7 @@ class Statistics(Generic[R]):
         self._lengths.setdefault(group, {}).setdefault(what, Counter())[value] += 1
 
     def to_json(self) -> dict[str, Any]:
-        """Everything that was counted, as plain numbers, and the samples."""
+        """All counts as plain numbers, and the samples."""
         # Labels of the kind stand first, in its order.
         labels = sorted(self._samples, key=[*self.kind.labels.values(), *sorted(self._samples)].index)
         return {
@@ -157,7 +157,7 @@ class Statistics(Generic[R]):
 
 
 def length_table(numbers: dict[str, Any]) -> Table:
-    """The distributions of everything that was measured."""
+    """The distributions of all measures."""
     head = ["min", "mean", "median", "max"]
     named = [(name, one) for group in numbers["lengths"].values() for name, one in group.items()]
     rows = [[name, *(f"{one[key]:,}" for key in head)] for name, one in named]
@@ -220,7 +220,7 @@ class JsonlIndex:
         key_of: Gives the key of "file:line" and row.
 
     Attributes:
-        repeated_line: Number of the first line with a key that an earlier line has too; the earlier one is found.
+        repeated_line: Number of the first line that repeats an earlier key; the earlier line is used.
     """
 
     def __init__(self, path: str | Path, key_of: Callable[[str, dict[str, Any]], str]) -> None:

@@ -1,4 +1,4 @@
-"""What `tripletune data stats`, `validate` and `peek` look at: any data set folder, row by row."""
+"""Read any data set folder row by row, for `tripletune data stats`, `validate` and `peek`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def why_empty(folder: str | Path) -> str | None:
 
 
 def kind_of(folder: str | Path) -> RowKind[Any]:
-    """What the rows of a data set are; its first row says it, and records it is where that cannot be read."""
+    """The kind of a data set's rows, by the first one; records if it is unreadable."""
     for file in chain(*dataset_files(folder).values()):
         try:
             _, first = next(stored_rows(file), ("", None))
@@ -70,13 +70,13 @@ def kind_of(folder: str | Path) -> RowKind[Any]:
 
 
 def _leaks(kind: RowKind[Any], row: Any, split: str, seen: SeenTable) -> list[tuple[str, str, str | None]]:
-    """What the row has in common with another split (a question, a text): kind of value, value, that split."""
+    """Values of the row that occur in another split (a question, a text): kind, value, split."""
     sides = [(what, value, seen.first(what, value, split)) for what, value in kind.sides(row)]
     return [side for side in sides if side[2] not in (None, split)]
 
 
 def count_rows(folder: str | Path, tokenizer: str | None = None) -> tuple[Statistics[Any], Counter[str]]:
-    """Counts of a data set, and how many of its rows belong to another split, by what is the same."""
+    """Counts of a data set, and by kind of value the rows that another split has too."""
     kind, leaks = kind_of(folder), Counter[str]()
     statistics = Statistics(kind, tokenizer)
     with SeenTable() as seen:
@@ -113,7 +113,7 @@ def troubles(folder: str | Path) -> Iterator[str]:
 
 
 def _checked(file: Path, kind: RowKind[Any]) -> Iterator[tuple[str, Any]]:
-    """Rows with their places; a bad row comes as the `ValueError` that says what is wrong with it."""
+    """Rows with their places; a bad row comes as its `ValueError`."""
     try:
         for where, row in stored_rows(file):
             try:
@@ -165,7 +165,7 @@ def find_rows(
 
 
 def row_text(kind: RowKind[Any], row: Any, split: str) -> str:
-    """A row as text: what it is, the whole input of the model, and what it learns."""
+    """A row as text: description, the model's whole input, and label."""
     read, learned = kind.text(row)
     about = [" ".join(line.splitlines()) for line in kind.describe(row, split)]
     return "\n".join([*about, "", read, "", f"=> {learned}"])
@@ -193,5 +193,5 @@ def mermaid(kind: RowKind[Any], row: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A label in which nothing is syntax: other characters than letters and a few marks are written by number."""
+    """A label without Mermaid syntax: special characters are written by number."""
     return '"' + _NO_ENTITY.sub(lambda match: f"#{ord(match[0])};", " ".join(printable(text).split())) + '"'

@@ -77,7 +77,7 @@ class _Records(RowKind[Record]):
         ]
 
     def sides(self, row: Record) -> list[tuple[str, str]]:
-        """A question is the same when its id is, or its normalised text."""
+        """Questions are equal by id or by normalised text."""
         return [("question id", row.question_id), ("question text", normalize_answer(row.question))]
 
     def graphs(self, row: Record) -> list[Sequence[Triple]]:
@@ -154,7 +154,7 @@ def _names(triples: Any) -> set[str]:
 
 
 def facts_name(facts: Iterable[Triple], names: Iterable[str]) -> bool:
-    """Whether a fact holds one of the names in whole words, both normalised as answers are."""
+    """Whether a fact holds one of the names in whole words, after normalisation of answers."""
     text = _BETWEEN_FACTS.join(" ".join(fact.as_list()) for fact in facts)
     return any(mentions(text, name) for name in names)
 
@@ -222,7 +222,7 @@ class _Pairs(RowKind[ExtractionPair]):
 
 
 def text_key(text: str) -> str:
-    """What two texts have in common that differ in spaces, case or Unicode form alone."""
+    """A text without differences of spaces, case and Unicode form."""
     return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 

@@ -1,7 +1,7 @@
 """Writes a data set folder for `datasets.load_dataset(folder)`: shards `<split>-00000.jsonl` or `.parquet`, and a card.
 
 The folder is there completely or not at all, and one program writes it at a time (`models.files.new_folder`). The card
-says what was built from what and by whom, its numbers, and samples.
+gives sources, models, numbers, and samples.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ROW_GROUP = 512
 
 @dataclass(frozen=True)
 class FolderOptions:
-    """Where and how a data set is written."""
+    """Output folder and format."""
 
     output: str = field(metadata={"help": "folder of the data set"})
     format: Literal["jsonl", "parquet"] = setting("jsonl", "format of the shards")
@@ -72,7 +72,7 @@ class DatasetWriter(Generic[R]):
             self._shards.popitem()[1].close()
 
     def finish(self, facts: BuildFacts) -> dict[str, Any]:
-        """Finish the shards and write the card; unless `facts` name files, those that were read are added."""
+        """Finish the shards and write the card; unless `facts` name files, the input files are added."""
         self.close()
         facts.files = facts.files or {path: file_digest(path) for path in self._sources if Path(path).is_file()}
         facts.options |= {name: getattr(self._options, name) for name in ("format", "shard_size", "tokenizer")}
@@ -87,7 +87,7 @@ class DatasetWriter(Generic[R]):
 def new_dataset(
     options: FolderOptions, kind: RowKind[R], sources: Sequence[str | Path | None] = ()
 ) -> Iterator[DatasetWriter[R]]:
-    """A data set that takes the place of `options.output` when the block ends well; call `finish` in it.
+    """A data set that replaces `options.output` when the block succeeds; call `finish` in it.
 
     What is read, the `sources`, must survive; locations that are no files (hub ids) are passed over.
     """
@@ -111,7 +111,7 @@ def drawn(seed: int, text: str) -> int:
 
 
 def split_name_problems(name: str | None) -> list[str]:
-    """What is wrong with the name of a split."""
+    """Problems of a split's name."""
     if name is None or _SPLIT_NAME.fullmatch(name):
         return []
     return [f"split_name: {name!r} must be made of letters, digits, underscores and single dots"]
@@ -162,18 +162,18 @@ def _arrow(layout: Any) -> Any:
 
 @dataclass
 class BuildFacts:
-    """What a card says besides the numbers.
+    """Facts of a card besides its numbers.
 
     Attributes:
         drops: By source, questions or rows left out by reason.
         questions: By source, questions that gave records.
-        repairs: By source, replies that were right only after a repair turn, by stage.
-        refused: By source, replies that were rejected, those of repair turns included, by stage and reason.
-        recovered: By source, replies in another form than was asked for that were read all the same.
-        examples: By reason, some of the questions that were left out (`data_builders.hotpotqa_subq.build`).
+        repairs: By source and stage, replies that a repair turn corrected.
+        refused: By source, stage and reason, rejected replies, also of repair turns.
+        recovered: By source, readable replies in another form.
+        examples: By reason, examples of left-out questions (`data_builders.hotpotqa_subq.build`).
         files: With `prompts`, the SHA-256 of each.
         models: By role the model that had it.
-        calls: By stage, numbers of calls. Nothing that differs between two runs of one build belongs here.
+        calls: By stage, numbers of calls. Equal in two runs of one build.
     """
 
     title: str
@@ -195,7 +195,7 @@ class BuildFacts:
 
 
 def _front_matter(kind: RowKind[R], title: str, splits: Sequence[str], format: str) -> str:
-    """The YAML head of a card: where the splits are, and the features of a row."""
+    """The YAML head of a card: files of the splits, and features of a row."""
     files = [{"split": split, "path": f"{split}-*.{format}"} for split in splits]
     head = {
         "pretty_name": title,
@@ -236,7 +236,7 @@ def card_body(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> s
 
 
 def card_tables(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> list[Table]:
-    """All tables of a card: the numbers of its rows, and what the build says."""
+    """All tables of a card: numbers of rows and facts of the build."""
     splits = [[name, f"{n:,}"] for name, n in numbers["splits"].items()]
     tables = [Table(["split", kind.plural], splits, kind.plural.capitalize())]
     if numbers["records"]:
@@ -268,7 +268,7 @@ def _fenced(text: str) -> str:
 
 
 def _examples(examples: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """Questions that the teacher could not label: where it failed, and how its reply begins."""
+    """Questions that the teacher could not label: stage of the failure, and start of the reply."""
     parts = [
         "## Examples of questions left out",
         f"Picked by a hash of their ids; all of them are in `{DROPPED}`, the whole replies in the ledger.",
@@ -283,7 +283,7 @@ def _examples(examples: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 
 def _samples(kind: RowKind[R], samples: dict[str, list[dict[str, str]]]) -> list[str]:
-    """Rows of each label as a model sees them; long ones are cut, the whole row is what `peek` shows."""
+    """Rows of each label as a model reads them; long ones are cut (`peek` shows all)."""
     parts = [
         f"{kind.plural.capitalize()} picked by a hash of their ids: what the model reads (below its instruction), and "
         "what it learns to write. Whole ones, and their graphs: `tripletune data peek FOLDER --id ID`."

@@ -1,1 +1,1 @@
-"""Documents of one's own, and the passages they are cut into."""
+"""Cut custom documents into passages."""

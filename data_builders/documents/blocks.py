@@ -46,7 +46,7 @@ _HEADING = re.compile("h[1-6]")
 
 
 class Block(NamedTuple):
-    """A paragraph: its text, the headings that it stands under, and its page of a PDF or row of a table."""
+    """A paragraph: text, headings above it, and page of a PDF or row of a table."""
 
     text: str
     heading: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class Block(NamedTuple):
 
 
 class Unreadable(ValueError):
-    """Why a document gives no text: a reason that documents share, a colon, and what more is known."""
+    """Why a document gives no text: a common reason, a colon, details."""
 
 
 def read_blocks(path: Path, texts: Iterable[str], titles: Iterable[str], notes: Counter[str]) -> Iterator[Block]:
@@ -166,7 +166,7 @@ class _Html(HTMLParser):
             self._parts.append(data)
 
     def _end(self, tag: str = "") -> None:
-        """What was read is a heading or a paragraph."""
+        """The text read so far is a heading or a paragraph."""
         text = " ".join("".join(self._parts).split())
         self._parts.clear()
         if _HEADING.fullmatch(tag) and 0 < len(text) <= _LONGEST_HEADING:
@@ -178,7 +178,7 @@ class _Html(HTMLParser):
             self._bare = ""
 
     def _close_heading(self, tag: str = "h1") -> None:
-        """A heading without text, before another that is not below it, is a paragraph."""
+        """A heading without text or sub-heading is a paragraph."""
         if self._bare >= tag:
             *above, name = self._path.values()
             self._ready.append(Block(name, tuple(above)))

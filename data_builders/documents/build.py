@@ -1,9 +1,9 @@
-"""Passages of documents: cut between sentences, under their headings, each with what cites it.
+"""Passages of documents: cut between sentences, under their headings, with citation data.
 
     tripletune build passages --documents folder --output mine
 
-writes `corpus.jsonl`, `README.md` and `documents.sqlite`, where the same command finds what it need not read again:
-documents with the same digest, read with the same options.
+writes `corpus.jsonl`, `README.md` and `documents.sqlite`, by which the same command skips documents with the same
+digest and options.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Build:
     """What a build did.
 
     Attributes:
-        left_out: Files that gave no passage, and why: a reason that files share, a colon, what more is known.
+        left_out: Files that gave no passage, each with a common reason, a colon, details.
         odd: Documents that were read, by what is odd about them.
-        counts: Documents by what became of them, and passages: added, gone, all.
+        counts: Documents by outcome, and passages: added, gone, all.
     """
 
     left_out: dict[str, str]
@@ -79,7 +79,7 @@ class Build:
     counts: Counter[str] = field(default_factory=Counter)
 
     def changes(self) -> str:
-        """What became of documents and passages, in words."""
+        """The changes of documents and passages, in words."""
         states = {name: n for name, n in self.counts.items() if n and name not in ("added", "gone", "all")}
         there = sum(states.values()) - self.counts["deleted"]
         documents = f"{there:,} documents: {', '.join(f'{n:,} {name}' for name, n in states.items())}"
@@ -87,7 +87,7 @@ class Build:
         return f"{documents}; {added:,} passages new, {gone:,} gone, {passages:,} in all"
 
     def oddities(self, most: int) -> list[str]:
-        """What was left out, and what else is odd, each with the names of a few files."""
+        """Left-out files and warnings, each with the names of a few files."""
         found = dict(self.odd)
         for name, problem in sorted(self.left_out.items()):
             reason, _, more = problem.partition(": ")
@@ -218,7 +218,7 @@ def _forget(database: sqlite3.Connection, document: str) -> set[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; bad input, and documents none of which can be read, end it with one line and exit code 2."""
+    """The command line; bad input, and only unreadable documents, end it with one line and exit code 2."""
     parser = CommandParser(
         prog="tripletune build passages",
         description="Cut documents (text, Markdown, HTML, PDF, DOCX, JSONL, CSV, Parquet) into passages for "

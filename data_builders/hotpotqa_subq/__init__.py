@@ -1,4 +1,4 @@
-"""HotpotQA-SUBQ: questions and what a teacher says of them become planning and answering records (RAS, Algorithm 1)."""
+"""HotpotQA-SUBQ: questions and a teacher's annotations become planning and answering records (RAS, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ async def label_question(
         direct_answer: Whether the base model answers without retrieval: one `[NO_RETRIEVAL]` record for planning and
             one for answering (line 7).
         distractors: As a retriever with k > 1 would bring them; this and `first_subquery`: see `options.BuildOptions`.
-        failures: Gives what failed searches for a document brought, before the one that finds it. The label after a
-            failed search asks for the same again, in other words where the teacher knows some. The paper has none.
+        failures: Draws the steps of failed searches before a document's successful one. The label after a failed search
+            asks for the same again, reworded if the teacher has a wording. The paper has none.
     """
     if direct_answer:
         return [record_of(question, name, Action.NO_RETRIEVAL) for name in ("plan0", "answer")]
@@ -83,7 +83,7 @@ async def label_question(
 
 
 async def _kept(question: Question, teacher: Teacher, first_subquery: FirstSubquery) -> list[Annotation]:
-    """The documents that help, with the sub-queries that become labels."""
+    """The helpful documents with their sub-query labels."""
     if not question.supporting:
         raise UnlabelledQuestion(DropReason.NO_SUPPORT)
     kept = await teacher.annotate(question)
@@ -104,7 +104,7 @@ async def _kept(question: Question, teacher: Teacher, first_subquery: FirstSubqu
 
 
 def names_to_find(question: Question) -> list[str]:
-    """Names on the way to the answer: of the hops' answers, the supporting passages and the gold evidence."""
+    """Names on the way to the answer, from the hops' answers, the supporting passages and the gold evidence."""
     return [
         *(hop.answer for hop in question.hops),
         *(BRACKETED.sub("", question.passages[number].title) for number in question.supporting),
@@ -113,7 +113,7 @@ def names_to_find(question: Question) -> list[str]:
 
 
 def step_of(subquery: str, shown: Iterable[Found]) -> Step:
-    """A step of the history: what was asked, and the distinct triples of the passages that it shows."""
+    """A step of the history: the query, and the distinct triples of its passages."""
     passages, triples = zip(*shown)
     return Step(subquery, tuple(dict.fromkeys(chain(*triples))), "\n".join(one.content for one in passages))
 
@@ -130,7 +130,7 @@ def gives_away_answer(subquery: str, question: Question) -> bool:
 def record_of(
     question: Question, name: str, action: Action, steps: tuple[Step, ...] = (), subquery: str = ""
 ) -> Record:
-    """A record of a question; its name, "plan0" or "answer", is the end of its id."""
+    """A record of a question, with an id that ends in a name such as "plan0" or "answer"."""
     return Record(
         id=f"{question.source}:{question.id}:{name}",
         question_id=question.id,
@@ -146,14 +146,14 @@ def record_of(
 
 @dataclass
 class FailedSearches:
-    """Draws what failed searches brought: a step with another article's facts, before the question is asked again.
+    """Draws failed searches: a step with another article's facts, before the question is asked again.
 
     In RAS, appendix C, every step of a history is a success, so the number of steps says when to stop.
 
     Args:
-        share: Share of the searches that fail; of those that follow a failed one too, but no third time.
+        share: Share of searches that fail, once or twice in a row.
         split_of: The split of a question's text: facts of other questions come from the same split.
-        triples_of: Triples of a question's other passages, which fail first.
+        triples_of: Triples of a question's other passages, which are drawn first.
     """
 
     share: float
@@ -164,7 +164,7 @@ class FailedSearches:
     _articles: dict[tuple[str, str], list[Found]] = field(default_factory=lambda: defaultdict(list))
 
     async def collect(self, questions: Iterator[Question], teacher: Teacher) -> None:
-        """Take the supporting articles of the first questions of a source, for use where `triples_of` has none."""
+        """Take the supporting articles of a source's first questions, for questions without `triples_of`."""
         for question in islice(questions, POOL):
             with suppress(UnlabelledQuestion):
                 kept = await teacher.annotate(question)

@@ -1,8 +1,8 @@
 """The command line of `tripletune build subq`.
 
-Exit codes: 0 done; 1 a call of the teacher can't be answered, run again to continue, or its replies to more than a
-tenth of the questions could not be used; 2 bad input; 3 calls wait for a batch's replies; 4 done, but the teacher could
-not label a single question; 130 interrupted.
+Exit codes: 0 done; 1 a teacher's call failed (run again to continue), or its replies to more than a tenth of the
+questions were unusable; 2 bad input; 3 calls wait for a batch's replies; 4 done, but the teacher could not label a
+single question; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def open_base_model(options: BuildOptions, ledger: str) -> LLMClient:
-    """The client of the direct-answer test: a base model, which has no chat template, on this machine."""
+    """The client of the direct-answer test: a base model without chat template, on this machine."""
     from tripletune.models.llm.backends.hf import HFBackend
     from tripletune.models.llm.ledger import Ledger
     from tripletune.models.llm.ledger_client import LedgerClient
@@ -97,7 +97,7 @@ _TRIPLES_PER_CHARACTER, _SUBQUERY_CHARACTERS, _FILTER_CHARACTERS = 1.3, 86, 40
 def estimate(
     sources: list[Source], options: BuildOptions, count_tokens: Callable[[str], int] | None = None
 ) -> tuple[int, dict[str, list[float]]]:
-    """Questions that the teacher labels; and by role the calls, input tokens and output tokens at most."""
+    """Questions to label; and by role the maximum calls, input tokens and output tokens."""
     system = load_subq_prompts(options.prompts).texts
     stages: dict[str, list[float]] = {role: [0, 0, 0] for role in (FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE)}
     number, sample = 0, list[str]()
@@ -119,7 +119,7 @@ def estimate(
 
 
 def _prompts(question: Question, options: BuildOptions) -> Iterator[tuple[str, str, float]]:
-    """Role, user's turn and characters of the reply of each call."""
+    """Role, user turn and reply length in characters of each call."""
     if not question.supporting:
         return
     yield FILTER_ROLE, filter_text(question, shown_documents(question, options.show_documents)), _FILTER_CHARACTERS

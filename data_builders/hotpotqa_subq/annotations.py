@@ -87,8 +87,8 @@ class GoldTeacher(Teacher):
 class DecomposingTeacher(GoldTeacher):
     """Gold decompositions, MuSiQue's or the steps of a plain file: the hops in order, with answers in place of `#k`.
 
-    Two hops that read the same paragraph give one document with the first hop's question: its triples are in the
-    history by then, and asking for them again would teach a useless retrieval. Without a file hops bring their triples.
+    Two hops that read the same paragraph give one document with the first hop's question, since asking for its triples
+    again would teach a useless retrieval. Without a file hops bring their triples.
     """
 
     name = "gold decompositions"
@@ -134,7 +134,7 @@ def plain_records(row: Row, where: str) -> list[Record]:
 
 
 class TwoWikiTeacher(GoldTeacher):
-    """Gold evidence: each evidence triple belongs to a supporting passage and is what is asked of it.
+    """Gold evidence: each evidence triple belongs to a supporting passage and is asked for there.
 
     The facts of a passage are the triples that a file has, and of the evidence what none of these names the object of.
     """
@@ -163,12 +163,12 @@ class PartTeacher(GoldTeacher):
 
     What the paper leaves open:
 
-    - **Answering records alone**, since table 4 counts the parts in the answering column, and appendix C.4 names them
-      as a reason why there are more answering records than `[SUFFICIENT]` and `[NO_RETRIEVAL]` labels together.
+    - **Answering records alone**, since table 4 counts the parts in the answering column, and appendix C.4 explains by
+      them why answering records outnumber `[SUFFICIENT]` and `[NO_RETRIEVAL]` labels.
     - **History.** Without triples none: direct answering. With triples there is one step: q_0 is the question itself
       and the triples are those of all its passages, as in figure 25.
-    - **The question** is put to the model with the words of its task at evaluation (the roles of table 5). The
-      sub-query is the bare question, as in retrieval.
+    - **The question** has the words of its evaluation task (the roles of table 5). The sub-query is the bare question,
+      as in retrieval.
     """
 
     name, collects_failures = "gold answers", False
@@ -188,7 +188,7 @@ class PartTeacher(GoldTeacher):
 
 
 class TripleLookup:
-    """Gives the triples of a passage, found by its content; none where the source does not cover it.
+    """Looks up the triples of a passage by its content; none if the source lacks it.
 
     Args:
         source: A triple store, or JSON lines `{"title", "text", "triples"}`, which are read into a temporary one.
@@ -209,7 +209,7 @@ class TripleLookup:
         return found
 
     def check(self) -> None:
-        """Raise `ValueError` when it was asked and had nothing."""
+        """Raise `ValueError` if no look-up succeeded."""
         if self._asked and not self._found:
             raise ValueError(
                 f"{self._source} has triples of none of the {self._asked:,} passages that were looked up: is it a file "
@@ -233,7 +233,7 @@ def hop_question(question: Question, number: int, plain: bool = False) -> str:
 
 
 def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> Teacher:
-    """The teacher of one source that needs no model; for `musique` and `two_wiki` annotations may be a triple file."""
+    """The teacher of a source, without a model; for `musique` and `two_wiki` annotations may be a triple file."""
     if reader in PARTS:
         return PartTeacher(reader, annotations, issues)
     gold = {"two_wiki": TwoWikiTeacher, "musique": DecomposingTeacher, "qa": DecomposingTeacher}.get(reader)
@@ -352,6 +352,6 @@ def joined_question(questions: Iterable[str]) -> str:
 
 
 def tidy_question(question: str) -> str:
-    """A question typed in haste, put in order: capital letter, closing question mark, no space before either."""
+    """A tidied question: capital letter, closing question mark, no space before either."""
     words = " ".join(question.split()).replace(" '", "'").rstrip(" ?")
     return f"{words[:1].upper()}{words[1:]}?"

@@ -1,6 +1,6 @@
 """HotpotQA-SUBQ: benchmark questions and a teacher become planning and answering records (RAS, Algorithm 1).
 
-All calls of a teacher LLM are kept in a ledger beside the output, so a build can be killed at any moment and run again.
+A ledger beside the output keeps all teacher calls, so a killed build can run again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _KEPT = "What was answered is in the ledger: run the same command again to conti
 
 
 class NothingLabelled(Exception):
-    """The build is done and its folder written, with a card and without records: every question was left out."""
+    """The build wrote its folder, with a card but no records: every question was left out."""
 
     exit_code = 4
 
@@ -61,8 +61,8 @@ def build(
     """Build the data set folder; the client's LLM labels the sources without annotations.
 
     Raises:
-        NothingLabelled: a teacher LLM was asked, and not one question could be labelled.
-        CallError: more than a tenth of its questions were left out for replies that could not be used.
+        NothingLabelled: a teacher LLM could not label a single question.
+        CallError: more than a tenth of its questions were left out for unusable replies.
     """
     with new_dataset(options, RECORDS, options.inputs(sources)) as dataset:
         job = _Build(options, sampling or Sampling(), dataset)
@@ -183,7 +183,7 @@ class _Build:
         self._opened = [opened[source.name] for source in sources]
 
     async def _collect_failures(self) -> None:
-        """Read what failed searches bring for other questions."""
+        """Read the facts of failed searches for other questions."""
         for one in self._opened:
             if one.teacher.collects_failures:
                 rows = one.source.rows(None, one.count, self._options.corpus)
@@ -279,7 +279,7 @@ class _Build:
         self._examples[error.reason.value].add(f"{source}\n{question.id}", line)
 
     def facts(self) -> BuildFacts:
-        """What the card says of the build besides its numbers."""
+        """Facts on the build for the card, besides its numbers."""
         options, client, notes = self._options, self._client, list[str]()
         for one in self._opened:
             if one.source.reader in PARTS and one.count and one.labelled < one.count:
@@ -325,7 +325,7 @@ def _drawn(client: LLMClient, sampling: Sampling) -> str:
 
 
 def _by_source(teachers: dict[str, LLMTeacher], name: str) -> dict[str, dict[str, int]]:
-    """A counter of every teacher that counted something in it, in alphabetical order: the same in every build."""
+    """A counter of each teacher with counts in it, in alphabetical order."""
     counters: dict[str, Counter[str]] = {source: getattr(teacher, name) for source, teacher in teachers.items()}
     return {source: dict(sorted(counter.items())) for source, counter in counters.items() if counter}
 

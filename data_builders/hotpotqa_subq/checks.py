@@ -1,10 +1,10 @@
-"""Checks on the replies of a teacher LLM: read them, and say in a sentence what is wrong; and on finished labels.
+"""Parse and check a teacher LLM's replies, and check finished labels.
 
-`missing_facts` looks whether labels can be known from what stands before them. All other functions raise
-`UnusableReply`, whose reason is a `DropReason` or what `models.llm.replies` calls a text that can't be read at all.
-JSON is what our prompts ask for; the plain forms of the paper (RAS, figures 7, 8 and 19: "1, 3", the question alone,
-"(S> s| P> p| O> o)") are read too, so that its prompts can replace ours. Small models use other keys or write a label
-in front: such replies are taken, and the card counts them by the names below; all others are sent back.
+`missing_facts` checks that labels follow from the facts before them. All other functions raise `UnusableReply` with a
+reason: a `DropReason`, or one of `models.llm.replies` for unreadable text. Our prompts ask for JSON; the paper's plain
+forms (RAS, figures 7, 8 and 19: "1, 3", the question alone, "(S> s| P> p| O> o)") are read too, so that its prompts can
+replace ours. Replies of small models with other keys or a label in front are accepted and counted in the card by the
+names below; all others are sent back.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def read_documents(text: str, shown: int, recovered: Counter[str] | None = None)
     """Read the document filter's reply: `{"documents": [2, 1], "answerable": true}`, or "2, 1".
 
     Args:
-        recovered: Counts what was not in this form and could be read all the same; of no meaning after an error.
+        recovered: Counts readable replies in another form; meaningless after an error.
     """
     forms = Counter[str]() if recovered is None else recovered
     plain = without_thoughts(text).strip()
@@ -78,7 +78,7 @@ def read_documents(text: str, shown: int, recovered: Counter[str] | None = None)
 
 
 def _only(reply: dict[str, Any], keys: Sequence[str], forms: Counter[str]) -> Any:
-    """The value under the first of the keys, or under the only other one that the reply has; None without any."""
+    """The value of the first of the keys, or of the reply's only other key; None without any."""
     if keys[0] in reply:
         return reply[keys[0]]
     found = [value for key, value in reply.items() if str(key).casefold() in keys]
@@ -133,7 +133,7 @@ def _without_quotes(text: str) -> str:
 
 
 def check_subquery(subquery: str, question: Question, earlier: Sequence[str]) -> None:
-    """Check a sub-query that becomes a label: no copy, and the answer is not in it."""
+    """Check a sub-query for a label: it must not be a copy or hold the answer."""
     if normalize_answer(subquery) in {normalize_answer(other) for other in (question.question, *earlier)}:
         raise UnusableReply(
             DropReason.COPIED_QUESTION,
@@ -163,7 +163,7 @@ def read_triples(text: str) -> tuple[tuple[Triple, ...], int]:
 
 
 def missing_facts(question: Question, records: Sequence[Record]) -> list[tuple[DropReason, str]]:
-    """What labels of a question take for known though nothing before them says it: such labels teach to invent.
+    """Labels of a question that need facts which nothing before them states, and so teach to invent.
 
     - A gold answer must stand in the facts before `[SUFFICIENT]`, unless it is yes or no, the question compares, or
       the question itself names it.

@@ -1,4 +1,4 @@
-"""What a HotpotQA-SUBQ build is asked to do: its options, and benchmark files with who labels their questions."""
+"""Options of a HotpotQA-SUBQ build, and its benchmark files with their annotations."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Source:
         return self.annotations is None and self.reader not in ("two_wiki", *PARTS)
 
     def rows(self, issues: Issues, count: int | None, corpus: str | None) -> Questions:
-        """Its first questions, with the passages that they name in a corpus."""
+        """Its first questions, with their passages from a corpus."""
         read = get_reader(self.reader)
         # Counted in one pass alone.
         passes = iter((Counter[str](), issues))
@@ -149,7 +149,7 @@ class BuildOptions(FolderOptions):
         require(self)
 
     def check(self) -> list[str]:
-        """What makes no sense beyond choices and ranges."""
+        """Problems besides choices and ranges."""
         found = []
         if self.distractors and not self.triple_file:
             found.append(f"distractors: {self.distractors} need the triples of unrelated passages: set --triple-file")
@@ -172,12 +172,12 @@ class BuildOptions(FolderOptions):
         return self.split_name or split_of(question, self.seed, self.validation_fraction)
 
     def most_questions(self, reader: str) -> int | None:
-        """Questions to read from a source at most; parts of the mix have a count of their own."""
+        """Maximum questions of a source; parts of the mix have their own count."""
         wanted = [self.limit, {"asqa": self.asqa_count, "arc_easy": self.arc_easy_count}.get(reader)]
         return min(filter(None, wanted), default=None)
 
     def inputs(self, sources: list[Source]) -> list[str]:
-        """All files that a build of these sources reads."""
+        """All input files of these sources."""
         named = {place for source in sources for place in (source.location, source.annotations)}
         triples = None if self.triples_from == "teacher" else self.triples_from
         return sorted(filter(None, named | {self.triple_file, self.direct_answers, self.corpus, triples}))
@@ -186,7 +186,7 @@ class BuildOptions(FolderOptions):
 def usable_questions(
     source: Source, options: BuildOptions, seen: SeenTable, drops: Counter[str], issues: Issues = None
 ) -> Iterator[Question]:
-    """The questions of a source that can be labelled; `seen` has the ids of the sources before it."""
+    """The questions of a source that can be labelled; `seen` has the ids of earlier sources."""
     rows = source.rows(issues, options.most_questions(source.reader), options.corpus)
     for row in progress(rows, source.name):
         if isinstance(row, Dropped):
@@ -228,7 +228,7 @@ def subq_parser() -> CommandParser:
 
 
 def read_command(parsed: argparse.Namespace) -> tuple[list[Source], BuildOptions, LLMOptions | None]:
-    """What a command line of `subq_parser` asks for; no `LLMOptions` without a teacher LLM."""
+    """The options of a command line of `subq_parser`; `LLMOptions` only with a teacher LLM."""
     sources, options = [Source.parse(text) for text in parsed.source], from_arguments(BuildOptions, parsed)
     if parsed.teacher == ANNOTATIONS:
         _refuse_idle(parsed)
@@ -240,7 +240,7 @@ def read_command(parsed: argparse.Namespace) -> tuple[list[Source], BuildOptions
 
 
 def _refuse_idle(parsed: argparse.Namespace) -> None:
-    """Refuse options of a teacher LLM where there is none: most often `--teacher` was forgotten."""
+    """Refuse options of a teacher LLM without one: most often `--teacher` was forgotten."""
     default = subq_parser().get_default
     names = [name for name in vars(parsed) if name in _LLM_ALONE or name.startswith("teacher_")]
     if parsed.direct_answer_model:

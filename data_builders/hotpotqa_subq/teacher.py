@@ -3,9 +3,9 @@
 It is asked once which documents are needed, in reasoning order; for a sub-query of each kept document, with the earlier
 ones in view; and for its triples, with nothing else, so that a paragraph of many questions is one call in the ledger.
 
-The first sub-query is asked for although the main question is the label by default (`first_subquery`): the next ones
-are written with it in view, as in the paper. Where a single document is kept it is left out: nothing would use it.
-A bad reply (`checks`) is sent back once; then the question is left out with the reason.
+Although the main question is the first label by default (`first_subquery`), the first sub-query is asked for, since the
+next ones see it, as in the paper; not for a single document. A bad reply (`checks`) is sent back once; then the
+question is left out with the reason.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LLMTeacher(Teacher):
         shown: What the filter chooses from: the supporting passages, as in figure 7, or all, five times the tokens.
         sampling: Temperature, top_p and seed of the calls; the length of replies is `MAX_TOKENS`.
 
-    Its counters are explained by `writer.BuildFacts`; `calls` has those of the ledger, too, and no repair turns.
+    Its counters are explained by `writer.BuildFacts`; `calls` includes calls of the ledger, not repair turns.
     """
 
     collects_failures = False
@@ -145,7 +145,7 @@ class LLMTeacher(Teacher):
         return list(triples)
 
     async def _ask(self, role: str, text: str, parse: Callable[[str, Counter[str]], T], question: Question) -> T:
-        """What the reply to a user's turn says; bad ones are counted, and one is sent back."""
+        """The parsed reply to a user turn; bad ones are counted, and one is sent back."""
         rejected = Counter[str]()
         self.calls[role] += 1
         try:
@@ -197,7 +197,7 @@ def query_text(question: Question, passage: Passage, earlier: Sequence[str]) -> 
 
 
 def document_text(passage: Passage) -> str:
-    """Title and text, each on one line: a line break in a title could be taken for the next document."""
+    """Title and text, each on one line, so that no line break looks like the next document."""
     return f"{' '.join(passage.title.split())}\n{' '.join(passage.text.split())}"
 
 
@@ -209,7 +209,7 @@ class BaseModelAnswers:
         self._prompt = (PROMPT_FOLDER / "direct_answer.md").read_text(encoding="utf-8").rstrip()
 
     async def answer(self, question: Question) -> str:
-        """The first line of what the model writes; after it a base model continues with another question."""
+        """The first line of the reply, after which a base model continues with another question."""
         text = self._prompt.replace("{question}", " ".join(question.question.split()))
         turn: Message = {"role": "user", "content": text}
         how: Any = {"role": DIRECT_ROLE, "sampling": self._sampling, "question_id": question.id}

@@ -1,7 +1,7 @@
 """The command line of `tripletune build questions`.
 
-Exit codes: 0 done; 1 the teacher can't be reached, run again to continue, or more than a tenth of its replies could not
-be used; 2 bad input; 3 calls wait for a batch's replies; 130 interrupted.
+Exit codes: 0 done; 1 the teacher can't be reached (run again to continue), or more than a tenth of its replies were
+unusable; 2 bad input; 3 calls wait for a batch's replies; 130 interrupted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Builds questions over a corpus of one's own, split by document: drafts, a teacher's words, files and card.
+"""Build questions over a custom corpus, split by document: drafts, a teacher's wording, files and card.
 
 `train.jsonl` and `test.jsonl` are in the plain format, with steps. Calls are kept in a ledger, so a build can be killed
 and run again.
@@ -67,7 +67,7 @@ class QuestionBuildOptions(CheckedOptions):
     copied: int = rare(8, "reject a question that shares N words in a row with a passage", at_least=2)
 
     def check(self) -> list[str]:
-        """What no single value shows."""
+        """Problems of several values."""
         with suppress(ValueError):
             if self.weights().keys() <= set(PATH_KINDS) and min(self.weights().values()) > 0:
                 return []
@@ -85,7 +85,7 @@ class QuestionBuildOptions(CheckedOptions):
 
 
 class Material:
-    """Passages with their triples, the part that each one is in, and the drafts over them."""
+    """Passages with their triples and parts, and the drafts over them."""
 
     def __init__(self, options: QuestionBuildOptions) -> None:
         self.options, self.counts = options, Counter[str]()
@@ -111,7 +111,7 @@ class Material:
                 self._about[name].add(fact.passage)
 
     def drafts(self, part: str) -> Iterator[Draft]:
-        """The drafts of a part, `tries` times the questions wanted at most."""
+        """The drafts of a part, at most `tries` times the wanted questions."""
         seed, most = f"{self.options.seed}/{part}", round(self.options.tries * self.options.wanted()[part])
         return islice(self.graph.drafts(set(self.numbers[part]), self.options.weights(), seed, self.counts), most)
 
@@ -134,7 +134,7 @@ class Material:
         }  # fmt: skip
 
     def _context(self, part: str, draft: Draft) -> list[int]:
-        """A question's passages, and distractors of its part, half of them about the same things; in any order."""
+        """A question's passages, and distractors of its part, half of them on the same entities; in any order."""
         rng, size, own = random.Random(draft.id), self.options.context, self.numbers[part]
         needed = [fact.passage for fact in draft.facts]
         same = set().union(*(self._about[key(name)] for name in (*draft.given, *draft.sought)))
@@ -146,7 +146,7 @@ class Material:
 
 
 class QuestionBuild:
-    """One pass over the drafts of both parts: what is kept, and what is rejected and why."""
+    """One pass over the drafts of both parts, with kept questions and reasons of rejection."""
 
     def __init__(self, material: Material, client: LLMClient, sampling: Sampling) -> None:
         self._material, self._options, self._client = material, material.options, client

@@ -1,8 +1,8 @@
-"""What a corpus's own facts can be asked: paths over its triples, comparisons and intersections, not yet in words.
+"""Draft questions over a corpus's triples: paths, comparisons and intersections, not yet in words.
 
-Entities join by their normalised name. A path follows relations that have one object in the whole corpus, so a question
-that names its first entity has one answer; its passages differ, and no earlier one names what a later one is read for.
-Each fact of an intersection fits several things, and one thing fits both.
+Entities join by their normalised name. A path follows relations with one object in the whole corpus, so a question that
+names its first entity has one answer; its passages differ, and none names the object of a later one. Each fact of an
+intersection fits several entities, and one entity fits both.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ key = cache(normalize_answer)
 
 
 def spoken(text: str) -> str:
-    """A text in which `names` finds whole names, also before a possessive."""
+    """A text prepared for `names`, also before a possessive."""
     return f" {normalize_answer(_POSSESSIVE.sub('', text))} "
 
 
 def names(plain: str, name: str) -> bool:
-    """Whether a text, as `spoken` gives it, holds a name; what a name has in brackets need not be there."""
+    """Whether a text of `spoken` holds a name, apart from its part in brackets."""
     return f" {key(BRACKETED.sub('', name) or name)} " in plain
 
 
 @cache
 def is_name(text: str) -> bool:
-    """Whether it can name one thing: "the capital" is another one in every document, and a year is no thing."""
+    """Whether it names one entity, unlike "the capital", which differs by document, or a year."""
     return not re.sub("^(the|an?) ", "", text, flags=re.IGNORECASE).islower() and quantity(text) is None
 
 
@@ -65,7 +65,7 @@ def quantity(text: str) -> tuple[str, float] | None:
 
 
 class StatedFact(NamedTuple):
-    """A triple, the number of the passage that states it, and its parts as they are compared."""
+    """A triple, the number of its passage, and its parts for comparison."""
 
     triple: Triple
     passage: int
@@ -85,7 +85,7 @@ class Draft:
 
     Attributes:
         facts: In reasoning order, each from another passage.
-        given: Of each fact the name that its sub-query holds; `sought`: what it asks for.
+        given: The name in each fact's sub-query; `sought`: what it asks for.
         test: Of a comparison: "smaller or earlier", "larger or later", "yes or no".
     """
 
@@ -98,18 +98,18 @@ class Draft:
 
     @property
     def id(self) -> str:
-        """Names it by what it asks; in which order two things are compared does not matter."""
+        """An id of its content; the order of a comparison does not matter."""
         facts = [fact[2:] for fact in self.facts]
         return passage_id(f"{self.kind} {self.test}", repr(facts if self.kind in CHAIN_KINDS else sorted(facts)))
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Names that the question must hold."""
+        """Names required in the question."""
         return self.given[:1] if self.kind in CHAIN_KINDS else self.given
 
 
 class FactGraph:
-    """The facts of a corpus, given the triples of each passage; `facts` are those that can be asked for."""
+    """The facts of a corpus, from each passage's triples; `facts` are suited for questions."""
 
     def __init__(self, passages: Sequence[Passage], triples: Sequence[Sequence[Triple]]) -> None:
         self._texts = [spoken(passage.content) for passage in passages]
@@ -140,7 +140,7 @@ class FactGraph:
         return len(self._fits[fact.subject, fact.predicate, 0]) == 1
 
     def links(self, documents: Sequence[str]) -> Counter[tuple[str, str]]:
-        """By two documents, given for each passage, how often a fact of one leads to a fact of the other."""
+        """Number of links between the facts of each two documents, given each passage's document."""
         found: Counter[tuple[str, str]] = Counter()
         for fact in filter(self._is_single, self.facts):
             for other in self._next.get(fact.object, ()):
@@ -149,7 +149,7 @@ class FactGraph:
         return found
 
     def drafts(self, part: set[int], weights: Mapping[str, float], seed: str, counts: Counter[str]) -> Iterator[Draft]:
-        """Distinct drafts over a part of the passages; kinds by weight, as long as each has some. Counts `CROSSING`."""
+        """Distinct drafts over a part of the passages, kinds by weight while they last. Counts `CROSSING`."""
         streams = {kind: self._stream(kind, part, random.Random(f"{seed}/{kind}"), counts) for kind in weights}
         drawn = Counter[str]()
         while streams:
@@ -161,7 +161,7 @@ class FactGraph:
                 yield draft
 
     def _stream(self, kind: str, part: set[int], rng: random.Random, counts: Counter[str]) -> Iterator[Draft]:
-        """The drafts of a kind, each once; a pass over all facts gives one for each that it can start from."""
+        """The distinct drafts of a kind; each pass gives one for every possible first fact."""
         starts = [f for f in self.facts if f.passage in part and (kind == INTERSECTION or self._is_single(f))]
         peers: dict[str, list[StatedFact]] = defaultdict(list)
         for fact in starts:
@@ -205,7 +205,7 @@ class FactGraph:
         return all(names(self._texts[fact.passage], name) for name in fact.names)
 
     def _comparison(self, one: StatedFact, peers: Mapping[str, list[StatedFact]], rng: random.Random) -> Draft | None:
-        """Which has less or more; or, of what several things share, whether two do."""
+        """Which of two has less or more, or whether two share something."""
         group, mine = peers[one.predicate], quantity(one.triple.object)
         others = (fact for fact in _some(group, rng) if fact.subject != one.subject and fact.passage != one.passage)
         known = list(filter(self._says, others))
@@ -229,7 +229,7 @@ class FactGraph:
         return Draft(COMPARISON, pair, subjects, objects, answer, test)
 
     def _intersection(self, one: StatedFact, peers: Mapping[str, list[StatedFact]], rng: random.Random) -> Draft | None:
-        """What has two facts, each of which other things have too; no passage names what the other is read for."""
+        """An entity with two facts that others also have; no passage names the other one's object."""
         for place, (thing, name) in enumerate(zip((one.subject, one.object), one.names)):
             is_thing = is_name(name) and self._leading[thing] <= _HUB
             for other in _some(peers[thing], rng) if is_thing else ():
@@ -257,10 +257,8 @@ def _some(facts: Sequence[StatedFact], rng: random.Random) -> list[StatedFact]:
 
 
 def hold_out(sizes: Mapping[str, int], links: Mapping[tuple[str, str], int], share: float, seed: int) -> set[str]:
-    """Documents with about this share of all facts, chosen so that few links lead from them to the others.
-
-    From several starts the part grows by the document that the largest share of its links ties to it; the part is
-    taken that keeps most links for each one that it cuts.
+    """Documents with about this share of all facts and few links to the others. From several starts the part grows by
+    the document with the largest share of links to it; the part with the best ratio of kept to cut links wins.
     """
     near: dict[str, Counter[str]] = defaultdict(Counter)
     for (one, other), count in links.items():

@@ -1,7 +1,7 @@
 """A teacher LLM that puts drafts into words and reads them again (`data_builders/prompts/questions_*.md`).
 
-A wording is checked by what a program can know, and a bad one is sent back once. Then the teacher answers without the
-draft in view: from all its passages, where it must agree; from each one alone and from memory, where it must not.
+A program checks a wording, and a bad one is sent back once. Then the teacher answers without seeing the draft. From all
+passages its answer must agree; from each passage alone, or from memory, it must not.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ async def make_question(
     Args:
         sampling: By role.
         passages: One for each fact.
-        copied: Words in a row that a question may not share with a passage.
+        copied: Number of consecutive words that a question may not share with a passage.
     """
 
     async def answer(role: str, text: str) -> str:
@@ -97,7 +97,7 @@ def wording_text(draft: Draft, passages: Sequence[Passage]) -> str:
 
 
 def reading_calls(question: str, passages: Sequence[Passage]) -> list[tuple[str, str]]:
-    """Role and user's turn of the calls that check a question: from memory, from all passages, from each alone."""
+    """Role and user turn of the calls that check a question: from memory, from all passages, from each alone."""
     sets = [passages, *([one] for one in passages if len(passages) > 1)]
     shown = ["\n\n".join(map(document_text, some)) for some in sets]
     return [
@@ -139,7 +139,7 @@ def _runs(text: str, length: int) -> list[tuple[str, ...]]:
 
 
 def agrees(reply: str, draft: Draft) -> bool:
-    """Whether a short answer says the draft's, in more or fewer words."""
+    """Whether a short answer equals the draft's, in more or fewer words."""
     first = reply.partition("\n")[0].removeprefix("Answer:")
     said, answer = normalize_answer(first), normalize_answer(draft.answer)
     if said == answer or not said or is_refusal(first):

@@ -48,7 +48,7 @@ def get_reader(name: str) -> Reader:
 
 
 def linked(questions: Callable[[], Iterable[Question | Dropped]], corpus: str | None) -> Questions:
-    """The questions with the passages of a corpus that their `links` name; two passes over questions.
+    """The questions with the corpus passages in their `links`; two passes over questions.
 
     A name is an id of the corpus, or else a title that one passage alone has.
     """

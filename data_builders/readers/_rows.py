@@ -1,4 +1,4 @@
-"""Rows of benchmark files, whatever they are stored in, and the layout HotpotQA and 2WikiMultiHopQA share.
+"""Rows of benchmark files in any format, and the common layout of HotpotQA and 2WikiMultiHopQA.
 
 Reads a JSON array, JSON lines, Parquet, a local folder or a hub data set, one row at a time: memory use does not
 depend on the size of the file, also for the 540 MB one-line array HotpotQA is published as.
@@ -50,7 +50,7 @@ def source_rows(location: str) -> Iterator[tuple[str, Row]]:
 
 
 def array_opening(path: Path) -> str:
-    """What stands before the first row where a file holds a JSON array of rows; else empty."""
+    """The text before the first row of a file with a JSON array; else empty."""
     if not path.is_file():
         return ""
     with open_rows(path) as file:
@@ -95,7 +95,7 @@ def required_text(row: Row, keys: tuple[str, ...], where: str, read: Callable[..
 
 
 def question_id(row: Row, where: str, question: str, *keys: str) -> str:
-    """The id of a question; one without is named by its text, so the name does not depend on its place in the file."""
+    """The id of a question, else a hash of its text, whatever its place in the file."""
     return name_field(row, where, *keys) or hashlib.blake2b(question.encode(), digest_size=8).hexdigest()
 
 
@@ -123,7 +123,7 @@ def gold_answers(row: Row, where: str, keys: tuple[str, ...] = ("answer",)) -> t
 
 
 def title_key(title: str) -> str:
-    """A title as it is compared: HTML entities resolved, NFKC, spaces folded, case ignored."""
+    """A title for comparison: HTML entities resolved, NFKC, spaces folded, case ignored."""
     return " ".join(unicodedata.normalize("NFKC", html.unescape(title)).split()).casefold()
 
 
@@ -274,7 +274,7 @@ def part_questions(
     issues: Counter[str],
     source: str,
 ) -> Iterator[Question]:
-    """The questions of a part of RAS's mix: what `read` makes of its own rows, or those rows of Self-RAG's file."""
+    """The questions of a part of RAS's mix: its own rows through `read`, or its rows in Self-RAG's file."""
     for where, row in rows:
         if not {"instruction", "output"} <= row.keys():
             question = read(row, where, source)
@@ -288,7 +288,7 @@ def part_questions(
 
 
 def _self_rag_question(row: Row, where: str, source: str) -> Question | None:
-    """The question of a row, its answer and the passages that were called relevant; None when the answer is empty."""
+    """The question of a row with answer and relevant passages; None for an empty answer."""
     instruction, output = required_text(row, ("instruction",), where), required_text(row, ("output",), where)
     more = row.get("input")
     parts = _INPUT.split(f"{instruction}\n## Input:\n{more}" if isinstance(more, str) and more.strip() else instruction)

@@ -18,8 +18,7 @@ NOT_TRAIN = "rows that say of themselves that they are not of the train split"
 def read_questions(location: str, issues: Issues = None, source: str = "arc_easy") -> Questions:
     """Stream the questions; see `data_builders.readers.Reader` for arguments and errors.
 
-    Rows with a `split` other than train are read like the others and counted in `issues`: to train on test questions
-    is the caller's to decide.
+    Rows with a `split` other than train are also read, and counted in `issues`, for the caller to decide.
     """
     issues = Counter() if issues is None else issues
 

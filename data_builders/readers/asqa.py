@@ -29,8 +29,7 @@ def read_questions(location: str, issues: Issues = None, source: str = "asqa") -
     """Stream the questions; see `data_builders.readers.Reader` for arguments and errors.
 
     The gold answer is the long answer of the first annotation, the others are its aliases. The passages are the
-    knowledge that annotation was written from and the contexts of the disambiguated questions, or what was retrieved
-    for the question where the row says so (ALCE).
+    annotation's knowledge and the contexts of the disambiguated questions, or the row's retrieved passages (ALCE).
     """
     return part_questions(_rows(location), "asqa", _question, Counter() if issues is None else issues, source)
 

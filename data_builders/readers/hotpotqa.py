@@ -31,8 +31,8 @@ def read_questions(
 ) -> Questions:  # fmt: skip
     """Stream the questions of a HotpotQA file; see `data_builders.readers.Reader` for arguments and errors.
 
-    A row without supporting facts is a question without supporting passages: fine for one that needs no retrieval,
-    for any other the builder drops it. `evidences` reads the gold triples of a row, given where it stands.
+    A row without supporting facts has no supporting passages; the builder drops it unless it needs no retrieval.
+    `evidences` reads a row's gold triples, given its place.
     """
     issues = Counter() if issues is None else issues
     for where, row in source_rows(location):

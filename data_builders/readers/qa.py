@@ -1,11 +1,11 @@
-"""The plain format: questions with their answers, custom ones and those of PopQA, TriviaQA and files laid out alike.
+"""The plain format of questions with answers: custom ones, PopQA, TriviaQA and similar files.
 
     {"id", "question", "answers", "supporting": [title or id, ...], "context": [{"id", "title", "text"}, ...],
      "steps": [{"question", "passage": title or id, "triples": [[s, p, o]], "answer"}]}
 
 Only the question is required; without an answer it can be asked and not scored. `supporting` and `steps` name passages
 of `context` or else of a corpus (`linked`); a step without `passage` has the supporting passage of its number, or its
-triples, and a `text` that they come from, stand for one. The lines of a `.txt` file are questions.
+own triples with an optional `text`. The lines of a `.txt` file are questions.
 
 PopQA (Mallen et al., 2022): `{"id", "question", "possible_answers"}`, where copies store the answers as text. TriviaQA
 (Joshi et al., 2017): the hub's `{"question_id", "question", "answer": {"value", "aliases"}}`. FlashRAG's files

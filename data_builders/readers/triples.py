@@ -1,11 +1,11 @@
-"""Rows of text-to-triples data: a text, perhaps a title, and its triples in any of the ways they are published.
+"""Rows of text-to-triples data: a text, optional title, and triples in any published form.
 
 Triples may be rows `["s", "p", "o"]`, objects with subject, predicate and object, one text with RAS's or WikiOFGraph's
-markers, a list of such texts, or any of these as JSON text. A malformed triple costs itself alone and is counted.
+markers, a list of such texts, or any of these as JSON text. A malformed triple is counted and affects no other.
 
 A source is `[NAME=]READER:FILE[:REPLIES]`, as for HotpotQA-SUBQ: a file of pairs (`triples`, `wikiofgraph`, `genwiki`),
-or a benchmark file with a teacher's recorded replies (`{"_id", "triples": {title: [[s, p, o]]}}`), of which every
-passage that the teacher read gives a pair.
+or a benchmark file with a teacher's recorded replies (`{"_id", "triples": {title: [[s, p, o]]}}`), where every passage
+that the teacher read gives a pair.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def read_pair_rows(location: str, drops: Counter[str], issues: Counter[str]) -> 
 
 
 def check_source(source: Source) -> None:
-    """Raise `ValueError` when a source cannot be read: no such reader, or replies missing or superfluous."""
+    """Raise `ValueError` when a source cannot be read: unknown reader, or replies missing or superfluous."""
     if source.annotations is not None:
         readers.get_reader(source.reader)
     else:

@@ -3,8 +3,8 @@
 The facts are free of contradictions: nobody directs a film before growing up, no album is older than its band, a bridge
 stands in a town on the river that it crosses, and a capital lies in its own country.
 
-Every coined word belongs to exactly one split, decided by a digest of the word itself. So train, validation and test
-share no name whatever their sizes and seeds, and no split has to be generated to know what another one contains.
+Every coined word belongs to exactly one split, decided by a digest of the word itself. So splits share no name,
+whatever their sizes and seeds, and are generated independently.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Entity:
 
     @property
     def mention(self) -> str:
-        """The name as it stands in a sentence: rivers and bridges take an article."""
+        """The name inside a sentence: rivers and bridges take an article."""
         return f"the {self.title}" if self.kind in ("river", "bridge") else self.title
 
 
@@ -110,7 +110,7 @@ def split_of_word(word: str) -> str:
 
 
 class Namer:
-    """Makes names that are new in their split and in no other split; for `noise` see `build.WorldOptions`."""
+    """Makes names that are unique in all splits; for `noise` see `build.WorldOptions`."""
 
     def __init__(self, rng: random.Random, split: str, noise: float) -> None:
         self._rng, self._split, self._noise = rng, split, noise
@@ -238,7 +238,7 @@ class EntityBuilder:
         return facts
 
     def _connected(self, kind: str, number: int) -> tuple[dict[str, str], int]:
-        """Facts that depend on each other, drawn first, and the year by which its persons are grown up (or 0)."""
+        """Dependent facts, drawn first, and the year in which its persons are adults (or 0)."""
         if kind == "country":
             language, currency = self._namer.coin(["ish", "ese"]), self._namer.coin().lower()
             return {"Capital": self._of["town"][number].title, "Language": language, "Currency": currency}, 0

@@ -1,4 +1,4 @@
-"""A world to learn in: fictional articles with gold triples and multi-hop questions that only retrieval can answer.
+"""Build a fictional world: articles with gold triples and multi-hop questions that only retrieval can answer.
 
 No language model knows the coined names, so an answer shows that retrieval, triples and planning worked (the loop of
 RAS, section 3 and Algorithm 1). Questions come in HotpotQA's official layout, gold decisions in the layout of recorded
@@ -75,7 +75,7 @@ class WorldOptions(CheckedOptions):
     other_wordings: bool = setting(False, "use the wordings that --wordings leaves out, for a test")
 
     def check(self) -> list[str]:
-        """What can't work beyond single values."""
+        """Problems of several values."""
         found = []
         if not any(self.questions(split) for split in SPLITS):
             found.append(f"{', '.join(SPLITS)} are all 0: ask for questions in one split at least")
@@ -92,12 +92,12 @@ class WorldOptions(CheckedOptions):
         return {name.strip() for name in self.about.split(",") if name.strip()}
 
     def relations(self) -> tuple[Relation, ...]:
-        """The relations that questions are about."""
+        """The relations of questions."""
         chosen = self._predicates()
         return tuple(relation for relation in RELATIONS if not chosen or relation.predicate in chosen)
 
     def questions(self, split: str) -> int:
-        """How many questions a split has."""
+        """Number of questions in a split."""
         return int(getattr(self, split))
 
     def counts(self, split: str) -> dict[str, int]:
@@ -124,7 +124,7 @@ class Article:
 
     @property
     def text(self) -> str:
-        """The sentences as a HotpotQA reader joins them."""
+        """The sentences joined as by a HotpotQA reader."""
         return " ".join(self.sentences)
 
     @property
@@ -326,7 +326,7 @@ def _contexts(
                 neighbours[object_].append(title)
 
     def context(question: WorldQuestion) -> list[str]:
-        """The helpful paragraphs, some that mention them or that they mention, others of their kinds; shuffled."""
+        """The supporting paragraphs, some linked to them by mentions, others of their kinds; shuffled."""
         chosen = dict.fromkeys(question.helpful)
         near = dict.fromkeys(near for title in question.helpful for near in neighbours[title] if near not in chosen)
         chosen.update(dict.fromkeys(rng.sample(list(near), min(len(near), (size - len(chosen)) // 2))))

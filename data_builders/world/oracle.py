@@ -1,11 +1,11 @@
-"""A teacher that knows the facts of a fictional world: it answers the prompts of a system as a perfect model would.
+"""A teacher that knows the facts of a fictional world and answers a system's prompts like a perfect model.
 
-It stands in for a teacher LLM wherever the right decisions must be known: tests of the loop, and trajectories to
-distil on a machine without a teacher. It reads the turns of the chat alone, so it works with anybody's prompts.
+It replaces a teacher LLM in tests of the loop, and for trajectories on a machine without a teacher. It reads only the
+turns of the chat, so it works with any prompts.
 
-Calls of a role `system.call` are answered by `REPLIES`. A reader of passages, `system.answer`, needs none:
-it gets the gold answer when the passages hold every gold fact, else the refusal word. Calls of CIRAG, and those without
-a role, are told apart by their form.
+`REPLIES` answer calls of a role `system.call`. A reader of passages, `system.answer`, gets the gold answer if the
+passages hold every gold fact, else the refusal word. Calls of CIRAG, and those without a role, are told apart by their
+form.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _SECTION = re.compile(r"^\[\[## (.+?) ##\]\]\n(.*)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class GoldHop:
-    """A fact that a question needs, the sentence of its article that states it, and sub-queries, the gold one first."""
+    """A fact that a question needs, its sentence, and sub-queries, the gold one first."""
 
     triple: Triple
     sentence: str
     queries: tuple[str, ...]
 
     def stands_in(self, passages: str) -> bool:
-        """Whether one of several passages, with blank lines between them, is its article and states it."""
+        """Whether one of several passages, separated by blank lines, is its article and states it."""
         blocks = passages.split("\n\n")
         title = f"{self.triple.subject}\n"
         return any(title in block and self.sentence in block.partition(title)[2] for block in blocks)
@@ -59,7 +59,7 @@ class WorldOracle(Backend):
 
     @classmethod
     def open(cls, folder: str | Path, split: str) -> WorldOracle:
-        """The oracle of a split of a world that `data_builders.world.build` has written; the world is made again."""
+        """The oracle of a split of a world from `data_builders.world.build`; the world is made again."""
         path = Path(folder) / MANIFEST
         if not path.is_file():
             raise FileNotFoundError(f"{folder} holds no {MANIFEST}: name a folder of data_builders.world and a split")
@@ -73,7 +73,7 @@ class WorldOracle(Backend):
         return cls(generate_world(options, split))
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a prompt of a system; its role says what it asks for, see `models.llm.CALL_ROLE`."""
+        """Reply to a system's prompt by its role, see `models.llm.CALL_ROLE`."""
         role = CALL_ROLE.get().removesuffix(REPAIR_ROLE)
         system, _, call = role.partition(".")
         turn = next((message["content"] for message in reversed(messages) if message["role"] == "user"), "")
@@ -133,7 +133,7 @@ class WorldOracle(Backend):
         return f"Thought: {facts}.\nAnswer: {question.answer}"
 
     def answer(self, turn: str) -> str:
-        """The answer to a question or sub-query that stands last, after passages that must hold its facts."""
+        """The answer to the question or sub-query at the end, after passages that must hold its facts."""
         passages, _, text = turn.rpartition("Question: ")
         text = " ".join(text.split())
         if hop := self._subqueries.get(text):
@@ -150,12 +150,12 @@ class WorldOracle(Backend):
         return found
 
     def hops_of(self, text: str) -> list[GoldHop]:
-        """What a question or sub-query of this wording needs."""
+        """The hops of a question or sub-query with this wording."""
         hop = self._subqueries.get(" ".join(text.split()))
         return [hop] if hop else self.hops(self.question(text))
 
     def hops(self, question: WorldQuestion) -> list[GoldHop]:
-        """What the question needs, in reasoning order; nothing for common knowledge."""
+        """The hops of the question, in reasoning order; nothing for common knowledge."""
         hops = []
         for title, predicate, subquery in zip(question.helpful, question.predicates, question.subqueries):
             entity, article = self.world.entities[title], self.world.articles[title]
@@ -179,7 +179,7 @@ def _listed(text: str) -> set[Triple]:
 
 
 def _ras_plan(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The first sub-query whose fact was not found, in other words when it was asked before; else that it suffices."""
+    """The sub-query of the first missing fact, reworded if it was asked before; else that it suffices."""
     question, missing = _ras_missing(oracle, messages)
     asked = messages[-1]["content"].splitlines()
     if missing:
@@ -189,7 +189,7 @@ def _ras_plan(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _ras_answer(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The answer, where every gold fact was found."""
+    """The answer, if every gold fact was found."""
     question, missing = _ras_missing(oracle, messages)
     return REFUSAL if missing else question.answer
 
@@ -202,7 +202,7 @@ def _ras_missing(oracle: WorldOracle, messages: Sequence[Message]) -> tuple[Worl
 
 
 def _ircot_think(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """IRCoT's next thought: the question that is still open, in other words when it was there before, or the answer."""
+    """IRCoT's next thought: the open question, reworded if it was asked before, or the answer."""
     passages, _, rest = messages[-1]["content"].partition("\n\nQuestion: ")
     text, *thoughts = rest.split("\n")
     question = oracle.question(text)
@@ -213,7 +213,7 @@ def _ircot_think(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _self_ask_follow_up(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """Self-Ask's next follow-up question, in other words when its answer was none; or the answer."""
+    """Self-Ask's next follow-up question, reworded after a refusal; or the answer."""
     first, *rest = messages[-1]["content"].splitlines()
     question = oracle.question(first.removeprefix("Question: "))
     queries = [line.removeprefix("Follow up: ") for line in rest[0::2]]
@@ -238,7 +238,7 @@ def _react_act(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _ppr_keep(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The filter of the PageRank system: numbers of the facts shown that the question needs."""
+    """The filter of the PageRank system: numbers of the shown facts that the question needs."""
     facts, _, text = messages[-1]["content"].rpartition("\n\nQuestion: ")
     wanted = {verbalise(hop.triple) for hop in oracle.hops_of(text)}
     lines = facts.splitlines()[1:]
@@ -249,7 +249,7 @@ def _ppr_keep(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _t2rag_decompose(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """A clue for each hop; what one hop finds is the subject of the hop that reads its article."""
+    """A clue for each hop; a hop's object is the subject of the hop that reads its article."""
     hops = [hop.triple for hop in oracle.hops(oracle.question(messages[-1]["content"].removeprefix("Question: ")))]
     rows = []
     for number, hop in enumerate(hops):
@@ -259,7 +259,7 @@ def _t2rag_decompose(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _t2rag_resolve(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The open clues of which the propositions know an unknown; a clue is read again with what another one gave."""
+    """The open clues with an unknown that the propositions know, repeated with each new value."""
     clues, _, shown = messages[-1]["content"].partition("\n\nPropositions:\n")
     facts = [tuple(fields) for _, fields in triple_rows(shown.partition("\n\nPassages:\n")[0])]
     opened = dict(triple_rows(clues.partition("\n\nResolved clues:\n")[0]))
@@ -276,7 +276,7 @@ def _t2rag_resolve(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _t2rag_answer(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The answer, where the clues hold every gold fact."""
+    """The answer, if the clues hold every gold fact."""
     text, _, clues = messages[-1]["content"].removeprefix("Question: ").partition("\n\nClues:\n")
     question = oracle.question(text)
     rows = [fields for _, fields in triple_rows(clues)]
@@ -288,7 +288,7 @@ def _t2rag_answer(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _gear_read(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The gold facts that the passages state, and that were not found before."""
+    """The new gold facts in the passages."""
     passages, _, text = messages[-1]["content"].rpartition("Question: ")
     passages, _, facts = passages.partition("\n\nFacts found before:\n")
     found = [hop.triple for hop in _gear_missing(oracle, facts, text) if hop.stands_in(passages)]
@@ -335,21 +335,21 @@ def _thrag_extract(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _thrag_topics(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The kinds of the articles that the question needs."""
+    """The kinds of the needed articles."""
     hops = oracle.hops(oracle.question(messages[-1]["content"].rpartition("Question: ")[2]))
     kinds = dict.fromkeys(oracle.world.entities[hop.triple.subject].kind for hop in hops)
     return json.dumps({"topics": list(kinds)})
 
 
 def _thrag_subtopics(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """Those that are listed of the articles that the question needs."""
+    """The listed subtopics of the needed articles."""
     listed, _, text = messages[-1]["content"].rpartition("Question: ")
     wanted = [f"about {hop.triple.subject}" for hop in oracle.hops(oracle.question(text))]
     return json.dumps({"subtopics": [one for one in wanted if f"\n- {one}\n" in listed]}, ensure_ascii=False)
 
 
 def _thrag_answer(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The answer, where sentences and passages hold every gold fact."""
+    """The answer, if sentences and passages hold every gold fact."""
     shown, _, text = messages[-1]["content"].rpartition("\n\nQuestion: ")
     question = oracle.question(text)
     hops = oracle.hops(question)

@@ -2,9 +2,9 @@
 
 Every relation has one object, so a question that names its first entity and follows relations has one answer.
 
-Common knowledge needs no retrieval. Beside questions about coined names it teaches the planner when `[NO_RETRIEVAL]`
-is right (RAS, section 3.4). Every fact has three wordings or more, of which each split has its own: no question text
-is in two splits, and a fact that a split asks for is mostly one that training has met in other words.
+Common knowledge needs no retrieval. It teaches the planner, beside questions about coined names, when `[NO_RETRIEVAL]`
+is right (RAS, section 3.4). Every fact has three wordings or more, of which each split has its own: no question text is
+in two splits, and a fact that a split asks for is mostly one that training has met in other words.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class WorldQuestion:
     Attributes:
         kind: A member of `KINDS`.
         helpful: Titles of the gold documents in reasoning order.
-        predicates: What is read in each of them.
-        subqueries: The sub-query that asks for it.
+        predicates: The fact to read in each.
+        subqueries: Its sub-query.
         test: For comparisons "less", "more" or "same", else "".
     """
 
@@ -66,9 +66,9 @@ class QuestionMaker:
     """Draws questions about a world, entities by title; none is drawn twice.
 
     Args:
-        relations: What questions may ask about.
+        relations: Predicates of questions.
         wordings: See `build.WorldOptions`; of -N at least one wording stays.
-        other_wordings: Use those instead that `wordings` leaves out.
+        other_wordings: Use the wordings left out by `wordings`.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ def _question(
 
 
 def _leaks(question: WorldQuestion) -> bool:
-    """Whether a sub-query gives the answer away, or a chain's question does."""
+    """Whether a sub-query, or a chain's question, gives the answer away."""
     texts = () if question.kind == COMPARISON else (question.text, *question.subqueries)
     return any(question.answer.lower() in text.lower() for text in texts)
 
@@ -297,7 +297,7 @@ def common_questions(rng: random.Random, split: str, count: int) -> list[WorldQu
 
 
 def _asked(rng: random.Random, facts: Iterable[_Fact], split: str) -> Iterator[WorldQuestion]:
-    """The questions of one split: every fact once in groups, then again in other words as long as there are some."""
+    """The questions of one split: every fact once in groups, then again in its other wordings."""
     left = []
     for number, (wordings, answer) in enumerate(facts):
         # The wording that is held out moves from fact to fact, so that each one also occurs in training.
@@ -340,7 +340,7 @@ def _families() -> list[Iterable[_Fact]]:
 
 
 def _facts(family: str, rows: Iterable[Sequence[object]]) -> Iterator[_Fact]:
-    """Facts from rows whose last value is the answer and whose others fill `{0}`, `{1}` of the family's wordings."""
+    """Facts from rows: the last value is the answer, the others fill `{0}`, `{1}` of the family's wordings."""
     for *values, answer in rows:
         yield [wording.format(*values) for wording in WORLD["common"]["wordings"][family]], str(answer)
 
@@ -359,7 +359,7 @@ def _sizes() -> Iterator[_Fact]:
 
 
 def _indirect(text: str) -> str:
-    """ "legs does a dog have" -> "legs a dog has", as an indirect question says it."""
+    """ "legs does a dog have" -> "legs a dog has", for an indirect question."""
     noun, _, rest = text.partition(" does ")
     return f"{noun} {rest.removesuffix(' have')} has" if rest else text.replace(" are in ", " there are in ")
 

@@ -1,4 +1,4 @@
-"""What a thing to train has to say, and the settings of every run; `train.engine` does the rest.
+"""The interface of training tasks, and the settings of every run; `train.engine` does the rest.
 
 A file in `train/tasks/` is found by its place: it makes a subclass of `TrainingTask`, names it `TASK`, and adds its own
 settings to those of `RunConfig`. Nothing heavy is imported here, so that `--help` and errors come at once.
@@ -94,7 +94,7 @@ class ModelSection:
 
 @dataclass
 class DataSection:
-    """Where the training data are."""
+    """Training data."""
 
     train: str = setting("data/train", "training data: folder, file, or data set of the hub, owner/name@config#split")
     validation: str | None = setting(None, "validation data (default: the validation shards of the train folder)")
@@ -221,14 +221,14 @@ class _Run:
 
 @dataclass
 class EngineConfig(_Run):
-    """A run of a model and rows from elsewhere."""
+    """A run of a given model and rows."""
 
     train: TrainSection = field(default_factory=TrainSection)
 
 
 @dataclass
 class RunConfig(_Run):
-    """A whole run; a task puts sections of its own in place of these."""
+    """A whole run; a task replaces these sections by its own."""
 
     model: ModelSection = field(default_factory=ModelSection)
     data: DataSection = field(default_factory=DataSection)
@@ -237,13 +237,13 @@ class RunConfig(_Run):
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples of files, or of one split of folders, read as a stream.
+    """Examples streamed from files, or from one split of folders.
 
     Attributes:
-        read: Makes an example, or a list of some, of a row and its place (file and line), such as `Record.from_json`.
-        places: Files, folders or data sets of the hub, each with the share of it that is taken.
-        keep: Whether an example is taken, given the `share` of its place.
-        selection: What `keep` depends on, for the digest.
+        read: Makes one or several examples of a row and its place (file and line), such as `Record.from_json`.
+        places: Files, folders or data sets of the hub, each with the share to take.
+        keep: Whether to take an example, given the `share` of its place.
+        selection: Settings of `keep`, for the digest.
     """
 
     read: Callable[[dict[str, Any], str], Any]
@@ -258,7 +258,7 @@ class Examples:
         return chain.from_iterable(self.parts(whole=True))
 
     def parts(self, whole: bool = False) -> Iterator[Iterator[Any]]:
-        """The examples in parts that can be read apart from each other; a place is one part where it has a limit."""
+        """The examples in independent parts; a place with a limit is one part."""
         for path, share in self.places:
             for rows in _row_parts(path, self.split, bool(whole or self.limit)):
                 made = (self.read(row, where) for where, row in rows)
@@ -278,7 +278,7 @@ class Examples:
 
     @property
     def paths(self) -> list[str]:
-        """The places without their shares, of data sets of the hub the addresses."""
+        """The places without their shares; of data sets of the hub the addresses."""
         from tripletune.data_builders.readers._rows import is_hub_name
 
         return [f"https://huggingface.co/datasets/{path}" * is_hub_name(path) or path for path, _ in self.places]
@@ -314,22 +314,22 @@ def _dataset(path: str, split: str) -> Any:
 
 
 class TrainingTask:
-    """Makes model, rows and collator of a run, and says what the engine does besides.
+    """Makes model, rows and collator of a run, and adds to the engine's work.
 
-    A subclass sets `Config` and gives `sources`, `load`, `rows` and `collator`; the other methods have a default. As it
-    is, it goes with a model and rows from elsewhere; see `train.engine.Engine`.
+    A subclass sets `Config` and gives `sources`, `load`, `rows` and `collator`; the other methods have a default.
+    Without subclass it serves a given model and rows; see `train.engine.Engine`.
 
     Attributes:
         usage: Options of a run, for the help of its program.
-        unit: What a row is called in logs and results.
-        published: Rows of an optimiser step in the paper, shown beside the run's own.
-        copies: How often a row is trained on in a step.
+        unit: Name of a row in logs and results.
+        published: Rows per optimiser step in the paper, shown beside the run's.
+        copies: Copies of a row in a step.
         together: Optimiser steps between which no checkpoint can lie.
-        loss_parts: Parts of an evaluation's label tokens whose losses stand beside the whole.
-        grouped: Rows that are grouped by length; those of a micro-batch on all processes unless set.
+        loss_parts: Parts of the label tokens whose losses an evaluation also shows.
+        grouped: Rows grouped by length (default: a micro-batch on all processes).
         scored: Validation samples whose replies are scored.
-        samples: The first of them, as prompt, expected and written reply, of the last evaluation.
-        train: Training rows, a `datasets.Dataset` with a column `length` in tokens, once they are made.
+        samples: Prompt, expected and written reply of the first of these, in the last evaluation.
+        train: Training rows, once made: a `datasets.Dataset` with a column `length` in tokens.
     """
 
     Config: ClassVar[type[RunConfig]] = RunConfig
@@ -373,7 +373,7 @@ class TrainingTask:
         return self.train, self.validation
 
     def _sizes(self) -> Iterator[str]:
-        """What is odd about the sizes of steps and rows; a row that the model has no positions for is an error."""
+        """Warnings on the sizes of steps and rows; a row longer than the model's positions is an error."""
         from tripletune.train.resume import process_count
 
         train, processes, text = self.config.train, process_count(), self.model.config.get_text_config()
@@ -393,7 +393,7 @@ class TrainingTask:
 
     @cached_property
     def cache(self) -> Path:
-        """Folder of what is made of the data once, under names made of all that it depends on."""
+        """Folder of prepared data, under names of all their sources."""
         return Path(self.config.data.cache or Path(self.config.output_dir) / "cache")
 
     @cached_property
@@ -417,9 +417,8 @@ class TrainingTask:
         raise NotImplementedError
 
     def collator(self) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
-        """What makes a batch of rows: the model's inputs, `labels` (-100 where nothing is learned) among them.
-
-        With `loss_parts`, a batch has `label_parts` (B, T), the number of each label token's part.
+        """Makes a batch of rows: the model's inputs with `labels` (-100 where nothing is learned), and with
+        `loss_parts` also `label_parts` (B, T), the number of each label token's part.
         """
         raise NotImplementedError
 
@@ -436,7 +435,7 @@ class TrainingTask:
         return flatten_means(self.metrics(replies))
 
     def shown(self, one: Any) -> tuple[list[int], str]:
-        """Tokens of the prompt, and the reply in the data, of one of `scored`."""
+        """Prompt tokens and expected reply of one of `scored`."""
         raise NotImplementedError
 
     def replies(self, model: Any) -> list[str]:
@@ -470,24 +469,24 @@ class TrainingTask:
         return EpochSampler(lengths, min(grouped, per_step), seed, train.group_by_length)
 
     def trainer(self) -> Any:
-        """A trainer of its own, with `train.engine.EngineMixin`; None takes `train.engine.Engine`."""
+        """The task's own trainer, with `train.engine.EngineMixin`; None takes `train.engine.Engine`."""
         return None
 
     def prepare(self) -> None:
-        """What is learned before the first step, with the model on its device; not called when a run continues."""
+        """Learn before the first step, with the model on its device; not called in a resumed run."""
 
     def facts(self) -> dict[str, Any]:
-        """More about the training, for `training.json`."""
+        """More facts for `training.json`."""
         return {}
 
     def warnings(self) -> list[str]:
-        """What is odd about the rows, said before training."""
+        """Warnings about the rows before training."""
         return []
 
     # What logs and a dry run show
 
     def counts(self) -> list[str]:
-        """How many rows there are, and what happened to them."""
+        """Counts of rows, also of cut and dropped ones."""
         from tripletune.train.batches import rows_meta
 
         found = []
@@ -502,7 +501,7 @@ class TrainingTask:
         return found
 
     def step_size(self, processes: int) -> str:
-        """How many rows an optimiser step takes, what makes the number, and the paper's."""
+        """Rows per optimiser step, their factors, and the paper's number."""
         size, count = self.config.train.batch_size, self.config.train.micro_batches(processes)
         what = "packs" if "seq_lengths" in self.train.column_names else self.unit
         parts = f"batch_size {size} x {count} micro-batch(es) x {processes} process(es)"
@@ -526,7 +525,7 @@ class TrainingTask:
     # What several tasks need
 
     def source_pair(self, read: Callable[..., Any], **options: Any) -> tuple[Examples, Examples | None]:
-        """Training and validation data of one place each; validation is optional where no such shards exist."""
+        """Training and validation data of one place each; missing validation shards are allowed."""
         data = self.config.data
         train = Examples(read, ((data.train, 1.0),), data.train_split, data.max_train_records, **options)
         if data.validation is None and not has_split(data.train, data.validation_split):
@@ -541,9 +540,8 @@ def has_split(path: str, split: str) -> bool:
 
 
 def spread(model: Any, items: Sequence[Any], work: Callable[[Sequence[Any]], list[str]]) -> list[str]:
-    """Results of work for items, in their order, on every process; each does a part of it.
-
-    Where processes share the model's weights, they must call it together: all do all of it.
+    """Results of work for items, in order, on every process; each does a part. Processes that share a sharded model
+    must call it together, so each does all.
     """
     from accelerate import PartialState
     from accelerate.utils import gather_object

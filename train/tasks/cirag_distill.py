@@ -1,9 +1,9 @@
 """Distil a teacher into a small student, CIRAG's integrator (sections 3.5 and B.4) or one for other calls of a system.
 
 Defaults are the paper's: LoRA of rank 64, 2 epochs, batch 2, learning rate 2e-4, loss on the teacher's decisions alone.
-The paper does not say LoRA's alpha, dropout and layers, the schedule, or the length of a sequence: those are ours.
+The paper does not give LoRA's alpha, dropout and layers, the schedule, or the length of a sequence; these are ours.
 
-No question is in both splits: one that has a validation trajectory, of whichever teacher, is not trained on.
+A question with a validation trajectory, of any teacher, is not trained on.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class TrajectorySection(TextSection):
 
     @property
     def prompt_limit(self) -> int:
-        """Most tokens of a prompt."""
+        """Maximum tokens of a prompt."""
         return self.max_prompt_tokens or max(1, self.max_tokens - REPLY_ROOM)
 
     def check(self) -> list[str]:
@@ -172,7 +172,7 @@ class StudentTask(TextTask):
 
     @cached_property
     def scored(self) -> list[Case]:
-        """The decisions of validation trajectories that are scored; chats of the integrator alone have some."""
+        """The scored decisions of validation trajectories, only from the integrator's chats."""
         from tripletune.eval.suites.decisions import decision_cases
         from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE
 
@@ -180,13 +180,13 @@ class StudentTask(TextTask):
         return choose_examples(found, self.config.train.eval_generate_records, lambda case: case.id)
 
     def shown(self, one: Case) -> tuple[list[int], str]:
-        """The chat up to the teacher's decision, and that."""
+        """The chat before the teacher's decision, and the decision."""
         from tripletune.rag.systems.cirag.integration import write_decision
 
         return self.encoder.prompt(one.messages), write_decision(one.gold)
 
     def replies(self, model: Any) -> list[str]:
-        """The model's decisions, the history being the teacher's."""
+        """The model's decisions after the teacher's history."""
         prompts = [self.encoder.prompt(case.messages) for case in self.scored]
         return generate_replies(model, self.processor, prompts, self.config.train)
 
@@ -199,7 +199,7 @@ class StudentTask(TextTask):
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """What the student was made for, and the system prompt that it has learned to follow."""
+        """The student's roles and the system prompt of its training."""
         model, limit = self.config.model, self.config.data.prompt_limit
         roles, prompt = self.learned_from
         return student_files(model, roles, self.method, limit, prompt)
@@ -219,7 +219,7 @@ class StudentTask(TextTask):
         return {"teachers": {name[3:]: number for name, number in sorted(self._counts.items()) if name[:3] == "of "}}
 
     def warnings(self) -> list[str]:
-        """Rounds that lost something, and trajectories without one prompt."""
+        """Warnings on shortened rounds and on different system prompts."""
         counts, limit = self._counts, self.config.data.prompt_limit
         found = []
         if counts.get("shortened_prompts"):
@@ -243,7 +243,7 @@ TASK = StudentTask
 def student_files(
     model: ModelSection, roles: list[str], method: str, max_prompt_tokens: int | None, prompt: str | None
 ) -> dict[str, str]:
-    """Small files, text by name: what a student of these roles was made for, and the one prompt it has learned from."""
+    """Texts of small files by name: a student's roles, and the system prompt of its training."""
     about = {
         "task": roles[0] if len(roles) == 1 else "student",
         "roles": roles,

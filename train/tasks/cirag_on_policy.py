@@ -2,7 +2,7 @@
 
 The student writes its own decision after each prompt of the trajectories, and learns to give each next token the
 probability that the teacher gives it (generalised Jensen-Shannon divergence; Agarwal et al., 2024), on TRL's
-`DistillationTrainer`. The teacher's trajectories give the prompts alone. A step costs a generation, so it is many times
+`DistillationTrainer`. The teacher's trajectories give only the prompts. A step needs generation, so it is many times
 slower than learning from replies.
 """
 
@@ -56,7 +56,7 @@ class OnPolicyConfig(StudentConfig):
 
 
 class PromptTask(TextTask):
-    """A task whose rows are prompts, each replied to `copies` times, those of `together` steps at once."""
+    """A task whose rows are prompts, each with `copies` replies, generated for `together` steps at once."""
 
     together: int = 1
 
@@ -105,7 +105,7 @@ TASK = OnPolicyTask
 
 
 def load_teacher(config: Any, student: Any, tokenizer: Any) -> Any:
-    """The teacher, frozen, after making sure that its probabilities can be compared with the student's."""
+    """The frozen teacher, after a check that its vocabulary is the student's."""
     from tripletune.models.loading import load_tokenizer, load_weights
 
     spec, revision = str(config.train.teacher), config.train.teacher_revision

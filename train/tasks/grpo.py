@@ -1,9 +1,8 @@
 """Reinforcement learning of a student inside its loop (an option beyond the papers), on TRL's `GRPOTrainer`.
 
-The student, trained before, takes its place in `tripletune eval run` as CIRAG's integrator. Each question is answered
-several times, and what it wrote in the runs with the larger reward becomes likelier (GRPO; Shao et al., 2024).
-`train.kl` keeps it near to a teacher, or to what it was at the start; with `train.kl_on failed` only where its answer
-is not right (DGPO).
+The trained student is CIRAG's integrator in `tripletune eval run`. Each question is answered several times, and what it
+wrote in the runs with the larger reward becomes likelier (GRPO; Shao et al., 2024). `train.kl` keeps it near to a
+teacher, or to what it was at the start; with `train.kl_on failed` only where its answer is not right (DGPO).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _COLUMNS = {"prompt": "string", "input_ids": "[int32]", "labels": "[int32]", "le
 
 @dataclass
 class LoopSection:
-    """The loop that is run."""
+    """The loop to run."""
 
     loop: dict[str, Any] = setting(
         {},
@@ -119,7 +118,7 @@ class GrpoTask(PromptTask):
 
     @cached_property
     def suite(self) -> Any:
-        """The loop; nothing of it is opened."""
+        """The loop; not opened."""
         from tripletune.eval.suites.questions import suites_of
         from tripletune.eval.systems import read_options
 
@@ -137,13 +136,13 @@ class GrpoTask(PromptTask):
 
     @cached_property
     def sources(self) -> tuple[Any, None]:
-        """The questions, which the suite has checked; the digest is of all that a run depends on but the student."""
+        """The questions, checked by the suite; the digest covers all settings of a run except the student."""
         settings = json.dumps(self.suite.settings(), sort_keys=True, default=str)
         digest = hashlib.sha256(settings.encode()).hexdigest()
         return SimpleNamespace(paths=[self.suite.options.data], digest=digest, check=lambda: None), None
 
     def load(self) -> tuple[Any, Any]:
-        """The student, and the teacher where there is one."""
+        """The student, and the teacher if there is one."""
         from tripletune.train.resume import sharding
 
         if (how := sharding()) in ("ZeRO-3", "FSDP2"):
@@ -153,7 +152,7 @@ class GrpoTask(PromptTask):
         return model, tokenizer
 
     def rows(self, source: Any, cache: Path) -> Any:
-        """A row for each question, which it holds as JSON; all count as long as the longest run."""
+        """A row per question, as JSON, with the length of the longest run."""
         from tripletune.train.batches import cached_rows
 
         length = self.config.data.max_tokens
@@ -173,11 +172,11 @@ class GrpoTask(PromptTask):
         return GrpoTrainer(self)
 
     def step_size(self, processes: int) -> str:
-        """How many runs an optimiser step takes, and what makes the number."""
+        """Runs per optimiser step, and their factors."""
         return super().step_size(processes).replace(self.unit, f"runs, {self.copies} per question,", 1)
 
     def warnings(self) -> list[str]:
-        """That the loop asks in other words than the student has learned from."""
+        """A warning if the loop's prompt differs from the student's training."""
         from tripletune.eval.systems import other_prompt
 
         said = other_prompt(self._start, self.suite.loop.prompts)
@@ -185,7 +184,7 @@ class GrpoTask(PromptTask):
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """What the student was made for, and the system prompt that the loop asks it with."""
+        """The student's roles, and the loop's system prompt."""
         from tripletune.models.llm.question_client import load_prompts
         from tripletune.rag.systems.cirag import PROMPT_NAMES
         from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, INTEGRATION_PROMPT

@@ -207,7 +207,7 @@ class GraphTask(TrainingTask):
 
     @property
     def graph_llm(self) -> Any:
-        """The model without what PEFT puts around it."""
+        """The model without PEFT's wrapper."""
         return getattr(self.model, "get_base_model", lambda: self.model)()
 
     @cached_property
@@ -250,11 +250,9 @@ class GraphTask(TrainingTask):
         return cached_rows(key, cache, (partial(make, part) for part in source.parts()), columns)
 
     def prepare(self) -> None:
-        """Train the graph modules to say with one vector what the label says, before anything reads it.
-
-        Read by a language model from scratch, the graph token is noise that it learns to overlook. The target is the
-        mean embedding of the label's tokens but the last, which ends the sequence; a step takes 16 records. All
-        processes do the same.
+        """Train the graph modules to predict the label in one vector, before the language model reads it, which would
+        learn to ignore an untrained graph token. The target is the mean embedding of the label's tokens without the
+        end-of-sequence token; a step takes 16 records. All processes do the same.
         """
         if not (steps := self.config.train.graph_warmup_steps):
             return
@@ -282,7 +280,7 @@ class GraphTask(TrainingTask):
                 logger.info("graph warm-up, step %d/%d: squared error %.4g", step + 1, steps, loss.item())
 
     def warnings(self) -> list[str]:
-        """A prompt format of another family, and labels that are too long."""
+        """Warnings on another family's prompt format and on labels that are too long."""
         from tripletune.train.batches import rows_meta
 
         limit, found = self.config.data.max_label_tokens, []
@@ -314,7 +312,7 @@ class GraphTask(TrainingTask):
         )
 
     def answer_shares(self) -> tuple[float, float]:
-        """Share of answering records in the training records, and in the weights of their loss."""
+        """Share of answering records in the training records and in the loss weights."""
         import pyarrow.compute as pc
 
         train, spans = self.config.train, pc.list_flatten(pc.list_flatten(self.train.data.column("spans")))

@@ -5,9 +5,9 @@ learn the reply and the token that ends it. A text without facts has the reply `
 reply for a failure; `read_reply` knows the word. Encoder-decoders read the text alone, as in the paper, and learn an
 empty target for it.
 
-Too long a source is cut on the right between two words; the title stands in front and stays. Too long a target loses
-whole triples from its end, never a part of one. Both are counted, and so are pairs that have not even room for one
-triple, which are left out: an empty target would teach that there are no facts.
+A source that is too long is cut on the right between two words; the title in front stays. A target that is too long
+loses whole triples from its end. Both are counted, and pairs without room for one triple are counted and left out,
+since an empty target would mean "no facts".
 
 Defaults are ours for LoRA: its learning rate is ten times the paper's, which trains all weights
 (`recipes/configs/llama32_3b_t2t_paper_text.yaml`). The paper's are source 512 and target 256 tokens, AdamW with linear
@@ -124,7 +124,7 @@ class PairTask(TextTask):
         )
 
     def prompts(self, pairs: Sequence[ExtractionPair]) -> list[list[int]]:
-        """What the model reads of pairs."""
+        """The prompts of pairs."""
         # A cut text has not all its facts any more, but the model was trained on cut ones, and use cuts it too.
         return self.encoder.prompts(self.encoder.cut_sources([pair.source_text for pair in pairs], Counter()))
 
@@ -143,7 +143,7 @@ class PairTask(TextTask):
     def metrics(self, replies: list[str]) -> dict[str, Any]:
         """Scores of the model's triples as `tripletune eval extraction` counts them (RAS, figure 15).
 
-        They are named as `rougeL`, `normalised/micro/f1` and `malformed_output`.
+        Names are like `rougeL`, `normalised/micro/f1` and `malformed_output`.
         """
         from tripletune.eval.triples import Prediction, score_extractions
 
@@ -156,7 +156,7 @@ class PairTask(TextTask):
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """The instruction of decoders, and what the model was made for."""
+        """The instruction of decoders, and the task file."""
         about = {
             "task": "text_to_triples",
             "base_model": self.config.model.base,
@@ -179,7 +179,7 @@ class PairEncoder:
     Args:
         instruction: The system's turn, from `models.data.pairs.load_instruction`; None for encoder-decoders,
             which get the text alone.
-        generation_config: The model's, which knows all tokens that end a reply.
+        generation_config: The model's encoder of chats, with all tokens that end a reply.
     """
 
     def __init__(
@@ -205,14 +205,14 @@ class PairEncoder:
             self._end = self._end_of_turn(self._chat, eos_token_ids(tokenizer, generation_config))
 
     def prompts(self, sources: Sequence[str]) -> list[list[int]]:
-        """What the model reads of texts that are short enough."""
+        """The prompts of texts that are short enough."""
         if self._chat is None:
             return text_ids(self.tokenizer, sources, around=True)
         chats = [self._chat.render(extraction_chat(source, self.instruction or "")) for source in sources]
         return self._chat.tokens_of(chats)
 
     def sample(self) -> list[list[int]]:
-        """A row that shows template, instruction and tokenizer, which may change while their folder keeps its name."""
+        """A sample row, which reveals changes of template, instruction or tokenizer in an unchanged folder."""
         probe = ExtractionPair("probe", "Ada was born in London.", "Ada", (Triple("Ada", "born in", "London"),))
         return [part for row in self.rows([probe], Counter()) for part in (row["input_ids"], row["labels"])]
 
@@ -243,7 +243,7 @@ class PairEncoder:
                     yield {"input_ids": ids, "labels": [IGNORED] * len(prompt) + target, "length": len(ids)}
 
     def cut_sources(self, sources: Sequence[str], counts: Counter[str]) -> list[str]:
-        """Texts cut to the limit, each at a word; how many were cut is counted under `cut_sources`."""
+        """Texts cut to the limit, each at a word; `cut_sources` counts them."""
         room = self.max_source_tokens - (1 if self._chat is None else 0)
         kept = list(sources)
         # No token stands for less than a byte, so most texts need not be looked at.
@@ -282,14 +282,13 @@ class PairEncoder:
         return text_ids(self.tokenizer, [self.target_text(triples)])[0]
 
     def target_text(self, triples: Sequence[Triple]) -> str:
-        """What is to be written of triples."""
+        """The target text of triples."""
         text = format_triples(triples)
         return text if text or self._chat is None else NO_FACTS
 
     def _end_of_turn(self, chat: ChatEncoder, eos_ids: Sequence[int]) -> int:
-        """The token that the chat template puts after a reply; the tokenizer's end token where it ends no reply.
-
-        Gemma, for one, ends a turn with another token than a text.
+        """The token that the chat template puts after a reply, which may differ from the text's end token (Gemma); the
+        tokenizer's end token if the template puts none.
         """
         reply: Message = {"role": "assistant", "content": _PROBE}
         text = chat.render([*extraction_chat("text", self.instruction or ""), reply], reply=False)
