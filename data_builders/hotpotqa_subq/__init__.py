@@ -13,7 +13,7 @@ from typing import Literal
 
 from tripletune.data_builders.datasets.kinds import facts_name
 from tripletune.models.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
-from tripletune.models.data.records import YES_NO, Action, Passage, Record, Step, mentions, normalize_answer
+from tripletune.models.data.records import YES_NO, Action, Passage, Record, Step, Task, mentions, normalize_answer
 from tripletune.models.data.triples import Triple
 
 FirstSubquery = Literal["main_question", "generated"]
@@ -131,17 +131,9 @@ def record_of(
     question: Question, name: str, action: Action, steps: tuple[Step, ...] = (), subquery: str = ""
 ) -> Record:
     """A record of a question, with an id that ends in a name such as "plan0" or "answer"."""
-    return Record(
-        id=f"{question.source}:{question.id}:{name}",
-        question_id=question.id,
-        task="answering" if name == "answer" else "planning",
-        question=question.question,
-        action=action,
-        steps=steps,
-        subquery=subquery,
-        answers=question.answers,
-        source=question.source,
-    )
+    names = f"{question.source}:{question.id}:{name}", question.id
+    task: Task = "answering" if name == "answer" else "planning"
+    return Record(*names, task, question.question, action, steps, subquery, question.answers, question.source)
 
 
 @dataclass

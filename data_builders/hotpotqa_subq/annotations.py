@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import regex as re
 
@@ -56,9 +55,8 @@ class RecordedTeacher(Teacher):
         where, row = found
         find = partial(find_passage, passages=question.passages)
         asked = {find(entry["title"]): entry["question"].strip() for entry in row.get("subqueries", [])}
-        triples: dict[int | None, list[Any]] = {}
-        for title, rows in row.get("triples", {}).items():
-            triples.setdefault(find(title), rows)
+        # Of two titles that name one passage the first counts.
+        triples = {find(title): rows for title, rows in reversed(row.get("triples", {}).items())}
         documents: dict[int, None] = {}
         for title in row.get("helpful", []):
             if (document := find(title)) is None:

@@ -39,6 +39,7 @@ from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted
 from tripletune.models.llm.replies import repair_digest
 
 logger = logging.getLogger(__name__)
+Opener = Callable[[], LLMClient] | None
 # Of a reply in dropped.ndjson, in characters; and examples per reason in the card.
 LONGEST_REPLY, EXAMPLES = 200, 3
 _FILTERED = "questions answered directly, whose documents the filter dropped, give an answer and no plan"
@@ -54,16 +55,11 @@ class NothingLabelled(Exception):
 def build(
     sources: list[Source],
     options: BuildOptions,
-    open_client: Callable[[], LLMClient] | None = None,
+    open_client: Opener = None,
     sampling: Sampling | None = None,
-    open_base_model: Callable[[], LLMClient] | None = None,
+    open_base_model: Opener = None,
 ) -> dict[str, Any]:
-    """Build the data set folder; the client's LLM labels the sources without annotations.
-
-    Raises:
-        NothingLabelled: a teacher LLM could not label a single question.
-        CallError: more than a tenth of its questions were left out for unusable replies.
-    """
+    """Build the data set folder; the client's LLM labels the sources without annotations."""
     with new_dataset(options, RECORDS, options.inputs(sources)) as dataset:
         job = _Build(options, sampling or Sampling(), dataset)
         asyncio.run(job.run(sources, open_client, open_base_model))
@@ -120,12 +116,7 @@ class _Build:
         self._direct: BaseModelAnswers | StoredAnswers | None
         self._direct = StoredAnswers(options.direct_answers) if options.direct_answers else None
 
-    async def run(
-        self,
-        sources: list[Source],
-        open_client: Callable[[], LLMClient] | None,
-        open_base_model: Callable[[], LLMClient] | None,
-    ) -> None:
+    async def run(self, sources: list[Source], open_client: Opener, open_base_model: Opener) -> None:
         """Label all questions and write their records."""
         base_model: LLMClient | None = None
         try:
@@ -152,7 +143,7 @@ class _Build:
                     "then `build trajectories --records`", one.source.name, count,
                 )  # fmt: skip
 
-    def _open(self, sources: list[Source], open_client: Callable[[], LLMClient] | None) -> None:
+    def _open(self, sources: list[Source], open_client: Opener) -> None:
         """Open each source's annotations; the teacher LLM is asked for last, when all else is in order."""
         options = self._options
         check_names(sources)

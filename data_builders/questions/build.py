@@ -105,10 +105,10 @@ class Material:
         parts = [TEST if document in self.held_out else TRAIN for document in documents]
         self.numbers = {part: [n for n, one in enumerate(parts) if one == part] for part in PARTS}
         self.documents = {part: len({documents[n] for n in numbers}) for part, numbers in self.numbers.items()}
-        self._about: dict[str, set[int]] = defaultdict(set)
+        self._about = defaultdict[str, set[int]](set)
         for fact in self.graph.facts:
-            for name in (fact.subject, fact.object):
-                self._about[name].add(fact.passage)
+            self._about[fact.subject].add(fact.passage)
+            self._about[fact.object].add(fact.passage)
 
     def drafts(self, part: str) -> Iterator[Draft]:
         """The drafts of a part, at most `tries` times the wanted questions."""

@@ -67,10 +67,6 @@ async def make_question(
         copied: Number of consecutive words that a question may not share with a passage.
     """
 
-    async def answer(role: str, text: str) -> str:
-        chat = prompts.chat(role.replace(".", "_"), text)
-        return (await client.chat(chat, role=role, sampling=sampling[role], question_id=draft.id)).text
-
     made = await ask(
         client, prompts.chat("questions_word", wording_text(draft, passages)),
         lambda reply: read_wording(reply, draft, passages, copied),
@@ -78,12 +74,15 @@ async def make_question(
     )  # fmt: skip
     if made is None:
         raise UnusableReply(Rejection.NO_QUESTION, "")
+    turns = reading_calls(made.question, passages)
+    chats = ((role, prompts.chat(role.replace(".", "_"), text)) for role, text in turns)
+    asked = (client.chat(chat, role=role, sampling=sampling[role], question_id=draft.id) for role, chat in chats)
     # At once: with a batch backend these are one round.
-    replies = await all_of(answer(*call) for call in reading_calls(made.question, passages))
+    replies = await all_of(asked)
     wanted = [Rejection.FROM_MEMORY, Rejection.NOT_ANSWERED, *[Rejection.ONE_IS_ENOUGH] * len(passages)]
     for reply, reason in zip(replies, wanted):
-        if agrees(without_thoughts(reply).strip(), draft) is not (reason is Rejection.NOT_ANSWERED):
-            raise UnusableReply(reason, f"{made.question} {reply}")
+        if agrees(without_thoughts(reply.text).strip(), draft) is not (reason is Rejection.NOT_ANSWERED):
+            raise UnusableReply(reason, f"{made.question} {reply.text}")
     return made
 
 

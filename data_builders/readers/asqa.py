@@ -8,7 +8,7 @@ On the hub a row is `{"sample_id", "ambiguous_question", "qa_pairs", "annotation
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tripletune.data_builders.readers._rows import (
     Row,
@@ -50,9 +50,11 @@ def _question(row: Row, where: str, source: str) -> Question | None:
     if not written:
         return None
     answers = dict.fromkeys(" ".join(entry["long_answer"].split()) for entry in written)
-    ranked = own_passages(row, where)
-    gold = () if ranked else tuple(dict.fromkeys([*_knowledge(written[0], where), *_contexts(row, where)]))
+    known = checked(written[0], where, {"knowledge?": [dict]}).get("knowledge", ())
     pairs = [pair for pair in given(row, "qa_pairs") or () if isinstance(pair, dict)]
+    ranked = own_passages(row, where)
+    sources = [*_passages(known, where, "content"), *_passages(pairs, where, "context")]
+    gold = () if ranked else tuple(dict.fromkeys(sources))
     short = tuple(tuple(name_list(pair, where, "short_answers")) for pair in pairs)
     return Question(
         identity, text, tuple(answers), ranked or gold, tuple(range(len(gold))), "", source,
@@ -60,14 +62,8 @@ def _question(row: Row, where: str, source: str) -> Question | None:
     )  # fmt: skip
 
 
-def _knowledge(annotation: Row, where: str) -> Iterator[Passage]:
-    for entry in checked(annotation, where, {"knowledge?": [dict]}).get("knowledge", ()):
-        if content := text_field(entry, where, "content").strip():
-            yield Passage(name_field(entry, where, "wikipage"), content)
-
-
-def _contexts(row: Row, where: str) -> Iterator[Passage]:
-    for pair in given(row, "qa_pairs") or ():
-        context = text_field(pair, where, "context").strip() if isinstance(pair, dict) else ""
-        if context and context != _NO_CONTEXT:
-            yield Passage(name_field(pair, where, "wikipage"), context)
+def _passages(rows: Iterable[Row], where: str, key: str) -> Iterator[Passage]:
+    for row in rows:
+        text = text_field(row, where, key).strip()
+        if text and text != _NO_CONTEXT:
+            yield Passage(name_field(row, where, "wikipage"), text)

@@ -22,22 +22,17 @@ def read_questions(location: str, issues: Issues = None, source: str = "arc") ->
 def choice_question(row: Row, where: str, source: str) -> Question:
     """One row as a question with its choices behind it; the answer is the letter of the right one."""
     stem = required_text(row, ("question",), where)
-    texts, labels = _choices(row, where)
+    choices = checked(row, where, {"choices": {"text": list, "label": list}})["choices"]
+    texts, labels = choices["text"], [_letter(str(label)) for label in choices["label"]]
+    if not texts or len(texts) != len(labels):
+        raise ValueError(f"{where}: 'choices' needs as many texts as labels; it is {shown(choices)}")
+    texts = [required_text({"choices": text}, ("choices",), where, name_field) for text in texts]
     key = _letter(required_text(row, ("answerKey",), where, name_field))
     if key not in labels:
         raise ValueError(f"{where}: answerKey {row['answerKey']!r} is not one of the labels {', '.join(labels)}")
-    choices = " ".join(f"{label}: {text}" for label, text in zip(labels, texts))
+    asked = " ".join([stem, *(f"{label}: {text}" for label, text in zip(labels, texts))])
     identity = required_text(row, ("id", "_id"), where, name_field)
-    return Question(identity, f"{stem} {choices}", (key,), (), (), "", source, search=stem)
-
-
-def _choices(row: Row, where: str) -> tuple[list[str], list[str]]:
-    choices = checked(row, where, {"choices": {"text": list, "label": list}})["choices"]
-    texts, labels = choices["text"], choices["label"]
-    if not texts or len(texts) != len(labels):
-        raise ValueError(f"{where}: 'choices' needs as many texts as labels; it is {shown(choices)}")
-    named = [required_text({"choices": text}, ("choices",), where, name_field) for text in texts]
-    return named, [_letter(str(label)) for label in labels]
+    return Question(identity, asked, (key,), (), (), "", source, search=stem)
 
 
 def _letter(label: str) -> str:

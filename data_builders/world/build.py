@@ -244,16 +244,13 @@ class World:
     def teacher_rows(self) -> Iterator[dict[str, Any]]:
         """The gold decisions in the layout of recorded teacher replies, with the kind of question added."""
         for number, question in enumerate(self.questions):
+            asked = zip(question.helpful, question.subqueries)
             yield {
                 "_id": self._id(number),
                 "helpful": list(question.helpful),
-                "subqueries": [
-                    {"title": title, "question": text} for title, text in zip(question.helpful, question.subqueries)
-                ],
+                "subqueries": [{"title": title, "question": text} for title, text in asked],
                 "triples": {title: self.articles[title].rows for title in question.helpful},
-                "closed_book": "",
-                "note": "",
-                "kind": question.kind,
+                **{"closed_book": "", "note": "", "kind": question.kind},
                 **({"direct": True} if question.kind == COMMON else {}),
             }
 

@@ -135,12 +135,9 @@ class WorldOracle(Backend):
     def answer(self, turn: str) -> str:
         """The answer to the question or sub-query at the end, after passages that must hold its facts."""
         passages, _, text = turn.rpartition("Question: ")
-        text = " ".join(text.split())
-        if hop := self._subqueries.get(text):
-            return hop.triple.object if hop.stands_in(passages) else REFUSAL
-        question = self.question(text)
-        enough = all(hop.stands_in(passages) for hop in self.hops(question))
-        return question.answer if enough else REFUSAL
+        hop = self._subqueries.get(" ".join(text.split()))
+        answer = hop.triple.object if hop else self.question(text).answer
+        return answer if all(one.stands_in(passages) for one in self.hops_of(text)) else REFUSAL
 
     def question(self, text: str) -> WorldQuestion:
         """The question of this wording."""

@@ -253,15 +253,9 @@ def _far_apart(one: str, other: str) -> bool:
 def _question(
     kind: str, text: str, answer: str, hops: Sequence[Entity], path: Sequence[Relation], test: str = ""
 ) -> WorldQuestion:
-    return WorldQuestion(
-        kind,
-        _sentence(text),
-        answer,
-        helpful=tuple(hop.title for hop in hops),
-        predicates=tuple(relation.predicate for relation in path),
-        subqueries=tuple(_sentence(r.ask[0].format(x=hop.mention)) for r, hop in zip(path, hops)),
-        test=test,
-    )
+    titles, predicates = tuple(hop.title for hop in hops), tuple(relation.predicate for relation in path)
+    subqueries = tuple(_sentence(relation.ask[0].format(x=hop.mention)) for relation, hop in zip(path, hops))
+    return WorldQuestion(kind, _sentence(text), answer, titles, predicates, subqueries, test)
 
 
 def _leaks(question: WorldQuestion) -> bool:
