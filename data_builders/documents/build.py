@@ -166,8 +166,10 @@ def build_passages(options: PassageOptions, documents: Sequence[str | Path], out
             if name not in found:
                 build.counts["gone"] += len(_forget(database, name))
                 build.counts["deleted"] += 1
-        if build.counts["deleted"] and not any(build.counts[one] for one in ("kept", "changed", "no longer read")):
-            logger.warning("%s: all its documents are replaced by others: check --documents %s", output, documents[0])
+        stay = sum(build.counts[one] for one in ("kept", "changed", "no longer read"))
+        if (gone := build.counts["deleted"]) and not stay:
+            said = "%s has none of the %d documents that %s was made of; where that is a mistake, give the right folder"
+            logger.warning(said, few(list(map(str, documents))), gone, output)
         for name, notes in database.execute("SELECT name, notes FROM documents ORDER BY name"):
             for note, times in json.loads(notes).items():
                 build.odd[note].append(f"{name} ({times})" if times > 1 else name)

@@ -237,6 +237,16 @@ def test_only_what_has_changed_is_read_and_counted(tmp_path, monkeypatch):
     assert "3 documents: 3 changed" in out
 
 
+def test_a_folder_with_none_of_the_documents_is_warned_of(tmp_path):
+    build(tmp_path, {"a.md": "A.", "b.md": "B."})
+    (tmp_path / "docs" / "a.md").unlink()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "c.md").write_text("C.")
+    for folder, warned in (("docs", False), ("other", True)):
+        ran = run("build passages", "--documents", tmp_path / folder, "--output", tmp_path / "mine")
+        assert (f"{tmp_path / 'other'} has none of the 1 documents that" in ran.err) is warned
+
+
 def test_what_comes_after_reads_new_passages_alone(tmp_path):
     texts = {"a.md": f"# A\n{sentences(200)}", "b.txt": sentences(20, 1)}
     store, encoded = TripleStore(tmp_path / "triples.sqlite"), []
