@@ -52,10 +52,8 @@ class Way:
     """One side of a comparison.
 
     Attributes:
-        name: As in the table.
         work: One pass; it may return the seconds to count instead of the whole pass.
         warm_up: Whether a first pass does not count.
-        seconds: Of each pass.
         peak: Peak resident bytes, of the pass with the highest; None where the system is not Linux.
         above_rest: Peak bytes of that pass alone.
     """
@@ -133,10 +131,22 @@ def quiet() -> None:
 
 def save(result: Result, name: str, options: Options, folder: str | Path) -> Path:
     """Write `<folder>/<name>.json`: options, every figure, machine and versions."""
+    import torch
+
     path = Path(folder) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"options": asdict(options), "rows": result.rows, "notes": result.notes}
-    write_json(path, {**content, "environment": _environment()})
+    environment = {
+        "cpu": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "load_average": os.getloadavg(),
+        "platform": platform.platform(),
+        "versions": versions(_PACKAGES),
+        "command": ["python", *sys.argv],
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    content = {"options": asdict(options), "rows": result.rows, "notes": result.notes, "environment": environment}
+    write_json(path, content)
     return path
 
 
@@ -159,18 +169,3 @@ def _cell(key: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
     return value if isinstance(value, str) else f"{value:,}"
-
-
-def _environment() -> dict[str, Any]:
-    import torch
-
-    return {
-        "cpu": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-        "load_average": os.getloadavg(),
-        "platform": platform.platform(),
-        "versions": versions(_PACKAGES),
-        "command": ["python", *sys.argv],
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }

@@ -113,7 +113,6 @@ def _row(way: Way, found: list[Any]) -> dict[str, Any]:
 
 
 async def _answers(suite: QuestionSuite, count: int, concurrency: int) -> tuple[list[Any], float]:
-    """Traces of the first questions, and the seconds that they took."""
     slots = asyncio.Semaphore(concurrency)
 
     async def answer(question: Any) -> Any:

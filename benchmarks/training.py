@@ -127,7 +127,6 @@ def speed(options: SpeedOptions) -> Result:
 
 
 def _native_bf16() -> bool:
-    """Whether this processor multiplies bfloat16 natively."""
     import torch
 
     return best_dtype() is torch.bfloat16
@@ -157,7 +156,6 @@ def _open_task(overrides: Mapping[str, Any]) -> Any:
 
 
 def _trainer_way(name: str, trainer: Any) -> Way:
-    """A pass of a trainer of transformers or TRL."""
     from transformers import TrainerCallback
 
     class Clock(TrainerCallback):
@@ -188,7 +186,6 @@ def _tokens(task: Any) -> int:
 
 
 def _records(seed: int, questions: int, scratch: str) -> str:
-    """Folder of the records of a fictional world."""
     write_world(WorldOptions(seed, questions, 0, 0), f"{scratch}/world")
     world, folder = f"{scratch}/world/train", f"{scratch}/records"
     build([Source.parse(f"hotpotqa:{world}.jsonl:{world}.teacher.jsonl")], BuildOptions(folder, split_name="train"))
@@ -196,7 +193,6 @@ def _records(seed: int, questions: int, scratch: str) -> str:
 
 
 def _way(name: str, same: Mapping[str, Any], text: Any) -> Way:
-    """One row: a pass of it and the way to it."""
     if name in _OURS:
         task = _open_task({**same, **_OURS[name]})
         return _trainer_way(name, engine_of(task))
@@ -221,8 +217,7 @@ def _trl_trainer(rows: list[dict[str, Any]], config: Any, dtype: str, **settings
     torch.manual_seed(config.seed)
     chosen = config.model
     model, tokenizer = load_causal_lm(chosen.base, getattr(torch, dtype))
-    adapted = add_lora(model, rank=chosen.lora_rank, alpha=chosen.lora_alpha, dropout=0.0,
-                       targets=chosen.lora_targets, base=chosen.base)  # fmt: skip
+    adapted = add_lora(model, base=chosen.base, **chosen.lora() | {"dropout": 0.0})
     arguments = SFTConfig(
         output_dir=f"{config.output_dir}/trl", per_device_train_batch_size=config.train.batch_size, num_train_epochs=1,
         use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True, seed=config.seed,

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tripletune.checkpoints.card import CARD, PROVENANCE, Provenance, collect_provenance, public, write_model_card
+from tripletune.checkpoints.card import CARD, PROVENANCE, Kind, Provenance, collect_provenance, write_model_card
 from tripletune.checkpoints.standalone import MODELING, write_modeling
 from tripletune.checkpoints.verify import (
     REFERENCE,
@@ -45,6 +45,7 @@ from tripletune.models.run_folders import (
     check_model_folder,
     is_adapter,
     is_text_model,
+    public,
     stored_weights,
     trained_folder,
 )
@@ -74,10 +75,8 @@ def export_adapter(
 ) -> Path:
     """Write the export folder of a run: its adapter, or the whole model.
 
-    Args:
-        base_model: Another name of the base model, for a run on a local copy of it.
-        language_model_only: Write the adapter of a Graph-LLM without graph under the names of the plain base model, for
-            PEFT and servers.
+    `language_model_only` gives the adapter of a Graph-LLM without graph the names of the plain base model, for PEFT and
+    servers.
     """
     source, output = _checked_source(run, output, overwrite), Path(output)
     provenance = collect_provenance(source, scores, licence)
@@ -106,21 +105,19 @@ def export_adapter(
             logger.warning("%s is the local folder %s, which others do not have: name it with %s", what, name, option)
     logger.info("computing reference outputs of %s in float32", source)
     loaded = load(source)
-    if alone:
-        with new_folder(output, MADE, overwrite, (run, source)) as folder:
-            _write_plain_adapter(loaded, folder)
-            _name_base(folder, provenance)
-            _public_tokenizer_config(folder)
-            write_model_card(folder, provenance, "plain_adapter", output.name)
-        return output
-    reference = observe(loaded, cases_of(loaded))
     whole = (CONFIG, "generation_config.json", *(path.name for path in source.glob("model*.safetensors*")))
     with new_folder(output, MADE, overwrite, (run, source)) as folder:
-        _copy_files(source, folder, provenance, (ADAPTER, ADAPTER_CONFIG) if adapter else whole)
-        if loaded.processor:
+        if alone:
+            _write_plain_adapter(loaded, folder)
+        else:
+            _copy_files(source, folder, (ADAPTER, ADAPTER_CONFIG) if adapter else whole)
+        _make_public(folder, provenance)
+        if not alone and loaded.processor:
             write_modeling(folder, loaded.tokenizer)
-        write_model_card(folder, provenance, "adapter" if adapter else "merged", output.name)
-        write_json(folder / REFERENCE, {**reference, "weights": weight_digests(folder)})
+        kind: Kind = "plain_adapter" if alone else "adapter" if adapter else "merged"
+        write_model_card(folder, provenance, kind, output.name)
+        if not alone:
+            write_json(folder / REFERENCE, {**observe(loaded, cases_of(loaded)), "weights": weight_digests(folder)})
     return output
 
 
@@ -171,8 +168,6 @@ def merge_adapter(
     Args:
         dtype: Weight type to write. float32 gives the adapter's replies; 16 bits halve the folder but may change
             replies (the report says how many). Graph modules stay float32.
-        language_model_only: Write the language model of a Graph-LLM as a plain transformers folder. Sensible for a
-            model trained without graph token.
     """
     source, output = _checked_source(folder, output, overwrite), Path(output)
     if not is_adapter(source):
@@ -183,14 +178,9 @@ def merge_adapter(
         reference = _write_merged(load(source), dtype, alone, scratch)
         # Two copies of a large model need not fit into memory.
         gc.collect()
-        if alone:
-            _public_tokenizer_config(scratch)
-        else:
-            _copy_files(source, scratch, provenance)
-        for name in (CONFIG, "generation_config.json"):
-            if (scratch / name).is_file():
-                keep = (provenance.base_model, provenance.encoder) if provenance.use_graph and not alone else ()
-                write_json(scratch / name, public(read_json(scratch / name), keep))
+        if not alone:
+            _copy_files(source, scratch)
+        _make_public(scratch, provenance)
         result = load(scratch, alone)
         if result.processor:
             write_modeling(scratch, result.tokenizer)
@@ -258,45 +248,33 @@ def _rounded_away(model: Any, dtype: Any) -> float:
     return (error / update) ** 0.5 if update else 0.0
 
 
-def _copy_files(source: Path, target: Path, provenance: Provenance, weights: Sequence[str] = ()) -> None:
-    """Copy the files beside the weights, with the provenance's names of base model and encoder."""
-    for name in (*weights, PROCESSOR, PROMPT_FILE, *TASK_FILES, *TOKENIZER_FILES):
-        if (source / name).is_file():
+def _copy_files(source: Path, target: Path, weights: Sequence[str] = ()) -> None:
+    """Copy the files beside the weights, of a Graph-LLM its configuration too."""
+    config = () if is_text_model(source) else (CONFIG,)
+    for name in (*weights, *config, PROCESSOR, PROMPT_FILE, *TASK_FILES, *TOKENIZER_FILES):
+        if (source / name).is_file() and not (target / name).is_file():
             shutil.copyfile(source / name, target / name)
     # Multi-template tokenizers keep their further templates in a folder of this name.
     if (source / TEMPLATES).is_dir():
         shutil.copytree(source / TEMPLATES, target / TEMPLATES)
-    _public_tokenizer_config(target)
-    _name_base(target, provenance)
-    base, revision, keep = provenance.base_model, provenance.base_revision, (provenance.base_model, provenance.encoder)
-    if not is_text_model(source):
-        config = read_json((target if (target / CONFIG).is_file() else source) / CONFIG)
-        config |= {"base_model": base, "base_revision": revision, "encoder": provenance.encoder}
-        if isinstance(config.get("text_config"), dict):
-            config["text_config"] = {**config["text_config"], "_name_or_path": base}
-        config.pop("_name_or_path", None)
-        write_json(target / CONFIG, public(config, keep))
 
 
-def _name_base(target: Path, provenance: Provenance) -> None:
-    """Write the provenance's name of the base model into a folder's files, so that they hold no local path."""
-    base, revision = provenance.base_model, provenance.base_revision
-    changes: dict[str, dict[str, Any]] = {name: {"base_model": base, "base_revision": revision} for name in TASK_FILES}
-    changes |= {CONFIG: {}, "generation_config.json": {}}
+def _make_public(folder: Path, provenance: Provenance) -> None:
+    """Write the provenance's names of base model and encoder into a folder's files, and no other local path."""
+    base, revision, encoder = provenance.base_model, provenance.base_revision, provenance.encoder
+    named, generation = {"base_model": base, "base_revision": revision}, "generation_config.json"
+    changes: dict[str, dict[str, Any]] = {CONFIG: {}, generation: {}, **dict.fromkeys(TASK_FILES, named)}
     changes[ADAPTER_CONFIG] = {"base_model_name_or_path": base, "revision": revision, "inference_mode": True}
+    if graph_llm := (folder / PROCESSOR).is_file():
+        text = read_json(folder / CONFIG)["text_config"] | {"_name_or_path": base}
+        changes[CONFIG] = named | {"encoder": encoder, "text_config": text}
+    alone = not is_adapter(folder) and not (graph_llm and provenance.use_graph)
     for name, change in changes.items():
-        if (target / name).is_file():
-            found = {**read_json(target / name), **change}
-            write_json(target / name, public(found, (provenance.base_model, provenance.encoder)))
-
-
-def _public_tokenizer_config(folder: Path) -> None:
-    """Remove the tokenizer's source path from `tokenizer_config.json`."""
-    path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return
-    settings = read_json(path)
+        if (folder / name).is_file():
+            keep = () if alone and name in (CONFIG, generation) else (base, encoder)
+            write_json(folder / name, public(read_json(folder / name) | change, keep))
+    settings = read_json(folder / "tokenizer_config.json")
     hidden = [key for key, value in settings.items() if isinstance(value, str) and public(value) != value]
     for key in (*hidden, "is_local", "local_files_only"):
         settings.pop(key, None)
-    write_json(path, settings)
+    write_json(folder / "tokenizer_config.json", settings)

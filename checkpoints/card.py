@@ -67,7 +67,6 @@ def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence:
 
 
 def _names(source: Path) -> dict[str, Any]:
-    """The names of base model and text encoder in a trained folder."""
     text, adapter = is_text_model(source), is_adapter(source)
     base, revision = ("base_model_name_or_path", "revision") if text and adapter else ("base_model", "base_revision")
     config = task_of(source) if text and not adapter else read_json(source / (ADAPTER_CONFIG if text else CONFIG))
@@ -160,12 +159,7 @@ def _header(provenance: Provenance, name: str) -> str:
 def render_card(
     provenance: Provenance, kind: Kind, name: str, about: dict[str, Any] | None = None, served: str = ""
 ) -> str:
-    """A model card from the template `card.md`.
-
-    Args:
-        about: Content of the task file of a model on plain text.
-        served: A command that serves the folder.
-    """
+    """A model card from the template `card.md`; `about` is the content of a text model's task file."""
     from tripletune.models.local.chat import DATE
 
     names = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.ChainableUndefined)
@@ -197,7 +191,6 @@ def render_card(
 
 
 def _training_rows(provenance: Provenance) -> Iterator[list[str]]:
-    """Rows on the training."""
     training, environment = provenance.training, provenance.environment
     for name, value in training.items():
         if not isinstance(value, dict) and value is not None:

@@ -26,11 +26,7 @@ _CUTS = {"gpt-2": [True], "smollm": ["digit", True], "qwen2": [_WORDS % r"\p{N}"
 
 
 def write_gguf(folder: str | Path, output: str | Path, quantize: str = "f16") -> None:
-    """Write the model of a folder as a GGUF file.
-
-    Args:
-        quantize: Type of the matrices; vectors stay float32.
-    """
+    """Write the model of a folder as a GGUF file with matrices of the type `quantize`; vectors stay float32."""
     import gguf
     from transformers import AutoConfig
 
@@ -116,7 +112,6 @@ def _write_tokenizer(writer: Any, source: Path, size: int) -> None:
 
 
 def _cut(step: dict[str, Any]) -> Any:
-    """A step of cutting a text in the words of `_CUTS`."""
     if step.get("type") == "ByteLevel":
         return step.get("use_regex", True)
     if step.get("type") == "Digits":

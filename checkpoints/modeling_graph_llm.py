@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +44,16 @@ def folder_of(spec: str) -> str:
     """A folder or hub id unchanged; for `pypi:package` the folder in the package."""
     if not spec.startswith("pypi:"):
         return spec
-    package = spec.removeprefix("pypi:")
-    try:
+    package, found = spec.removeprefix("pypi:"), dict[str, str]()
+    with suppress(importlib.metadata.PackageNotFoundError):
         files = importlib.metadata.files(package) or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    found = {file.name: str(Path(str(file.locate())).parent) for file in reversed(files)}
-    if "modules.json" not in found and "config.json" not in found:
-        raise FileNotFoundError(
-            f"{spec}: there is no installed Python package {package} with a model folder in it; pass another place of "
-            "this model, base_model=FOLDER for the model or encoder=FOLDER for the processor"
-        )
-    return found.get("modules.json") or found["config.json"]
+        found = {file.name: str(Path(str(file.locate())).parent) for file in reversed(files)}
+    if place := found.get("modules.json") or found.get("config.json"):
+        return place
+    raise FileNotFoundError(
+        f"{spec}: there is no installed Python package {package} with a model folder in it; pass another place of "
+        "this model, base_model=FOLDER for the model or encoder=FOLDER for the processor"
+    )
 
 
 def read_settings(place: str, name: str) -> Any:
@@ -149,10 +148,7 @@ class AutoGraphLLMProcessor(GraphLLMProcessor):
         return processor
 
     def __call__(
-        self,
-        question: str,
-        steps: Sequence[tuple[str, Sequence[Sequence[str]]]] = (),
-        task: Task = "answering",
+        self, question: str, steps: Sequence[tuple[str, Sequence[Sequence[str]]]] = (), task: Task = "answering"
     ) -> BatchFeature:
         """The inputs of `model.generate` for one question.
 

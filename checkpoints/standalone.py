@@ -10,7 +10,6 @@ import ast
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 from tripletune.models.files import read_json, read_text, write_json, write_text
@@ -79,19 +78,11 @@ def modeling_source() -> str:
 
     for kind in dict.fromkeys(_CLASSES.values()):
         add(own, kind)
-    lines = [f"import {origin}" for origin, names in sorted(imports.items()) if "" in names]
-    for origin, names in sorted(imports.items()):
-        if listed := ", ".join(sorted(names - {""})):
-            text = f"from {origin} import {listed}"
-            lines += (
-                [text]
-                if len(text) <= 120
-                else [
-                    f"from {origin} import (",
-                    *wrap(listed, 120, initial_indent=" " * 4, subsequent_indent=" " * 4),
-                    ")",
-                ]
-            )
+    lines = [
+        f"from {origin} import {name}" if name else f"import {origin}"
+        for origin, names in sorted(imports.items())
+        for name in sorted(names)
+    ]
     return _HEAD + "\n".join(lines) + "\n\n\n" + "\n\n\n".join(parts.values()) + "\n"
 
 
@@ -108,9 +99,8 @@ class _Module:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 self.definitions[node.name] = node
             elif isinstance(node, ast.Assign | ast.AnnAssign):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                names = (one for target in targets for one in ast.walk(target))
-                self.definitions |= {one.id: node for one in names if isinstance(one, ast.Name)}
+                names = (one for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
+                self.definitions |= {one.id: node for one in names}
             elif isinstance(node, ast.ImportFrom):
                 self.imports |= {one.name: (str(node.module), one.name) for one in node.names}
             elif isinstance(node, ast.Import):

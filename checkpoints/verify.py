@@ -53,13 +53,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A folder against a reference.
-
-    Attributes:
-        against: What the reference is.
-        difference: Largest absolute difference of a log normaliser.
-        other_files: Weight files that are not the recorded ones.
-    """
+    """A folder against a reference, by cases that agree and the largest difference of a log normaliser."""
 
     against: str
     cases: int
@@ -172,9 +166,7 @@ def _reply(loaded: Loaded, prompt: list[int], extra: dict[str, Any]) -> dict[str
             attention_mask=torch.ones_like(ids),
             max_new_tokens=_NEW_TOKENS,
             do_sample=False,
-            temperature=None,
-            top_p=None,
-            top_k=None,
+            **dict.fromkeys(("temperature", "top_p", "top_k")),
             eos_token_id=list(ends),
             pad_token_id=tokenizer.pad_token_id,
             return_dict_in_generate=True,
@@ -220,10 +212,8 @@ _LAYOUT = {"cases": [{**_CASE, "task?": str, "question?": str, "steps?": [dict]}
 def verify(folder: str | Path, run: str | Path | None = None, tolerance: float = TOLERANCE) -> list[Comparison]:
     """Compare an export or merged folder, loaded in a new process, with its `verify.json` and its run.
 
-    Args:
-        run: The run (or checkpoint) it was made from.
-        tolerance: Largest difference of a float32 log normaliser. Other hardware or merged weights differ by about
-            1e-5, another base model or encoder by more than 0.1.
+    Log normalisers of other hardware or merged weights differ by about 1e-5, of another base model or encoder by more
+    than 0.1.
     """
     folder = trained_folder(folder)
     check_model_folder(folder)

@@ -116,9 +116,7 @@ def write_context_corpus(task: Task, data: str, path: Path) -> int:
 def context_links(questions: Iterable[Question], corpus: Path) -> dict[str, frozenset[str]]:
     """Gold links by content: corpus ids of the supporting passages in questions' contexts.
 
-    Args:
-        questions: The questions; those whose supporting passages are not all in the corpus are left out.
-        corpus: A JSON-lines corpus. White space and the encoding of characters may differ.
+    Questions whose supporting passages are not all there are left out. White space and encodings may differ.
     """
     keys = {
         one.id: {p.key for p in map(one.passages.__getitem__, one.supporting) if p.text.strip()} for one in questions
@@ -165,15 +163,7 @@ def score_answer(
     short_answers: Sequence[Sequence[str]] = (),
     refusal: str | None = None,
 ) -> dict[str, float]:
-    """Score one prediction with several metrics.
-
-    Args:
-        answers: The gold answers; blank ones, which would occur in every prediction, are passed over.
-        short_answers: The aliases of each reading's short answer, for metrics that read them.
-        refusal: See `Task`.
-    """
-    if isinstance(answers, str):
-        raise TypeError(f"gold answers are the string {answers!r}: give a list of answers, or it is read by letters")
+    """Score a prediction with several metrics; blank gold answers, which would occur in every one, are passed over."""
     filled = [answer for answer in answers if answer.strip()]
     if not filled:
         raise ValueError(f"gold answers are {list(answers)!r}: a metric needs one that is not blank")

@@ -80,7 +80,6 @@ def _end_lines(trace: Trace, answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _one(args: argparse.Namespace, teacher: LLMOptions | None) -> None:
-    """Answer the question and show every step as it happens."""
     if not args.question.strip():
         raise ValueError("the question is empty")
 
@@ -100,7 +99,6 @@ def _one(args: argparse.Namespace, teacher: LLMOptions | None) -> None:
 
 
 def _many(args: argparse.Namespace, teacher: LLMOptions | None) -> int:
-    """Answer the questions of a file and write their answers."""
     rest = {item.name: default_of(item) for item in fields(QuestionOptions) if not hasattr(args, item.name)}
     given = rest | {"task": "qa", "data": args.questions, "llm": [], "retry_errors": not args.overwrite}
     (suite,) = suites_of(from_arguments(QuestionOptions, args, **given), teacher)

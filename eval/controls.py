@@ -157,12 +157,9 @@ class Controls:
 
 
 def compare_controls(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Scores of the controls, and their differences to the model.
+    """By control and metric the score, and the difference "control minus model", paired by question.
 
-    Returns:
-        `{control: {metric: {"score", "difference"}}}`, the model's scores under "model" with difference 0; planning
-        metrics also `_with_history`. Intervals and tests draw whole questions; the difference is "control minus
-        model", paired by question, and `p_holm` is over all of `METRICS` and controls.
+    Intervals and tests draw whole questions, and `p_holm` is over all of `METRICS` and controls.
     """
     scores: dict[str, dict[str, list[tuple[str, float]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:

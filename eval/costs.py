@@ -75,12 +75,10 @@ def _priced(every: Mapping[str, Sequence[int]], cached: Mapping[str, Sequence[in
 
 
 class Costs:
-    """Sums over the traces of a run. Calls of Graph-LLMs have no role, hence no price, and are never cached.
+    """Sums over the traces of a run: of `questions`, whose calls have `roles`, and of reading the corpus.
 
-    Attributes:
-        questions: Cost of the questions' own calls.
-        indexing: Cost of reading the corpus; in older runs, which note no tokens per call, counted per question.
-        roles: Calls and tokens of the questions' own calls by role, empty for a role that only reads the corpus.
+    Calls of Graph-LLMs have no role, hence no price, and are never cached. In older runs, which note no
+    tokens per call, reading the corpus is counted per question.
     """
 
     def __init__(self, prices: Prices) -> None:

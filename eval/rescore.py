@@ -37,8 +37,6 @@ def score(args: argparse.Namespace, console: Console) -> None:
     known, names = find_metrics(), [name.strip() for name in args.metrics.split(",") if name.strip()]
     if problems := [not_one_of("metrics", name, list(known)) for name in names if name not in known]:
         raise ValueError("; ".join(problems))
-    if not names:
-        raise ValueError(f"--metrics {args.metrics!r} names no metric; there are {', '.join(known)}")
     gold = read_gold(args.gold) if args.gold else None
     folders, rows, failed = run_folders(args.folders), [], []
     for folder in folders:

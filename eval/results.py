@@ -53,10 +53,8 @@ class ResultLog:
     Args:
         settings: Settings of the rows; a folder continues only with equal settings.
         overwrite: Start again; the first new row removes the earlier run.
-        retry_errors: Forget rows with an "error", so that they are run again.
         part: For processes after the first: the number, and the items done before.
         about: What `run.json` holds; with the first row, this session is added to its "sessions".
-        sources: Files and folders that are read.
     """
 
     def __init__(
@@ -82,13 +80,8 @@ class ResultLog:
             self._file = (self.folder / f"{self._parts}.{part[0]}.jsonl").open("w", encoding="utf-8")
             return
         # Index and ledger may be there before.
-        check_folder(
-            self.folder,
-            (LOCK, "index", "*.sqlite*", "*.log", "*.out", "*.err", ".*"),
-            True,
-            sources,
-            continues=SETTINGS,
-        )
+        others = (LOCK, "index", "*.sqlite*", "*.log", "*.out", "*.err", ".*")
+        check_folder(self.folder, others, True, sources, continues=SETTINGS)
         self._lock = lock_folder(
             self.folder, f"another process writes into {self.folder}: wait for it or stop it, or give another --output"
         )
@@ -163,7 +156,7 @@ class ResultLog:
             write_json(self.folder / ABOUT, self._about)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Stream the rows in the order of the file."""
+        """The rows, streamed."""
         yield from read_results(self.path)
 
     def finish(self, order: Iterable[str]) -> None:

@@ -40,11 +40,7 @@ Numbers = Sequence[float] | np.ndarray
 
 
 def bootstrap_mean(values: Sequence[float], bounds: Bounds | None = SCORE) -> Interval:
-    """Mean and 95 % interval of one value per question.
-
-    Args:
-        bounds: The smallest and largest possible value; None if unbounded, as for costs.
-    """
+    """Mean and 95 % interval of one value per question; costs have no `bounds`."""
     return bootstrap_means({"": values}, bounds)[""]
 
 
@@ -86,11 +82,7 @@ def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float]) 
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """Compare the scores of two systems on the same questions, in the same order.
-
-    Returns:
-        The mean of `second - first` with its interval, `p_value` and `test`.
-    """
+    """Mean, interval and test of `second - first`: scores of two systems on the same questions, in the same order."""
     scores = np.column_stack([first, second]).astype(np.float64)
     return _differences(scores, np.ones_like(scores))[0]
 
@@ -102,10 +94,7 @@ def paired_table(scores: Mapping[Any, Sequence[float]]) -> dict[tuple[Any, Any],
 
 
 def paired_ratio_difference(first: tuple[Numbers, Numbers], second: tuple[Numbers, Numbers]) -> Interval:
-    """Compare two ratios of sums, such as micro-averaged F1 of two systems, on the same texts.
-
-    Each is numerators and denominators, one of each per text. See `paired_difference`.
-    """
+    """As `paired_difference`, of two ratios of sums, such as micro-averaged F1, by numerators and denominators."""
     parts = np.column_stack([first[0], second[0], first[1], second[1]]).astype(np.float64)
     return _differences(parts[:, :2], parts[:, 2:])[0]
 

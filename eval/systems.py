@@ -38,13 +38,10 @@ from tripletune.rag.triple_store import TripleStore, is_store
 
 # The model of `LLMOptions` whose other options alone count.
 UNNAMED = "unnamed"
-
-
 SET_HELP = (
     "an option of the system's own, for example candidates=50 or granularities=triples,passages; with several systems "
     "cirag.candidates=50 is of one; repeatable"
 )
-
 LLM_HELP = (
     "a chat model, [ROLE=]BACKEND:MODEL[@URL,URL]: without a role the one that --teacher names otherwise, with one "
     "that of a system's calls, such as t2rag.resolve=hf:runs/student; several URLs share the calls; repeatable"

@@ -43,8 +43,6 @@ FIELDS = ("subject", "predicate", "object")
 # Texts whose fields are embedded together: bounds memory, and is enough to fill an embedder's batches.
 _CHUNK = 256
 _LONGEST_ROUGE = 20_000
-
-
 # The cosines from which on two fields mean the same, for subjects and objects, and for predicates. Names need more:
 # "University of Copenhagen" and "University of Oslo" have 0.73 in all-MiniLM-L6-v2, "born in" and "birth place" 0.68,
 # "birth place" and "death place" 0.57. None tells "Norway" from "Sweden" (0.80), so the soft level is to be read beside
@@ -54,12 +52,7 @@ THRESHOLDS = {"entity": 0.75, "predicate": 0.6}
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A model's reply to a text.
-
-    Attributes:
-        replies: The raw replies to the text, or to its pieces in order.
-        failed: Whether there is no reply, which is never right, even for a text without facts.
-    """
+    """A model's raw replies to a text, or to its pieces in order; none at all is never right, even without facts."""
 
     pair: ExtractionPair
     replies: Sequence[str]
@@ -72,15 +65,9 @@ def score_extractions(predictions: Iterable[Prediction], embed: Embedder | None 
 
 
 def score_rows(predictions: Iterable[Prediction], embed: Embedder | None = None) -> Iterator[dict[str, Any]]:
-    """Score replies one by one, in order, as JSON rows for `summarise_extractions`.
+    """Score replies one by one, in their order; a row is JSON, and without `embed` has no soft level.
 
-    Args:
-        embed: For the soft level; None leaves it out.
-
-    Yields:
-        `id`, `failed`, `gold` and `predicted` (distinct triples), `malformed_triples`, `malformed` (whether the output
-        was), `exact`, `normalised`, `soft` (matches, predicted, gold), `subject`, `predicate`, `object` (gold triples
-        that have this field right), `entities` and `grounded`, and the ROUGE F-measures.
+    Levels have matches, predicted and gold triples; fields, the gold triples that have this field right.
     """
     stream = iter(predictions)
     while chunk := list(islice(stream, _CHUNK)):
@@ -113,14 +100,7 @@ def row_parts(row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 
 
 def summarise_extractions(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Scores of a data set.
-
-    Returns:
-        `texts`; by level `{"micro": {"precision", "recall", "f1"}, "macro": {...}}`, under `soft` also `thresholds`;
-        `accuracy` by field (of the gold triples); `malformed_output` (share of texts), `malformed_triples` (share of
-        the triples written), `groundedness` (share of the predicted subjects and objects that occur in the text) and
-        the ROUGE scores. Scores are `{"mean", "low", "high", "n"}`, with None where there is nothing to score.
-    """
+    """Scores of a data set from rows of `score_rows`, nested by the names of `row_parts`."""
     parts = [row_parts(row) for row in rows]
     summary: dict[str, Any] = {"texts": len(parts)}
     for name in parts[0] if parts else ():

@@ -7,21 +7,9 @@ It has the settings of `cirag_distill.py` and some more under `train`; the teach
 """
 
 import sys
-from pathlib import Path
 
 from tripletune.train import main
-from tripletune.train.tasks.cirag_on_policy import OnPolicyTask
-
-
-def run(task: OnPolicyTask, checkpoint: Path | None) -> None:
-    """Prompts -> student and teacher -> TRL's trainer with the engine's order, logs and resume -> save."""
-    from tripletune.train.trl_trainers import OnPolicyTrainer
-
-    task.begin()
-    engine = OnPolicyTrainer(task)
-    engine.run(checkpoint)
-    engine.save_result()
-
 
 if __name__ == "__main__":
-    sys.exit(main("cirag_on_policy", __doc__ or "", run=run))
+    # Prompts -> student and teacher -> TRL's trainer with the engine's order, logs and resume -> save: `train.fit`.
+    sys.exit(main("cirag_on_policy", __doc__ or ""))

@@ -40,7 +40,6 @@ class RoadConfig:
     price: str | None = setting(None, "dollars per million tokens of the chat model as IN,OUT, for --dry-run")
 
     def check(self) -> list[str]:
-        """What is not set."""
         return [f"{name}: not set" for name in ("documents", "llm") if not getattr(self, name)]
 
 
@@ -77,11 +76,8 @@ def road(config: RoadConfig) -> Iterator[tuple[str, str, str]]:
     for name, value in {"config": config.recipe, **given, "output_dir": f"{config.output_dir}/model"}.items():
         train += [f"--{name}", value]
     yield "Train", shlex.join(train), "model/final/training.json"
-    yield (
-        "After: the trained model in the loop",
-        f"{loop} --model {home}/model --output {home}/after",
-        "after/metrics.json",
-    )
+    after = f"--model {home}/model --output {home}/after"
+    yield "After: the trained model in the loop", f"{loop} {after}", "after/metrics.json"
     exam = f"{records} {limits} --model {home}/model --output {home}/after-records"
     yield "Its plans and answers beside a rule that counts steps", exam, "after-records/metrics.json"
     compare = f"tripletune eval compare --across model untrained={home}/before trained={home}/after"

@@ -159,7 +159,6 @@ class RayWorker(Backend):
         return worker.remote(self._llm)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """See `Backend`."""
         from ray.exceptions import RayTaskError
 
         try:
@@ -168,15 +167,12 @@ class RayWorker(Backend):
             raise error.cause from None
 
     async def close(self) -> None:
-        """End all workers."""
         import ray
 
         ray.shutdown()
 
 
 class _Caller:
-    """A worker that calls the server."""
-
     def __init__(self, llm: LLMOptions) -> None:
         self._client = open_client(llm)
 

@@ -41,7 +41,6 @@ class DistilConfig:
     launcher: str = setting("recipes/accelerate/cpu.yaml", "accelerate's configuration file")
 
     def check(self) -> list[str]:
-        """What is not set."""
         found = [f"{name}: not set" for name in ("train", "exam", "teacher") if not getattr(self, name)]
         sets = {f"train.{name}": one for name, one in self.train.items()} | {
             f"exam.{name}": {"calls": "", **one} for name, one in self.exam.items()

@@ -339,7 +339,6 @@ class EpochSampler(Sampler[int]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next."""
         self.epoch = int(epoch)
 
     def __len__(self) -> int:
@@ -374,7 +373,6 @@ class RepeatedSteps(Sampler[int]):
         self.order, self.rows, self.times, self.copies = order, rows, times, copies
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next."""
         self.order.set_epoch(epoch)
 
     def __len__(self) -> int:

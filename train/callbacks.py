@@ -23,11 +23,9 @@ class Preempted(RuntimeError):
 
 
 class Keeper(TrainerCallback):
-    """Saves a checkpoint at a signal or after some time, and ends the run after a signal; processes agree.
+    """Saves a checkpoint at a signal or after `minutes`, and ends the run after a signal.
 
-    Args:
-        minutes: Maximum time between two checkpoints.
-        together: Optimiser steps between which no checkpoint can lie.
+    Processes agree, and no checkpoint lies between `together` optimiser steps.
     """
 
     def __init__(self, minutes: float | None, together: int) -> None:
@@ -63,7 +61,6 @@ class Keeper(TrainerCallback):
         args.eval_on_start = bool(due) and state.global_step not in known
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save between two steps."""
         if state.global_step % self.together:
             return
         late = self.minutes is not None and time.perf_counter() - self._saved > 60 * self.minutes
@@ -73,11 +70,9 @@ class Keeper(TrainerCallback):
             control.should_training_stop, control.should_evaluate = True, False
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count minutes from here."""
         self._saved = time.perf_counter()
 
     def on_prediction_step(self, args: Any, *_: Any, **kwargs: Any) -> None:
-        """Leave an evaluation by `Preempted`."""
         if self._listens and self._agreed(args, bool(self.asked))[0]:
             raise self._preempted()
 

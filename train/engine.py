@@ -35,23 +35,9 @@ from tripletune.models.loading import best_dtype, restore_base
 from tripletune.models.losses import target_loss
 from tripletune.models.options import not_one_of, require
 from tripletune.models.run_folders import FINAL, check_finite, seconds_until, stored_weights
+from tripletune.train import resume
 from tripletune.train.batches import rows_meta
 from tripletune.train.callbacks import Keeper, Preempted
-from tripletune.train.resume import (
-    EVALUATIONS,
-    LOSS_FILE,
-    LossLog,
-    StepLog,
-    checkpoint_to_continue,
-    forget_checkpoints,
-    grouped_rows,
-    process_count,
-    save_run_settings,
-    scores_of,
-    set_result_aside,
-    sharding,
-    weights_broken,
-)
 from tripletune.train.tasks import EngineConfig, RunConfig, TrainingTask
 from tripletune.train.tracking import Reports
 
@@ -61,6 +47,9 @@ else:
     Mixed = object
 
 logger = logging.getLogger(__name__)
+# Settings that have the same name there.
+_ALIKE = ("learning_rate", "adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm", "logging_steps", "eval_steps",
+          "save_steps", "save_total_limit", "ddp_timeout")  # fmt: skip
 # How the classes begin that `train.resume.sharding` puts around a model.
 _WRAPPERS = {"ZeRO": "DeepSpeedEngine", "FSDP2": "FSDP"}
 
@@ -74,7 +63,7 @@ def own_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
     """The names in `shared_arguments` that our settings replace."""
     train = config.train
     use_cpu = not torch.cuda.is_available()
-    return {
+    return {name: getattr(train, name) for name in _ALIKE} | {
         "output_dir": config.output_dir,
         "run_name": config.run_name or Path(config.output_dir).name,
         "seed": config.seed,
@@ -83,37 +72,27 @@ def own_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
         "max_steps": train.max_steps or -1,
         "per_device_train_batch_size": train.batch_size,
         "per_device_eval_batch_size": train.eval_batch_size,
-        "gradient_accumulation_steps": train.micro_batches(process_count()),
-        "learning_rate": train.learning_rate,
+        "gradient_accumulation_steps": train.micro_batches(resume.process_count()),
         # A share below 1 counts optimiser steps, not micro-batches.
         "warmup_steps": train.warmup_ratio if train.warmup_ratio < 1 else 0.999,
         "lr_scheduler_type": train.scheduler,
         "lr_scheduler_kwargs": train.scheduler_arguments,
         "optim": train.optimizer or TrainingArguments.default_optim,
-        "adam_beta1": train.adam_beta1,
-        "adam_beta2": train.adam_beta2,
-        "weight_decay": train.weight_decay,
-        "max_grad_norm": train.max_grad_norm,
         "bf16": use_bf16(train.bf16),
         "activation_checkpointing": train.gradient_checkpointing,
-        "logging_steps": train.logging_steps,
         "logging_first_step": True,
         # Else it logs a loss of 0 for one that is not finite.
         "logging_nan_inf_filter": False,
         "eval_strategy": "steps" if train.eval_steps and evaluates else "no",
-        "eval_steps": train.eval_steps,
         "prediction_loss_only": True,
         "metric_for_best_model": train.best_metric,
         "greater_is_better": not train.lower_is_better(),
-        "save_steps": train.save_steps,
-        "save_total_limit": train.save_total_limit,
         "dataloader_num_workers": train.workers,
         "dataloader_pin_memory": not use_cpu,
         "use_cpu": use_cpu,
         "report_to": config.report_to,
         "remove_unused_columns": False,
         "label_names": ["labels"],
-        "ddp_timeout": train.ddp_timeout,
         "disable_tqdm": True,
         "log_level": "warning",
     }
@@ -140,14 +119,8 @@ class EngineMixin(Mixed):
     """The engine's part of a trainer, put before its class; call `begin_run` at the end of `__init__`."""
 
     task: TrainingTask
-    keeper: Keeper
-    losses: LossLog
-    evaluations: StepLog
-    reports: Reports
     # Optimiser steps done, and the metrics.
     last_evaluation: tuple[int, dict[str, float]] | None = None
-    _sampler: Any
-    _seconds: float
     # Of the evaluation under way: sums of losses and of label tokens, of all and of each part; own batches to count.
     _sums: torch.Tensor
     _to_count: int
@@ -156,8 +129,8 @@ class EngineMixin(Mixed):
         """Set up logs and progress lines, and compile on request."""
         config = task.config
         self.task, self.config = task, config
-        self.losses = LossLog(Path(config.output_dir) / LOSS_FILE, config.train.logging_steps)
-        self.evaluations = StepLog(Path(config.output_dir) / EVALUATIONS)
+        self.losses = resume.LossLog(Path(config.output_dir) / resume.LOSS_FILE, config.train.logging_steps)
+        self.evaluations = resume.StepLog(Path(config.output_dir) / resume.EVALUATIONS)
         metric = config.train.best_metric
         unknown = type(task).score is not TrainingTask.score  # whose names are not known yet
         if metric and not unknown and metric not in (known := task.metric_names()):
@@ -182,7 +155,7 @@ class EngineMixin(Mixed):
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         prepared = super()._prepare_for_training(*args, **kwargs)
         # What the launcher's settings have come to, whatever they say.
-        kind, wanted = type(self.model_wrapped).__name__, sharding()
+        kind, wanted = type(self.model_wrapped).__name__, resume.sharding()
         if not kind.startswith(_WRAPPERS.get(wanted.partition("-")[0], "")):
             raise ValueError(
                 f"the launcher's settings ask for {wanted}, and the module in training is a {kind}, on "
@@ -206,17 +179,15 @@ class EngineMixin(Mixed):
         super()._run_epoch(*args, **kwargs)
 
     def run(self, checkpoint: Path | Literal["newest"] | None = "newest") -> dict[str, float]:
-        """Train in the locked run folder, save the settings there, and evaluate. Without a checkpoint a new run begins
-        and sets an earlier result aside.
-        """
+        """Train in the locked run folder, save the settings there, and evaluate."""
         task, digest = self.task, self.task.digest
         if checkpoint == "newest":
-            checkpoint = checkpoint_to_continue(self.config, digest)
+            checkpoint = resume.checkpoint_to_continue(self.config, digest)
         if checkpoint is None:
             task.prepare()
         else:
             logger.info("continuing from %s", checkpoint)
-        task.grouped = grouped_rows(self.config, checkpoint is not None)
+        task.grouped = resume.grouped_rows(self.config, checkpoint is not None)
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         logger.info("training %s parameters on %d %s", f"{trained:,}", rows_meta(task.train)["rows"], task.unit)
         for note in (*task.counts(), *task.notes()):
@@ -226,11 +197,8 @@ class EngineMixin(Mixed):
         )
         with (self.is_world_process_zero() and lock_folder(self.config.output_dir, refusal)) or nullcontext():
             if self.is_world_process_zero():
-                if not self.config.resume:
-                    forget_checkpoints(self.config.output_dir)
-                if checkpoint is None:
-                    set_result_aside(self.config.output_dir)
-                save_run_settings(self.config, digest, task.grouped)
+                resume.clear(self.config, checkpoint is not None)
+                resume.save_run_settings(self.config, digest, task.grouped)
                 self.reports.open(self.callback_handler.callbacks)
             start = time.perf_counter()
             with self.keeper.listening(self.args):
@@ -266,7 +234,7 @@ class EngineMixin(Mixed):
             task.unit: rows_meta(task.train)["rows"],
             "steps": steps,
             # What it took before a kill counts too.
-            "seconds": round(max(self._seconds, seconds_until(folder.parent / LOSS_FILE, steps)), 1),
+            "seconds": round(max(self._seconds, seconds_until(folder.parent / resume.LOSS_FILE, steps)), 1),
             "data": {
                 name: source and {"path": ", ".join(source.paths), "sha256": source.digest}
                 for name, (source, _) in parts.items()
@@ -274,7 +242,7 @@ class EngineMixin(Mixed):
             "tokenised": {name: rows_meta(rows) for name, (_, rows) in parts.items() if rows is not None},
             **task.facts(),
             **self._choice(),
-            "evaluation": {f"eval_{name}": value for name, value in scores_of(metrics).items()},
+            "evaluation": {f"eval_{name}": value for name, value in resume.scores_of(metrics).items()},
         }
         if self.is_world_process_zero():
             with new_folder(folder, ["*"], overwrite=True) as scratch:
@@ -431,9 +399,9 @@ class EngineMixin(Mixed):
         if self.is_world_process_zero():
             row = {"step": self.state.global_step, "epoch": self.state.epoch or 0.0}
             self.evaluations.keep_until(self.state.global_step - 1)
-            self.evaluations.append([row | scores_of(metrics)])
+            self.evaluations.append([row | resume.scores_of(metrics)])
         broken = not math.isfinite(metrics["eval_loss"])
-        if broken and weights_broken(self.model):
+        if broken and resume.weights_broken(self.model):
             self.losses.end(self.state, self.state.global_step)
         if broken:
             logger.warning("eval_loss is not finite though the weights are: look for an odd validation row")

@@ -174,23 +174,18 @@ def newest_checkpoint(output_dir: str | Path) -> Path | None:
     return None
 
 
-def forget_checkpoints(output_dir: str | Path) -> None:
-    """Remove the checkpoints of an earlier run. Trainers delete checkpoints with the smallest steps first, which would
-    be the new run's. Hold the folder meanwhile.
+def clear(config: Any, continues: bool) -> None:
+    """Remove an earlier run's checkpoints and rename its result to `final.previous`; hold the folder meanwhile.
+
+    Trainers delete checkpoints with the smallest steps first, which would be the new run's. The old result is not taken
+    for one of the new settings.
     """
-    for folder in sorted(Path(output_dir).glob("checkpoint-*")):
+    for folder in sorted(Path(config.output_dir).glob("checkpoint-*")) if not config.resume else ():
         if folder.is_dir():
             logger.info("removing %s: the run starts again", folder)
             shutil.rmtree(folder)
-
-
-def set_result_aside(output_dir: str | Path) -> None:
-    """Rename the result of an earlier run to `final.previous`, so that it is not taken for the new run's.
-
-    Hold the folder meanwhile.
-    """
-    result = Path(output_dir) / FINAL
-    if result.is_dir():
+    result = Path(config.output_dir) / FINAL
+    if not continues and result.is_dir():
         aside = result.with_name(f"{FINAL}.previous")
         shutil.rmtree(aside, ignore_errors=True)
         os.replace(result, aside)
@@ -213,7 +208,6 @@ class StepLog(TrainerCallback):
         self.path = path
 
     def append(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Add lines."""
         with self.path.open("a", encoding="utf-8") as out:
             out.writelines(json_line(finite(row)) for row in rows)
 
@@ -225,7 +219,6 @@ class StepLog(TrainerCallback):
         write_text(self.path, "".join(line + "\n" for line in kept))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Forget lines of steps that will be done again."""
         if state.is_world_process_zero:
             self.keep_until(state.global_step)
 
@@ -278,18 +271,15 @@ class LossLog(StepLog):
         self._pace = [0, 0.0]
 
     def add_loss(self, loss: torch.Tensor, tokens: int) -> None:
-        """Record one micro-batch."""
         self._parts.append(loss.detach())
         self._tokens += tokens
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Forget lines of steps that will be done again."""
         super().on_train_begin(args, state, control)
         self._began = self._time = self._left = time.perf_counter()
         self._first = state.global_step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Close the line of a step."""
         now = time.perf_counter()
         loss, tokens = torch.stack(self._parts).sum(), self._tokens
         if args.world_size > 1:
@@ -325,13 +315,11 @@ class LossLog(StepLog):
         return found
 
     def on_evaluate(self, *_: Any, **kwargs: Any) -> None:
-        """Exclude evaluations from the tokens per second."""
         self._left = time.perf_counter()
 
     on_save = on_evaluate
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """A line for people, of steps and of evaluations."""
         state.log_history[-1:] = finite(state.log_history[-1:])  # a checkpoint holds it as JSON
         if logs and "loss" in logs:
             memory = f"  {logs['gpu_memory_gb']:.1f} GB" if "gpu_memory_gb" in logs else ""
@@ -346,7 +334,6 @@ class LossLog(StepLog):
             logger.info("evaluation at step %d/%d  %s", state.global_step, state.max_steps, numbers)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write what is left."""
         self._flush(state)
         if self._broken:
             self.end(state, state.global_step - self._broken + 1)

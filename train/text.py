@@ -49,7 +49,6 @@ class TextTask(TrainingTask):
     """A task whose model reads and writes text; a subclass makes `tokenised` rows and prompts."""
 
     def load(self) -> tuple[Any, Any]:
-        """The base model, with a fresh adapter under LoRA, and its tokenizer."""
         from transformers import set_seed
 
         from tripletune.models.attention import set_attention
@@ -67,16 +66,7 @@ class TextTask(TrainingTask):
         if not seq2seq:
             learn_labels_only(model)
         if section.tune == "lora":
-            model = add_lora(
-                model,
-                rank=section.lora_rank,
-                alpha=section.lora_alpha,
-                dropout=section.lora_dropout,
-                targets=tuple(section.lora_targets),
-                options=section.lora_options,
-                base=section.base,
-                revision=section.revision,
-            )
+            model = add_lora(model, base=section.base, revision=section.revision, **section.lora())
             if section.adapter is not None:
                 take_over(model, section.adapter, (section.base, section.revision))
         tokenizer = load_tokenizer(section.adapter or section.base, section.revision)
@@ -88,7 +78,6 @@ class TextTask(TrainingTask):
 
     @property
     def seq2seq(self) -> bool:
-        """Whether the model is an encoder-decoder."""
         return bool(self.model.config.is_encoder_decoder)
 
     def tokenised(self, source: Examples, cache: Path) -> Any:
@@ -96,14 +85,12 @@ class TextTask(TrainingTask):
         raise NotImplementedError
 
     def rows(self, source: Examples, cache: Path) -> Any:
-        """The rows of a source, or packs of them."""
         from tripletune.train.batches import pack_rows
 
         rows = self.tokenised(source, cache)
         return pack_rows(rows, self.config.train.pack_tokens) if self.config.train.packing else rows
 
     def collator(self) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
-        """Pads rows, packs, or sources and targets."""
         from transformers import DataCollatorForSeq2Seq
 
         from tripletune.train.batches import TextCollator

@@ -43,12 +43,7 @@ def settings_of(task: Any) -> dict[str, Any]:
         "sha256": {name: one.digest for name, one in sources.items() if one},
         "rows": rows,
     }
-    found: dict[str, Any] = public(flatten(about, "."))
-    return found
-
-
-def _told(own: dict[str, Any], args: Any) -> dict[str, Any]:
-    return type(args).to_dict(args) | own
+    return public(flatten(about, "."))
 
 
 class Reports(StepLog):
@@ -60,7 +55,7 @@ class Reports(StepLog):
         self.trackers = set(task.config.report_to) - {"none"}
         if self.trackers:
             # Every tracker takes its configuration from here.
-            args.to_dict = partial(_told, settings_of(task), args)
+            args.to_dict = partial(dict, args.to_dict() | settings_of(task))
 
     def open(self, callbacks: list[Any]) -> None:
         """Begin or continue the trackers' runs; call it in a locked run folder."""
@@ -90,7 +85,6 @@ class Reports(StepLog):
             self._show(step, list(rows))
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Keep and show the sample replies."""
         if state.is_world_process_zero and self.task.samples:
             rows = [{"step": state.global_step, **row} for row in self.task.samples]
             self.keep_until(state.global_step - 1)

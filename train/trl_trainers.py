@@ -65,7 +65,6 @@ class TrlMixin(EngineMixin):
         return int(self._batch["prompt_ids"].numel() + self._batch["completion_ids"].numel())
 
     def label_tokens(self, inputs: Any) -> torch.Tensor:
-        """Tokens of the replies."""
         return inputs["completion_mask"].sum()
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
@@ -115,14 +114,8 @@ class OnPolicyTrainer(TrlMixin, DistillationTrainer):
 class Episode(LLMClient):
     """The student as CIRAG's integrator in one run of the loop, and the row of that run.
 
-    Args:
-        seed: Seed of the first reply; the next reply has the next number.
-
-    Attributes:
-        prompt: Tokens up to the first reply.
-        completion: Tokens after that.
-        mask: 1 for tokens of these that the student wrote, else 0.
-        cut: Whether the row lacks a part of the run.
+    The row is `prompt`, the tokens up to the first reply, and `completion` with a `mask`, 1 for those that the student
+    wrote; `cut` says that it lacks a part of the run. The first reply has the seed, the next one the next number.
     """
 
     model = "student"
@@ -199,7 +192,6 @@ class RewardLog(StepLog):
     """`rewards.jsonl`: KL divergence, entropy; at the steps of a rollout also reward, its parts, tokens, share cut."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Add a line: means of the steps since the last one."""
         if state.is_world_process_zero and logs and "entropy" in logs:
             self.append([{"step": state.global_step} | {own: logs.get(name) for own, name in _LOGGED.items()}])
 

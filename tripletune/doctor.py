@@ -75,9 +75,9 @@ def _devices() -> Iterator[Row]:
 def _folders() -> Iterator[Row]:
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    for name, folder in (("hub cache", Path(HF_HUB_CACHE)), ("temporary", Path(tempfile.gettempdir()))):
+    places = {"hub cache": (Path(HF_HUB_CACHE), "HF_HOME"), "temporary": (Path(tempfile.gettempdir()), "TMPDIR")}
+    for name, (folder, variable) in places.items():
         there = next(one for one in (folder, *folder.parents) if one.exists())
-        variable = "HF_HOME" if name == "hub cache" else "TMPDIR"
         writable = os.access(there, os.W_OK)
         yield OK if writable else BROKEN, name, f"{folder}{'' if writable else f': not writable; set {variable}'}"
 

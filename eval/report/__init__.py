@@ -40,8 +40,6 @@ _COSTS = {"calls": "calls", "prompt_tokens": "tokens read", "completion_tokens":
 
 def report(args: argparse.Namespace, console: Console) -> None:
     """`tripletune eval report`: write page, tables and figures; the same results give the same bytes."""
-    if args.traces < 0:
-        raise ValueError(f"--traces {args.traces}: it is a number of questions, 0 or more")
     output = Path(args.output or named_folder(args.folders[0])[1] / "report")
     check_folder(output, _MADE, overwrite=True)
     prices = read_prices(args.price)
@@ -81,12 +79,7 @@ def _folders(spec: str) -> list[str]:
 
 
 def build_report(found: Sequence[Run], groups: Sequence[Group]) -> dict[str, Any]:
-    """All figures of a report.
-
-    Returns:
-        `groups` of runs over the same questions; `others`, of another evaluation or without a result yet; and
-        `missing`, sentences on missing figures.
-    """
+    """All figures of a report: of groups of runs, of other evaluations, and sentences on missing figures."""
     made = [_figures(group) for group in groups]
     others = [_about(one, one.name or one.folder) | {"metrics": one.metrics or None} for one in found if one.rows.empty]
     missing = [
@@ -171,11 +164,6 @@ def compare_folders(
         metric: The score to compare, for `extraction` also the beginning of several names; None takes the headline of
             the task, or all scores of `extraction`.
         across: Names of `setting.EQUAL` in which the runs may differ.
-
-    Returns:
-        `{"what", "unit", "items", "runs": [{"folder", "name", "cost", "failed"}], "scores": {name: [{"score", "seeds",
-        "difference"}]}}`; `seeds` are the scores of runs that count together; a difference is this run minus the first,
-        None for the first; its `p_holm` is corrected over all of them.
     """
     groups = [_seeds(one) for one in folders]
     found = {one: _finished(one) for seeds in groups for one in seeds}

@@ -42,12 +42,9 @@ _TOLD = ("options.rerank", "options.granularities", "integrator.spec", "integrat
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs of one task over one file of questions.
+    """Runs of one task over one file of questions, the reference first, each with its rows of the paper.
 
-    Attributes:
-        runs: In the order given; the first is the reference.
-        ablations: For each run, its rows of the paper.
-        told: Settings that distinguish the group from the task's other groups, in words.
+    `told` has the settings that distinguish the group from the task's other groups, in words.
     """
 
     runs: tuple[Run, ...]
@@ -80,12 +77,7 @@ class Group:
 
 
 def group_runs(runs: Sequence[Run], across: Collection[str] = (), baseline: str | None = None) -> list[Group]:
-    """Sort runs into groups and name them, in the order given.
-
-    Args:
-        across: Names of `setting.EQUAL` in which the runs of a group may differ.
-        baseline: Name, system or folder's name of the runs that stand first.
-    """
+    """Sort runs into groups and name them, in the order given; those of this name, system or folder come first."""
     if baseline:
         named = [baseline in (run.name, run.settings["system"], Path(run.folder).name) for run in runs]
         if not any(named):
@@ -157,11 +149,9 @@ def ablations_of(settings: Mapping[str, Any], name: str = "") -> tuple[str, ...]
 
 
 def compare_pairs(group: Group) -> dict[str, list[list[dict[str, Any] | None]]]:
-    """Every run of a group against every other, on the questions that both have.
+    """By metric a matrix of every run against every other, on the questions that both have.
 
-    Returns:
-        By metric a matrix: row i, column j is "run i minus run j" with `p_value`, `p_holm` (over the pairs of the
-        matrix) and `verdict`; None on the diagonal, and where two runs have no question in common.
+    Row i, column j is "run i minus run j"; None on the diagonal, and where two runs have no question in common.
     """
     tables = {n: run.rows.set_index("id") for n, run in enumerate(group.runs) if len(run.rows)}
     found = {}
@@ -185,12 +175,7 @@ def compare_pairs(group: Group) -> dict[str, list[list[dict[str, Any] | None]]]:
 
 
 def sweeps_of(group: Group) -> list[dict[str, Any]]:
-    """Every numeric option in which runs differ while all else is the same.
-
-    Returns:
-        `{"option", "values", "runs"}`: the values, rising, and for each the first run with it, by its place in the
-        group.
-    """
+    """Every numeric option in which runs differ while all else is the same: values, rising, with their first runs."""
     alike: dict[tuple[str, str], dict[float, int]] = {}
     for number, run in enumerate(group.runs):
         options = run.settings.get("options") or {}

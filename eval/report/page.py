@@ -42,12 +42,7 @@ def write_page(
     traces: int,
     corpora: Sequence[str],
 ) -> None:
-    """Write the page.
-
-    Args:
-        traces: Maximum questions per group with traces in the page.
-        corpora: Corpora of the runs, for the texts of passages.
-    """
+    """Write the page, with traces of at most so many questions per group, and texts of passages from `corpora`."""
     found = [_questions(group, traces) for group in groups]
     texts = _corpora_of(groups, corpora)
     data = {

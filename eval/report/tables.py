@@ -36,11 +36,7 @@ _SHARED = (
 
 @dataclass(frozen=True)
 class Section:
-    """The content of one heading.
-
-    Attributes:
-        heading: What the tables show; empty where the title says it.
-    """
+    """The content of one heading, which is empty where the title says it."""
 
     title: str
     heading: str
@@ -76,10 +72,8 @@ def tables_of(sections: Sequence[Section]) -> list[tuple[str, Table]]:
 
 def latex_of(report: Mapping[str, Any], sections: Sequence[Section]) -> str:
     """The main table and all others in LaTeX, each a `table` with the rules of `booktabs`."""
-    parts = [
-        "% Needs \\usepackage{booktabs}. " + on_one_line(NOTE),
-        *([_main(report["groups"])] if report["groups"] else []),
-    ]
+    parts = ["% Needs \\usepackage{booktabs}. " + on_one_line(NOTE)]
+    parts += [_main(report["groups"])] if report["groups"] else []
     parts += [table.latex(caption) for caption, table in tables_of(sections)]
     return "\n\n".join(parts) + "\n"
 
@@ -327,13 +321,11 @@ def _cost(runs: Runs) -> list[str | Table]:
         WEIGHTED: "in + 4 x out", "dollars": "dollars per 1,000 questions",
     }  # fmt: skip
     names = [name for name in titles if any(name in run["figures"]["cost"] for run in runs)]
-    parts: list[str | Table] = [
-        _by_run(
-            runs,
-            [titles[name] for name in names],
-            lambda found: (interval(found["cost"].get(name), 1, 3 if name == "dollars" else 1) for name in names),
-        )
-    ]
+
+    def answering(figures: Mapping[str, Any]) -> Iterator[str]:
+        return (interval(figures["cost"].get(name), 1, 3 if name == "dollars" else 1) for name in names)
+
+    parts: list[str | Table] = [_by_run(runs, [titles[name] for name in names], answering)]
     index = {"calls": "calls", "prompt_tokens": "tokens read", "completion_tokens": "tokens written",
              WEIGHTED: "in + 4 x out", "cached_calls": "calls not sent", "dollars": "dollars",
              "embedded": "texts embedded"}  # fmt: skip

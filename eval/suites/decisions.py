@@ -42,14 +42,7 @@ STOP, GO_ON, UNREADABLE = "stop", "go_on", "malformed"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One decision of a teacher.
-
-    Attributes:
-        id: Of the trajectory, with the number of the round.
-        round: 1 for the first.
-        teacher: The teacher, as the ledger calls it.
-        gold: The teacher's decision.
-    """
+    """One decision of a teacher; the id is that of the trajectory with the number of the round."""
 
     id: str
     question_id: str
@@ -122,7 +115,6 @@ class DecisionSuite(Suite):
         return [(await self.backend.complete(messages, self.sampling), left_out)]
 
     def score(self, item: Case, reply: tuple[Completion, int] | Failure) -> dict[str, Any]:
-        """The row of a decision, with the cost of the call."""
         completion, left_out = (Completion(""), 0) if isinstance(reply, Failure) else reply
         return score_reply(item, completion.text, reply.error if isinstance(reply, Failure) else "") | {
             "prompt_tokens": completion.prompt_tokens,
@@ -175,16 +167,8 @@ def decision_cases(trajectories: Iterable[Trajectory]) -> Iterator[Case]:
             if trajectory.learned[place]:
                 if gold.query is None:
                     raise ValueError(f"trajectory {trajectory.id!r}: its decision {number} cannot be read")
-                yield Case(
-                    f"{trajectory.id}@{number}",
-                    trajectory.question_id,
-                    number,
-                    trajectory.model,
-                    trajectory.messages[:place],
-                    tuple(shown),
-                    tuple(earlier),
-                    gold,
-                )
+                about = f"{trajectory.id}@{number}", trajectory.question_id, number, trajectory.model
+                yield Case(*about, trajectory.messages[:place], tuple(shown), tuple(earlier), gold)
             earlier += shown
 
 
@@ -214,13 +198,7 @@ def score_reply(case: Case, reply: str, error: str = "") -> dict[str, Any]:
 
 
 def summarise_decisions(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Metrics of scored rows.
-
-    Returns:
-        `decisions` and `questions` (counts), `metrics` (each of `SCORES`), `by_round` and `by_teacher` (the same for
-        each), `confusion` (the teacher's decision -> the student's -> count), `faults` (by name) and `errors`. Scores
-        are `{"mean", "low", "high", "n"}`, with None where there is nothing to score.
-    """
+    """Metrics of scored rows; `confusion` counts the student's decisions for each decision of the teacher."""
     values: dict[tuple[str, str, str], list[tuple[str, float]]] = defaultdict(list)
     confusion = {gold: dict.fromkeys((STOP, GO_ON, UNREADABLE), 0) for gold in (STOP, GO_ON)}
     faults: Counter[str] = Counter()

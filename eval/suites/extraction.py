@@ -75,7 +75,6 @@ class ExtractionOptions(SuiteOptions):
     )
 
     def check(self) -> list[str]:
-        """Conflicting options, one sentence each."""
         found = [] if (self.model is None) != (self.teacher is None) else ["give one of --model and --teacher"]
         if self.shots and not self.shot_data:
             found.append("--shots needs --shot-data: a folder or file of pairs to take the examples from")
@@ -136,7 +135,6 @@ class ExtractionSuite(Suite):
             yield from ([pair] for pair in sorted(block, key=lambda pair: -len(pair.source_text)))
 
     async def ask(self, batch: list[ExtractionPair]) -> list[list[Completion]]:
-        """The replies to a pair's pieces."""
         (pair,) = batch
         return [await self.extractor.extract(source_pieces(pair.title, pair.text, self.options.piece_limit))]
 

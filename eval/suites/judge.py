@@ -55,7 +55,6 @@ class JudgeOptions(SuiteOptions):
     concurrency: int = setting(16, "questions judged at once", at_least=1)
 
     def check(self) -> list[str]:
-        """A run beside itself."""
         same = Path(self.data).resolve() == Path(self.other).resolve()
         return [f"other: {self.other} is --data itself; name another run"] if same else []
 
@@ -195,9 +194,6 @@ def read_verdict(text: str, criteria: Sequence[str] = CRITERIA) -> dict[str, int
     """Read a judge's JSON: by criterion 1 for the first answer, -1 for the second, 0 for neither.
 
     A value is a number, "Answer 2", a word for a tie, or an object with a "winner", as in LightRAG's prompt.
-
-    Raises:
-        UnusableReply: there is no JSON, or a criterion has no readable winner.
     """
     advice = f"write one JSON object with the keys {', '.join(criteria)}, each 1, 2 or 0"
     found: dict[str, int] = {}

@@ -59,9 +59,7 @@ _OF_TASK = ("data", "corpus", "triples", "gold", "index", "answers")
 class QuestionSuite(Suite):
     """A system that answers a task's questions in its loop.
 
-    Args:
-        opened: Models and indexes that several runs share.
-        home: Folder of the indexes, and of the corpus of the questions' contexts; None: the output folder.
+    Several runs share what is `opened`, and indexes and the corpus of contexts in the folder `home`.
     """
 
     unit = "question"
@@ -300,11 +298,8 @@ SUITE = QuestionSuite
 def suites_of(options: QuestionOptions, teacher: LLMOptions | None = None) -> list[QuestionSuite]:
     """Every system on every task, in OUTPUT/TASK/SYSTEM where there are several.
 
-    The chat model is the one in `options.llm` without a role, else `teacher`, else the oracle.
-
-    Args:
-        options: `system` and `task` may name several, separated by commas.
-        teacher: The chat model, and the call options of all others; its model is `UNNAMED` if there is none.
+    The chat model is the one that `options.llm` names without a role, else `teacher` unless that is `UNNAMED`, else the
+    oracle; all are called as `teacher` says.
     """
     teacher = _chosen_teacher(options, teacher or LLMOptions(model=UNNAMED))
     systems, tasks = (list(dict.fromkeys(convert(text, list[str]))) for text in (options.system, options.task))

@@ -131,7 +131,6 @@ class RecordSuite(Suite):
             yield from (list(group) for _, group in groupby(block, key=lambda record: record.task))
 
     async def ask(self, batch: list[Record]) -> list[dict[str, Completion]]:
-        """Replies of the model and its controls."""
         options = self.options
         limit = options.max_plan_tokens if batch[0].task == "planning" else options.max_answer_tokens
         if self.controls is not None:
@@ -140,7 +139,6 @@ class RecordSuite(Suite):
         return [{MODEL: reply} for reply in found]
 
     def score(self, item: Record, reply: dict[str, Completion] | Failure) -> dict[str, Any]:
-        """The row of a record, with the cost of the model's call."""
         names = self.controls.names if self.controls is not None else [MODEL]
         replies = dict.fromkeys(names, Completion("")) if isinstance(reply, Failure) else reply
         completion = replies[MODEL]
@@ -232,14 +230,7 @@ def score_record(record: Record, reply: str) -> dict[str, Any]:
 
 
 def summarise_records(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Metrics of scored rows.
-
-    Returns:
-        Planning: `records`, `malformed`, `action_accuracy` and `subquery_f1` (another action than `[SUBQ]` scores 0),
-        both also `_with_history`, `action_accuracy_by_label`, `action_accuracy_by_history` (number of steps) and
-        `confusion` (gold action -> predicted action -> count). Answering: `records`, `exact_match`, `f1`,
-        `f1_hotpotqa`. Scores are `{"mean", "low", "high", "n"}`, with None where there are no records.
-    """
+    """Metrics of scored rows; `confusion` counts the predicted actions for each gold action."""
     values: dict[str, list[tuple[str, float]]] = defaultdict(list)
     confusion = {gold: dict.fromkeys([*_LABELS, MALFORMED], 0) for gold in _LABELS}
     records = {"planning": 0, "answering": 0}

@@ -46,6 +46,7 @@ def test_what_is_wrong_is_named(change, words, export_copy, tmp_path):
     assert words in err
 
 
+@pytest.mark.usefixtures("same_process")
 def test_another_base_model_is_named(export_copy):
     _other_base(export_copy)
     code, out, err = run("checkpoints", "verify", export_copy)

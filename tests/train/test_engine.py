@@ -175,7 +175,7 @@ def test_an_evaluation_weighs_all_label_tokens_alike(make_config, write_records,
 def test_a_run_goes_on_in_its_order_in_other_micro_batches(make_config, tmp_path, killed_behind, monkeypatch, old):
     steps = {**QUIET, "train.max_steps": 5, "train.save_steps": 2, "train.batch_size": 2, "train.records_per_step": 4}
     if old:  # a run of an earlier version, which grouped the rows of a step
-        monkeypatch.setattr("tripletune.train.engine.grouped_rows", lambda *_: 4)
+        monkeypatch.setattr("tripletune.train.resume.grouped_rows", lambda *_: 4)
     for name in ("whole", "parts"):
         with nullcontext() if name == "whole" else killed_behind(3):
             trainer_of(make_config({**steps, "output_dir": str(tmp_path / name)})).run()

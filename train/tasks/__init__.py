@@ -73,7 +73,6 @@ class ModelSection:
     lora_options: dict[str, Any] = rare({}, "more fields of PEFT's LoraConfig, for example {use_dora: true}")
 
     def check(self) -> list[str]:
-        """Problems that can be seen without loading anything."""
         found = []
         targets = set(self.lora_targets)
         if self.tune == "lora" and (not targets or targets > {ALL_LINEAR}):
@@ -91,6 +90,11 @@ class ModelSection:
                 found.append("model.adapter needs model.tune lora: name a model that was trained whole as model.base")
         return found
 
+    def lora(self) -> dict[str, Any]:
+        """The arguments of `models.loading.add_lora` that are settings."""
+        names = ("rank", "alpha", "dropout", "targets", "options")
+        return {name: getattr(self, f"lora_{name}") for name in names}
+
 
 @dataclass
 class DataSection:
@@ -107,7 +111,6 @@ class DataSection:
     )
 
     def check(self) -> list[str]:
-        """Problems that can be seen without loading anything."""
         named = {name: value for name, value in vars(self).items() if name in _FILES and value is not None}
         return [f"data.{name}: there is no file {file}" for name, file in named.items() if not Path(file).is_file()]
 
@@ -173,7 +176,6 @@ class TrainSection:
     default_accumulation: ClassVar[int] = 1
 
     def check(self) -> list[str]:
-        """Problems that can be seen without loading anything."""
         found = []
         if self.records_per_step is not None and self.gradient_accumulation is not None:
             found.append(
@@ -351,7 +353,6 @@ class TrainingTask:
         self.config = config
 
     def begin(self) -> None:
-        """Load the model and tokenise the data, or open what an earlier run left in the cache."""
         self.open_model()
         self.open_rows()
 
@@ -361,10 +362,7 @@ class TrainingTask:
         return self.model
 
     def open_rows(self) -> tuple[Any, Any]:
-        """Make the rows for training and validation, or open what an earlier run left in the cache.
-
-        All processes of a run call it and share the work; see `models.files.build_together`.
-        """
+        """Make the rows, or open those in the cache; all processes share the work (`models.files.build_together`)."""
         training, validation = self.sources
         self.train = self.rows(training, self.cache)
         self.validation = self.rows(validation, self.cache) if validation is not None else None

@@ -72,11 +72,9 @@ class TrajectorySection(TextSection):
 
     @property
     def prompt_limit(self) -> int:
-        """Maximum tokens of a prompt."""
         return self.max_prompt_tokens or max(1, self.max_tokens - REPLY_ROOM)
 
     def check(self) -> list[str]:
-        """Problems that can be seen without loading anything."""
         found = [] if self.train else ["data.train: name at least one folder of trajectories"]
         for name in ("train", "validation"):
             for place in getattr(self, name):
@@ -128,7 +126,6 @@ class StudentTask(TextTask):
 
     @cached_property
     def sources(self) -> tuple[Examples, Examples | None]:
-        """Training and validation trajectories; validation is optional where no such shards exist."""
         data = self.config.data
         train = [folder_and_share(place) for place in data.train]
         named = [folder_and_share(place) for place in data.validation]
@@ -144,22 +141,16 @@ class StudentTask(TextTask):
 
     @cached_property
     def encoder(self) -> TrajectoryEncoder:
-        """Makes the student's rows and prompts."""
         from tripletune.models.local.chat import eos_token_ids
 
         data = self.config.data
+        ends = eos_token_ids(self.processor, self.model.generation_config)
+        how = {name: getattr(data, name) for name in ("rounds", "learn", "max_tokens")}
         return TrajectoryEncoder(
-            self.processor,
-            eos_token_ids(self.processor, self.model.generation_config),
-            self.config.model.base,
-            rounds=data.rounds,
-            learn=data.learn,
-            max_tokens=data.max_tokens,
-            max_prompt_tokens=data.prompt_limit,
+            self.processor, ends, self.config.model.base, **how, max_prompt_tokens=data.prompt_limit
         )
 
     def tokenised(self, source: Examples, cache: Path) -> Any:
-        """Rows of trajectories."""
         from tripletune.train.batches import cached_rows
 
         data, encoder = self.config.data, copy.copy(self.encoder)
@@ -180,26 +171,21 @@ class StudentTask(TextTask):
         return choose_examples(found, self.config.train.eval_generate_records, lambda case: case.id)
 
     def shown(self, one: Case) -> tuple[list[int], str]:
-        """The chat before the teacher's decision, and the decision."""
         from tripletune.rag.systems.cirag.integration import write_decision
 
         return self.encoder.prompt(one.messages), write_decision(one.gold)
 
     def replies(self, model: Any) -> list[str]:
-        """The model's decisions after the teacher's history."""
         prompts = [self.encoder.prompt(case.messages) for case in self.scored]
         return generate_replies(model, self.processor, prompts, self.config.train)
 
     def metrics(self, replies: list[str]) -> dict[str, Any]:
-        """Scores of the model's decisions, as `tripletune eval decisions` counts."""
         from tripletune.eval.suites.decisions import score_reply, summarise_decisions
 
-        found: dict[str, Any] = summarise_decisions(map(score_reply, self.scored, replies))["metrics"]
-        return found
+        return summarise_decisions(map(score_reply, self.scored, replies))["metrics"]
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """The student's roles and the system prompt of its training."""
         model, limit = self.config.model, self.config.data.prompt_limit
         roles, prompt = self.learned_from
         return student_files(model, roles, self.method, limit, prompt)
@@ -215,11 +201,9 @@ class StudentTask(TextTask):
         return sorted(roles), None if len(prompts) > 1 else "".join(prompts) or None
 
     def facts(self) -> dict[str, Any]:
-        """Trajectories of each teacher."""
         return {"teachers": {name[3:]: number for name, number in sorted(self._counts.items()) if name[:3] == "of "}}
 
     def warnings(self) -> list[str]:
-        """Warnings on shortened rounds and on different system prompts."""
         counts, limit = self._counts, self.config.data.prompt_limit
         found = []
         if counts.get("shortened_prompts"):

@@ -30,7 +30,6 @@ class OnPolicyTrainSection(StudentTrainSection):
     max_reply_tokens: int = setting(512, "maximum tokens of the student's reply", above=0)
 
     def check(self) -> list[str]:
-        """Problems that can be seen without loading anything."""
         found = super().check()
         if not self.teacher:
             found.append("train.teacher: name the teacher")
@@ -46,7 +45,6 @@ class OnPolicyConfig(StudentConfig):
     train: OnPolicyTrainSection = field(default_factory=OnPolicyTrainSection)
 
     def check(self) -> list[str]:
-        """Problems that can be seen without loading anything."""
         found = []
         if self.data.rounds == "separate":
             found.append("data.rounds: every round is asked for by itself anyway; leave it out")
@@ -76,7 +74,6 @@ class PromptTask(TextTask):
         return RepeatedSteps(order, prompts, times, self.copies)
 
     def steps_per_epoch(self, per_step: int) -> int:
-        """Whole steps alone."""
         return len(self.train) * self.copies // (per_step * self.together) * self.together
 
 
@@ -89,13 +86,11 @@ class OnPolicyTask(PromptTask, StudentTask):
     teacher: Any
 
     def load(self) -> tuple[Any, Any]:
-        """The student; the teacher is loaded beside it."""
         model, tokenizer = super().load()
         self.teacher = load_teacher(self.config, model, tokenizer)
         return model, tokenizer
 
     def trainer(self) -> Any:
-        """TRL's trainer with this engine's mixin."""
         from tripletune.train.trl_trainers import OnPolicyTrainer
 
         return OnPolicyTrainer(self)

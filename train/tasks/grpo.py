@@ -41,7 +41,6 @@ class LoopSection:
     cache: str | None = other_default(DataSection, "cache", None)
 
     def check(self) -> list[str]:
-        """Problems that can be seen without loading anything."""
         from tripletune.eval.systems import read_options
 
         given = [name for name in ("system", "integrator", "model", "planner_model", "output") if name in self.loop]
@@ -79,12 +78,10 @@ class GrpoTrainSection(TrainSection):
     teacher_revision: str | None = setting(None, "hub revision of the teacher")
 
     def check(self) -> list[str]:
-        """Problems that can be seen without loading anything."""
         wrong = f"train.save_steps {self.save_steps}: take a multiple of train.rollout_steps {self.rollout_steps}"
         return super().check() + ([wrong] if self.save_steps % self.rollout_steps else [])
 
     def micro_batches(self, processes: int) -> int:
-        """Micro-batches of an optimiser step."""
         count = super().micro_batches(processes)
         if (made := self.batch_size * count * processes * self.rollout_steps) % self.runs:
             raise ValueError(
@@ -118,7 +115,6 @@ class GrpoTask(PromptTask):
 
     @cached_property
     def suite(self) -> Any:
-        """The loop; not opened."""
         from tripletune.eval.suites.questions import suites_of
         from tripletune.eval.systems import read_options
 
@@ -142,7 +138,6 @@ class GrpoTask(PromptTask):
         return SimpleNamespace(paths=[self.suite.options.data], digest=digest, check=lambda: None), None
 
     def load(self) -> tuple[Any, Any]:
-        """The student, and the teacher if there is one."""
         from tripletune.train.resume import sharding
 
         if (how := sharding()) in ("ZeRO-3", "FSDP2"):
@@ -166,17 +161,14 @@ class GrpoTask(PromptTask):
         return cached_rows(["questions", source.digest, length, self._start], cache, [make], _COLUMNS)
 
     def trainer(self) -> Any:
-        """TRL's trainer with this engine's mixin."""
         from tripletune.train.trl_trainers import GrpoTrainer
 
         return GrpoTrainer(self)
 
     def step_size(self, processes: int) -> str:
-        """Runs per optimiser step, and their factors."""
         return super().step_size(processes).replace(self.unit, f"runs, {self.copies} per question,", 1)
 
     def warnings(self) -> list[str]:
-        """A warning if the loop's prompt differs from the student's training."""
         from tripletune.eval.systems import other_prompt
 
         said = other_prompt(self._start, self.suite.loop.prompts)
@@ -184,7 +176,6 @@ class GrpoTask(PromptTask):
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """The student's roles, and the loop's system prompt."""
         from tripletune.models.llm.question_client import load_prompts
         from tripletune.rag.systems.cirag import PROMPT_NAMES
         from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, INTEGRATION_PROMPT

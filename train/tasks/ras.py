@@ -22,21 +22,12 @@ from tripletune.models.data.records import IGNORED, TASKS, ModelInput, Record
 from tripletune.models.files import weights_fingerprint
 from tripletune.models.loading import resolve
 from tripletune.models.options import other_default, rare, setting
-from tripletune.train.tasks import (
-    DataSection,
-    Examples,
-    ModelSection,
-    RunConfig,
-    TrainingTask,
-    TrainSection,
-    spread,
-)
+from tripletune.train.tasks import DataSection, Examples, ModelSection, RunConfig, TrainingTask, TrainSection, spread
 
 if TYPE_CHECKING:
     from tripletune.models.graph_llm.embeddings import EmbeddingTable
     from tripletune.models.graph_llm.processor import GraphLLMProcessor
     from tripletune.train.batches import RecordCollator
-
 
 logger = logging.getLogger(__name__)
 # Learning rate of the graph modules by themselves, which falls to zero.
@@ -58,7 +49,6 @@ class GraphModelSection(GraphSettings, ModelSection):
     lora_targets: list[str] = other_default(ModelSection, "lora_targets", ["q_proj", "v_proj"])  # noqa: RUF009
 
     def check(self) -> list[str]:
-        """Problems that can be seen without loading anything."""
         found = super().check()
         if self.graph_heads > 0 and self.graph_hidden_width % self.graph_heads:
             found.append(
@@ -89,7 +79,6 @@ class RecordSection(PromptSettings, DataSection):
     learn_copies: bool = rare(True, "learn the words of a first sub-query that repeats the main question")
 
     def check(self) -> list[str]:
-        """Problems that can be seen without loading anything."""
         found = [] if self.tasks else ["data.tasks: name planning, answering or both"]
         return found + super().check()
 
@@ -129,7 +118,6 @@ class GraphConfig(RunConfig):
     train: GraphTrainSection = field(default_factory=GraphTrainSection)
 
     def check(self) -> list[str]:
-        """Problems that can be seen without loading anything."""
         found = []
         if self.data.evidence == "graph" and not self.model.use_graph:
             found.append("data.evidence graph and model.use_graph false: the prompts would hold no facts")
@@ -158,7 +146,6 @@ class GraphTask(TrainingTask):
 
     @cached_property
     def sources(self) -> tuple[Examples, Examples | None]:
-        """Training and validation records."""
         tasks = tuple(self.config.data.tasks)
         return self.source_pair(
             _read,
@@ -168,7 +155,6 @@ class GraphTask(TrainingTask):
         )
 
     def load(self) -> tuple[Any, GraphLLMProcessor]:
-        """The base model with fresh graph modules and adapter, and its processor."""
         from transformers import set_seed
 
         from tripletune.models.attention import lies_end_to_end
@@ -190,15 +176,7 @@ class GraphTask(TrainingTask):
             processor_settings=settings,
             **values_of(GraphSettings, model),
         )
-        adapted = add_adapter(
-            base,
-            tune=model.tune,
-            rank=model.lora_rank,
-            alpha=model.lora_alpha,
-            dropout=model.lora_dropout,
-            targets=tuple(model.lora_targets),
-            options=model.lora_options,
-        )
+        adapted = add_adapter(base, tune=model.tune, **model.lora())
         if model.adapter is not None:
             take_over(adapted, model.adapter, (model.base, model.revision))
         longest = data.max_input_tokens + data.max_label_tokens
@@ -230,7 +208,6 @@ class GraphTask(TrainingTask):
         return EmbeddingTable.build(strings["text"], encoder, folder, strings.data.column("key").to_numpy())
 
     def rows(self, source: Examples, cache: Path) -> Any:
-        """The tokenised records of a source; see `train.batches.encode_rows`."""
         from tripletune.train.batches import cached_rows, encode_rows
 
         processor = self.processor
@@ -280,7 +257,6 @@ class GraphTask(TrainingTask):
                 logger.info("graph warm-up, step %d/%d: squared error %.4g", step + 1, steps, loss.item())
 
     def warnings(self) -> list[str]:
-        """Warnings on another family's prompt format and on labels that are too long."""
         from tripletune.train.batches import rows_meta
 
         limit, found = self.config.data.max_label_tokens, []
@@ -299,17 +275,11 @@ class GraphTask(TrainingTask):
         return found
 
     def collator(self) -> RecordCollator:
-        """Pads records and batches their graphs."""
         from tripletune.train.batches import RecordCollator
 
         train = self.config.train
-        return RecordCollator(
-            self.processor.tokenizer.pad_token_id,
-            self.table,
-            action_weight=train.action_weight,
-            answer_weight=train.answer_weight,
-            per_record=train.loss_per == "record",
-        )
+        pad, weights = self.processor.tokenizer.pad_token_id, (train.action_weight, train.answer_weight)
+        return RecordCollator(pad, self.table, *weights, per_record=train.loss_per == "record")
 
     def answer_shares(self) -> tuple[float, float]:
         """Share of answering records in the training records and in the loss weights."""
@@ -325,17 +295,14 @@ class GraphTask(TrainingTask):
 
     @cached_property
     def scored(self) -> list[Record]:
-        """The validation records whose replies are scored."""
         from tripletune.train.text import choose_examples
 
         return choose_examples(self.sources[1] or [], self.config.train.eval_generate_records, lambda record: record.id)
 
     def shown(self, one: Record) -> tuple[list[int], str]:
-        """Prompt and label of a record."""
         return self.processor.prompt(one.input, self.config.data.evidence), one.label
 
     def replies(self, model: Any) -> list[str]:
-        """Replies to the validation records."""
         from tripletune.models.graph_llm import LocalGenerator
 
         train = self.config.train
@@ -347,21 +314,15 @@ class GraphTask(TrainingTask):
         return spread(model, [record.input for record in self.scored], reply)
 
     def metrics(self, replies: list[str]) -> dict[str, Any]:
-        """Scores of replies to the validation records, as `tripletune eval records` counts.
-
-        They are action accuracy (overall, with history, per label), sub-query F1, answer EM and F1, malformed share.
-        """
         from tripletune.eval.suites.records import score_predictions
 
         return score_predictions(self.scored, replies)
 
     def save(self, folder: Path) -> None:
-        """The base's configuration and the processor."""
         self.model.config.save_pretrained(folder)
         self.processor.save_pretrained(folder)
 
     def notes(self) -> list[str]:
-        """Weight of answers in the loss, and layout of a batch."""
         share, weight = self.answer_shares()
         base, attention = self.graph_llm, self.config.model.attention
         reasons = {

@@ -86,7 +86,6 @@ class PairTask(TextTask):
 
     @cached_property
     def sources(self) -> tuple[Examples, Examples | None]:
-        """Training and validation pairs."""
         return self.source_pair(ExtractionPair.from_json, what="text-to-triples pairs")
 
     @cached_property
@@ -96,19 +95,12 @@ class PairTask(TextTask):
 
     @cached_property
     def encoder(self) -> PairEncoder:
-        """Makes the model's rows and prompts."""
         data = self.config.data
-        return PairEncoder(
-            self.processor,
-            self.instruction,
-            self.model.generation_config,
-            self.config.model.base,
-            max_source_tokens=data.max_source_tokens,
-            max_target_tokens=data.max_target_tokens,
-        )
+        limits = {name: getattr(data, name) for name in ("max_source_tokens", "max_target_tokens")}
+        model = self.model.generation_config, self.config.model.base
+        return PairEncoder(self.processor, self.instruction, *model, **limits)
 
     def tokenised(self, source: Examples, cache: Path) -> Any:
-        """Rows of pairs."""
         from tripletune.train.batches import cached_rows
 
         data = self.config.data
@@ -118,22 +110,18 @@ class PairTask(TextTask):
 
     @cached_property
     def scored(self) -> list[ExtractionPair]:
-        """The validation pairs whose triples are scored."""
         return choose_examples(
             self.sources[1] or [], self.config.train.eval_generate_records, lambda pair: pair.source_text
         )
 
     def prompts(self, pairs: Sequence[ExtractionPair]) -> list[list[int]]:
-        """The prompts of pairs."""
         # A cut text has not all its facts any more, but the model was trained on cut ones, and use cuts it too.
         return self.encoder.prompts(self.encoder.cut_sources([pair.source_text for pair in pairs], Counter()))
 
     def shown(self, one: ExtractionPair) -> tuple[list[int], str]:
-        """Prompt and triples of a pair."""
         return self.prompts([one])[0], self.encoder.target_text(one.triples)
 
     def replies(self, model: Any) -> list[str]:
-        """Replies to the texts of the validation pairs."""
         from tripletune.models.local.chat import Repetition
 
         # As extraction does at use: a small model now and then repeats itself up to the limit.
@@ -141,10 +129,7 @@ class PairTask(TextTask):
         return generate_replies(model, self.processor, self.prompts(self.scored), self.config.train, enough)
 
     def metrics(self, replies: list[str]) -> dict[str, Any]:
-        """Scores of the model's triples as `tripletune eval extraction` counts them (RAS, figure 15).
-
-        Names are like `rougeL`, `normalised/micro/f1` and `malformed_output`.
-        """
+        """Scores of the model's triples as `tripletune eval extraction` counts them (RAS, figure 15)."""
         from tripletune.eval.triples import Prediction, score_extractions
 
         embed = None
@@ -156,7 +141,6 @@ class PairTask(TextTask):
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """The instruction of decoders, and the task file."""
         about = {
             "task": "text_to_triples",
             "base_model": self.config.model.base,
@@ -174,12 +158,9 @@ TASK = PairTask
 
 
 class PairEncoder:
-    """Tokenises pairs for one model.
+    """Tokenises pairs for one model, whose generation configuration knows all tokens that end a reply.
 
-    Args:
-        instruction: The system's turn, from `models.data.pairs.load_instruction`; None for encoder-decoders,
-            which get the text alone.
-        generation_config: The model's encoder of chats, with all tokens that end a reply.
+    The instruction is the system's turn; encoder-decoders, which get the text alone, have none.
     """
 
     def __init__(
@@ -282,7 +263,6 @@ class PairEncoder:
         return text_ids(self.tokenizer, [self.target_text(triples)])[0]
 
     def target_text(self, triples: Sequence[Triple]) -> str:
-        """The target text of triples."""
         text = format_triples(triples)
         return text if text or self._chat is None else NO_FACTS
 

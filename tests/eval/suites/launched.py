@@ -1,6 +1,7 @@
-"""What two processes do in `test_launched.py`: command lines of `tripletune eval`, in one start of Python.
+"""What two processes do in `test_launched.py`: command lines of `tripletune eval`, all in one start of Python.
 
-Arguments: a port; how many rows a process writes until it is killed, 0 for no kill; the command lines as JSON.
+Each line of the input starts two processes, as torchrun does: JSON of a port, of how many rows a process writes until
+it is killed (0: no kill), and of the command lines. A line of the output has their exit codes.
 """
 
 import json
@@ -33,13 +34,18 @@ def kill_after(rows: int) -> None:
 
 
 if __name__ == "__main__":
-    # As torchrun starts two processes, but what they import is imported once.
-    other = os.fork()
-    rank = "0" if other else "1"
-    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": sys.argv[1]}
-    if int(sys.argv[2]):
-        kill_after(int(sys.argv[2]) + int(rank))
-    codes = [main(words) for words in json.loads(sys.argv[3])]
-    failed = other and os.waitpid(other, 0)[1]
-    sys.exit(1 if failed or any(codes) else 0)
+    for line in sys.stdin:
+        port, killed, commands = json.loads(line)
+        children = []
+        for rank in (0, 1):
+            if not (child := os.fork()):
+                os.dup2(2, 1)
+                os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+                os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+                if killed:
+                    kill_after(killed + rank)
+                os._exit(max(main(words) for words in commands))
+            children.append(child)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        print(json.dumps(codes), flush=True)
+    os._exit(0)  # what was imported is not taken down

@@ -1,26 +1,38 @@
-"""Two processes give the rows and scores of one, also where some were killed: in one start of Python each."""
+"""Two processes give the rows and scores of one, also where some were killed: in one start of Python."""
 
 import json
 import shutil
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.cli import read_lines, write_lines
 from tests.conftest import _writer
-from tests.recipes.command_lines import run
+from tests.recipes.command_lines import ROOT
 from tripletune.eval.__main__ import main
 from tripletune.eval.results import ResultLog
 
 KILLED = 2
 
 
-def in_two_processes(*commands, killed=0):
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        port = found.getsockname()[1]
-    done = run(["-m", "tests.eval.suites.launched", str(port), str(killed), json.dumps(commands)])
-    assert done.returncode == (-9 if killed else 0), done.stderr[-2000:]
+@pytest.fixture
+def in_two_processes(tmp_path):
+    """Runs command lines in two processes, which may be killed."""
+    log = (tmp_path / "log").open("w+")
+    words = [sys.executable, "-m", "tests.eval.suites.launched"]
+    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True) as it:
+
+        def start(*commands, killed=0):
+            with socket.socket() as found:
+                found.bind(("localhost", 0))
+                port = found.getsockname()[1]
+            print(json.dumps([port, killed, commands]), file=it.stdin, flush=True)
+            assert json.loads(it.stdout.readline()) == [-9 if killed else 0] * 2, Path(log.name).read_text()[-2000:]
+
+        yield start
 
 
 @pytest.fixture
@@ -67,7 +79,7 @@ def outcome(folder):
 
 
 @pytest.mark.slow
-def test_two_processes_give_what_one_does_also_after_a_kill(tmp_path, commands):
+def test_two_processes_give_what_one_does_also_after_a_kill(tmp_path, commands, in_two_processes):
     wanted = {}
     for name, command in commands.items():
         assert main(to(tmp_path / f"{name}_by_one", command)) == 0
