@@ -23,8 +23,10 @@ import yaml
 
 from tripletune.data_builders.questions.teacher import READ_ROLE, RECALL_ROLE, WORD_ROLE, load_question_prompts
 from tripletune.models.data.records import normalize_answer as key
-from tripletune.models.data.triples import Triple, format_triples
+from tripletune.models.data.triples import Triple, format_triples, parse_triples
+from tripletune.models.llm.question_client import load_prompts
 from tripletune.models.options import load_config
+from tripletune.rag.chat_generator import ANSWER, PLAN
 from tripletune.rag.extractor import TEACHER_PROMPT
 from tripletune.recipes.own_documents import RoadConfig
 from tripletune.recipes.own_documents import road as walk
@@ -127,12 +129,13 @@ SENTENCES = [(sentence, triples) for *_, sections in pages() for _, rows in sect
 
 
 class Teacher:
-    """Replies to the prompts of `rag extract` and `build questions`."""
+    """Replies to the prompts of `rag extract`, `build questions` and, on questions that it worded, of RAS."""
 
     def __init__(self):
         roles = load_question_prompts().texts
         self.roles = {roles[role.replace(".", "_")]: role for role in (WORD_ROLE, READ_ROLE, RECALL_ROLE)}
         self.roles[TEACHER_PROMPT.read_text(encoding="utf-8").strip()] = "extract"
+        self.roles |= {text: role for role, text in load_prompts((PLAN, ANSWER)).texts.items()}
         self.asked = {}
 
     def reply(self, messages):
@@ -141,6 +144,8 @@ class Teacher:
             return format_triples(Triple(*one) for one in facts_of(text)) or "NONE"
         if role == WORD_ROLE:
             return json.dumps(self.word(text), ensure_ascii=False)
+        if role in (PLAN, ANSWER):
+            return self.plan(text) if role == PLAN else self.read(text)
         # Nobody outside has heard of the company.
         return "unknown" if role == RECALL_ROLE else self.answer(*text.rsplit("\n\nQuestion: ", 1)) or "unknown"
 
@@ -151,11 +156,21 @@ class Teacher:
         if not made:
             return {"question": ""}
         question, subqueries, ask = made
-        self.asked[question] = ask
+        self.asked[question] = subqueries, ask
         return {"question": question, "subqueries": subqueries}
 
     def answer(self, passages, question):
-        return self.asked[question]({(key(s), p, o) for s, p, o in facts_of(passages)})
+        return self.asked[question][1]({(key(s), p, o) for s, p, o in facts_of(passages)})
+
+    def plan(self, text):
+        history, question = text.rsplit("Question: ", 1)
+        left = self.asked[question][0][history.count("[SUBQ]") :]
+        return f"[SUBQ] {left[0]}" if left else "[SUFFICIENT]"
+
+    def read(self, text):
+        history, question = text.rsplit("Question: ", 1)
+        facts = {(key(one.subject), one.predicate, one.object) for one in parse_triples(history).triples}
+        return self.asked[question][1](facts) or "unknown"
 
 
 def facts_of(text):
@@ -271,16 +286,23 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def record():
-    """Walk the road against the teacher, and keep its calls."""
+    """Walk the road and the notebook's last step against the teacher, and keep its calls."""
     ThreadingHTTPServer.request_queue_size = 256
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}/v1"
     with tempfile.TemporaryDirectory() as scratch:
-        commands = [command for command in road(f"{scratch}/road", url) if command.split()[1] in ("build", "rag")]
-        commands.append(f"tripletune ledger export {scratch}/road/ledger.sqlite --output {scratch}/calls.jsonl")
-        for command in commands:
-            subprocess.run([sys.executable, "-m", *command.split()], check=True)
+        home, program = f"{scratch}/road", [sys.executable, "-m", "tripletune"]
+        for command in road(home, url):
+            if command.split()[1] in ("build", "rag"):
+                subprocess.run([*program, *command.split()[1:]], check=True)
+        rows = map(json.loads, Path(home, "questions/test.jsonl").read_text(encoding="utf-8").splitlines())
+        question = next(row["question"] for row in rows if row["type"] == "2-hop")
+        ledger, llm = f"{home}/ledger.sqlite", f"openai:tarnbeck-teacher@{url}"
+        where = f"--corpus {home}/passages --triples {home}/triples.sqlite --top-k 1 --first-query generated"
+        ask = ["ask", question, *where.split(), "--llm", llm, "--teacher-ledger", ledger]
+        for words in (ask, ["ledger", "export", ledger, "--output", f"{scratch}/calls.jsonl"]):
+            subprocess.run([*program, *words], check=True)
         calls = (Path(scratch) / "calls.jsonl").read_text(encoding="utf-8").splitlines()
         rows = [json.loads(line) | {"seconds": 0.0, "time": "2026-01-01T00:00:00+00:00"} for line in calls]
         rows.sort(key=lambda row: row["key"])
