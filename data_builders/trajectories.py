@@ -10,6 +10,9 @@ are context and not learned (eq. 8); `data.learn` of the recipes adds them.
 
 A Graph-LLM has no chats: `--records` writes its plans (or a chat model's) and the gold answers as records.
 
+`--pairs` keeps, of several runs of the same questions, two replies wherever runs part: the one after which most runs
+pass all filters, and the one after which fewest do.
+
 The paper names no filter, so none is the default; the card counts what each left out. All calls without question, such
 as TH-RAG's extraction, are kept.
 """
@@ -25,12 +28,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import count
+from itertools import count, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tripletune.data_builders.datasets import RowKind, SeenTable, listed
-from tripletune.data_builders.datasets.kinds import RECORDS, TRAJECTORIES
+from tripletune.data_builders.datasets.kinds import RECORDS, TRAJECTORIES, with_rejected
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset, split_of
 from tripletune.data_builders.ledger_chats import Chat, RoleCalls, calls_in
 from tripletune.models.data.pairs import Trajectory
@@ -55,6 +59,9 @@ class TrajectoryOptions(CheckedOptions):
 
     system: str = setting("cirag", "learn the calls of this system", choices=system_names())
     records: bool = setting(False, "write planning and answering records of RAS, whoever planned; no ledger is read")
+    pairs: bool = setting(
+        False, "write a better and a worse reply wherever runs of a question differ, for train.preference"
+    )
     roles: tuple[str, ...] = setting(
         (), "calls to learn, for example resolve; repeatable (default: all; of cirag integrate, as in the paper)"
     )
@@ -80,12 +87,15 @@ class TrajectoryOptions(CheckedOptions):
                 found.append(f"min_score: {text!r}: write it as METRIC=VALUE, for example exact_match=1")
         if self.records and self.system in system_names() and not find_system(self.system).plans:
             found.append(f"records: {self.system} has no plans to learn; name the system of a Graph-LLM: --system ras")
+        if self.pairs and (not self.min_score or self.shortest is not None):
+            found.append("pairs: needs min_score, which says what a good run is, and no shortest")
         return found
 
     @property
     def kind(self) -> RowKind[Any]:
         """What is written."""
-        return RECORDS if self.records else TRAJECTORIES
+        kind: RowKind[Any] = RECORDS if self.records else TRAJECTORIES
+        return with_rejected(kind) if self.pairs else kind
 
     def roles_in(self, ledger: Path) -> list[str]:
         """The full names of the wanted roles in a ledger."""
@@ -157,6 +167,7 @@ def build_trajectories(
     with new_dataset(folder, options.kind, [file for pair in sources for file in pair]) as dataset:
         found = (_own_records if options.records else _trajectories)(sources, options, filters, drops)
         chosen = found if options.shortest is None else _shortest(found, options.shortest, options.kind, drops)
+        chosen = _pairs(found, options.kind) if options.pairs else chosen
         for number, run in enumerate(chosen, 1):
             for row in run.rows:
                 dataset.write(row, run.split)
@@ -166,7 +177,8 @@ def build_trajectories(
         left_out = dict(+drops) | {reason: drops[reason] for reason in filters}
         if not dataset.statistics.records:
             reasons = ", ".join(f"{reason}: {count}" for reason, count in left_out.items()) or "the results are empty"
-            raise ValueError(f"nothing is left ({reasons})")
+            parted = ", or no good and bad run of a question part at the same prompt" if options.pairs else ""
+            raise ValueError(f"nothing is left ({reasons}{parted})")
         about = "What a model has planned in its own runs, and the gold answers."
         if not options.records:
             roles = sorted({role for _, ledger in sources for role in options.roles_in(ledger)})
@@ -184,13 +196,14 @@ def build_trajectories(
 
 
 class _Run(NamedTuple):
-    """Output of a run: a trajectory of `size` turns, or records of `size` steps."""
+    """Output of a run: a trajectory of `size` turns, or records of `size` steps; for pairs, of each reply."""
 
     question_id: str
     role: str
     size: int
     rows: Any
     split: str
+    good: bool = True
 
 
 def _trajectories(
@@ -198,8 +211,8 @@ def _trajectories(
 ) -> Iterator[_Run]:
     with SeenTable() as seen:
 
-        def made(chat: Chat, role: str, question_id: str, question: str) -> Iterator[_Run]:
-            if seen.first("chat", canonical(list(chat.messages))) is not None:
+        def made(chat: Chat, role: str, question_id: str, question: str, good: bool = True) -> Iterator[_Run]:
+            if not options.pairs and seen.first("chat", canonical(list(chat.messages))) is not None:
                 drops["the same chat was there before"] += 1
                 return
             # Several runs of one question, several roles, or a chat per round, give it several trajectories.
@@ -207,7 +220,7 @@ def _trajectories(
             name = next(name for name in names if seen.first("id", name) is None)
             one = Trajectory(name, question_id, role, chat.model, chat.messages, chat.learned)
             split = split_of(question, options.seed, options.validation_fraction)
-            yield _Run(question_id, role, len(chat.messages), [one], split)
+            yield _Run(question_id, role, len(chat.messages), _replies(one) if options.pairs else [one], split, good)
 
         for results, ledger in sources:
             with ExitStack() as stack:
@@ -215,10 +228,11 @@ def _trajectories(
                 opened = [stack.enter_context(RoleCalls(ledger, role, options.model)) for role in roles]
                 for row in _all_rows(results):
                     for role, chat in _chats(row, opened, drops):
-                        if failed := _failed(filters, row, chat):
+                        failed = _failed(filters, row, chat)
+                        if failed and not options.pairs:
                             drops[failed] += 1
                         else:
-                            yield from made(chat, role, row["id"], row["question"])
+                            yield from made(chat, role, row["id"], row["question"], not failed)
                 for calls in opened:
                     for chat in calls.corpus_chats():
                         text = chat.messages[-2]["content"]
@@ -241,8 +255,9 @@ def _own_records(
                 "a plan was unreadable or out of place": trace["malformed"] + trace["unexpected"] > 0,
                 "no triples in any step": bool(steps) and not any(step.triples for step in steps),
             }
-            failed = next((reason for reason, is_so in reasons.items() if is_so), None)
-            if failed := failed or _failed(filters, row, chat):
+            broken = next((reason for reason, is_so in reasons.items() if is_so), None)
+            failed = broken or _failed(filters, row, chat)
+            if failed and (broken or not options.pairs):
                 drops[failed] += 1
                 continue
             done = Action.SUFFICIENT if steps else Action.NO_RETRIEVAL
@@ -252,17 +267,19 @@ def _own_records(
                 if number < len(steps) or one["action"] != Action.SUBQ:
                     plan = Action(one["action"]), steps[:number], one["subquery"]
                     found.append(Record(f"{name}:{number}", row["id"], "planning", question, *plan))
-            rows = [replace(one, source=options.system) for one in found]
+            # In pairs there are plans alone: the gold answer is not the model's.
+            wanted = found[1:] if options.pairs else found
+            rows = [replace(one, source=options.system) for one in wanted]
             split = split_of(row["question"], options.seed, options.validation_fraction)
-            yield _Run(row["id"], options.system, len(steps), rows, split)
+            yield _Run(row["id"], options.system, len(steps), rows, split, not failed)
 
 
 def _shortest(found: Iterable[_Run], most: int, kind: RowKind[Any], drops: Counter[str]) -> Iterator[_Run]:
     """The shortest runs of a question and role, in order; they wait on disk."""
     with closing(sqlite3.connect("")) as table:
-        table.execute("CREATE TABLE found (question, role, size, rows, split)")
+        table.execute("CREATE TABLE found (question, role, size, rows, split, good)")
         runs = (one._replace(rows=json.dumps([row.to_json() for row in one.rows])) for one in found)
-        table.executemany("INSERT INTO found VALUES (?, ?, ?, ?, ?)", runs)
+        table.executemany("INSERT INTO found VALUES (?, ?, ?, ?, ?, ?)", runs)
         place = "row_number() OVER (PARTITION BY question, role ORDER BY size, rowid)"
         for rank, *run in table.execute(f"SELECT {place}, * FROM found ORDER BY rowid"):
             if rank <= most:
@@ -270,6 +287,36 @@ def _shortest(found: Iterable[_Run], most: int, kind: RowKind[Any], drops: Count
                 yield one._replace(rows=[kind.read(row, "a row") for row in json.loads(one.rows)])
             else:
                 drops["shorter ones of the same question"] += 1
+
+
+def _replies(one: Trajectory) -> list[Trajectory]:
+    """A trajectory up to each reply of the model, which alone is learned."""
+    return [
+        replace(one, id=f"{one.id}:{at}", messages=one.messages[: at + 1], learned=(*[False] * at, True))
+        for at, turn in enumerate(one.messages)
+        if one.learned[at] and turn["role"] == "assistant"
+    ]
+
+
+def _pairs(found: Iterable[_Run], kind: RowKind[Any]) -> Iterator[_Run]:
+    """The best and the worst of different replies to one prompt, by the share of good runs; the runs wait on disk."""
+    with closing(sqlite3.connect("")) as table:
+        table.execute("CREATE TABLE found (question, role, prompt, reply, good, row, split)")
+        for run in found:
+            for one in run.rows:
+                row = json.dumps(one.to_json())
+                values = (run.question_id, run.role, *kind.text(one), run.good, row, run.split)
+                table.execute("INSERT INTO found VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+        replies = table.execute(
+            "SELECT question, role, prompt, reply, row, split, avg(good) AS share, min(rowid) AS place FROM found "
+            "GROUP BY question, role, prompt, reply ORDER BY question, role, prompt, share DESC, place"
+        )
+        for (question, role, _), group in groupby(replies, key=itemgetter(0, 1, 2)):
+            ranked = [one[3:7] for one in group]
+            (_, row, split, most), (rejected, _, _, least) = ranked[0], ranked[-1]
+            if most > least:
+                better = replace(kind.read(json.loads(row), "a row"), rejected=rejected)
+                yield _Run(question, role, 1, [better], split)
 
 
 def _chats(row: dict[str, Any], opened: Sequence[RoleCalls], drops: Counter[str]) -> list[tuple[str, Chat]]:

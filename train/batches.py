@@ -13,7 +13,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby, islice
 from pathlib import Path
@@ -22,7 +22,9 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
+from tripletune.models.data.pairs import Trajectory
 from tripletune.models.data.records import IGNORED, Record
+from tripletune.models.data.rendering import parse_plan
 from tripletune.models.files import build_together, new_file, read_json, write_json
 from tripletune.models.graph_llm.embeddings import EmbeddingTable, string_key
 from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs, build_graph
@@ -37,6 +39,7 @@ Part = Callable[[Counter[str]], Iterator[Mapping[str, Any]]]
 # Lengths are rounded up to it, which keeps the number of shapes small for compiled models.
 _MULTIPLE = 8
 TEXT: Columns = {"input_ids": "[int32]", "labels": "[int32]", "length": "int32"}
+PAIR = {"rejected_input_ids": "[int32]", "rejected_labels": "[int32]"}
 
 
 def cached_rows(
@@ -241,6 +244,41 @@ def encode_rows(
             if grows:
                 counts["tokens_as_separate_records"] += end
         yield from chain_records(rows) if grows else rows
+
+
+def rows_of_pairs(examples: Iterable[Any], counts: Counter[str], make: Callable[..., Any]) -> Iterator[dict[str, Any]]:
+    """Rows of better replies, as `make` makes them of examples, each with tokens and labels of the worse reply."""
+    for one in examples:
+        found = [*make([one], counts), *make([_worse(one)], Counter())]
+        if len(found) != 2:
+            counts["pairs_left_out"] += 1
+            continue
+        better, worse = found
+        better |= {f"rejected_{name}": worse[name] for name in ("input_ids", "labels")}
+        yield better | {"length": max(better["length"], worse["length"])}
+
+
+def _worse(one: Record | Trajectory) -> Record | Trajectory:
+    if not one.rejected:
+        raise ValueError(
+            f"train.preference: {one.id!r} has no rejected reply: make pairs with `tripletune build trajectories "
+            "--pairs`, or leave train.preference out"
+        )
+    if isinstance(one, Trajectory):
+        return replace(one, messages=(*one.messages[:-1], {"role": "assistant", "content": one.rejected}))
+    plan = parse_plan(one.rejected)
+    if plan.action is None:
+        raise ValueError(f"record {one.id!r}: the rejected reply {one.rejected!r} is no plan")
+    return replace(one, action=plan.action, subquery=plan.subquery)
+
+
+def pair_batch(collate: Callable[..., dict[str, Any]], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A batch of pairs as TRL takes it: first their better replies, then their worse ones."""
+    worse = [row | {name: row[f"rejected_{name}"] for name in ("input_ids", "labels")} for row in rows]
+    batch = collate([*rows, *worse])
+    learned = (batch["labels"] != IGNORED).long()
+    inputs = {name: batch[name] for name in ("input_ids", "graphs") if name in batch}
+    return inputs | {"attention_mask": torch.ones_like(learned), "completion_mask": learned}
 
 
 def chain_records(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

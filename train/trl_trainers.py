@@ -1,5 +1,6 @@
-"""TRL's trainers of replies that the student writes, with this engine's data order, logs and resume.
+"""TRL's trainers, with this engine's data order, logs and resume.
 
+`DPOTrainer` takes two replies to a prompt, of a text model or a Graph-LLM. The others take what the student writes:
 `DistillationTrainer` takes a reply to a prompt, `GRPOTrainer` a run of a loop. CIRAG's chat only grows, so a run is one
 row: the first prompt, then the student's replies, which are learned, and the loop's turns, which are not. If a prompt
 does not continue the previous prompt and reply (the loop repaired the reply), the row ends and counts as cut.
@@ -17,15 +18,16 @@ import copy
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
 import torch
-from trl import DistillationConfig, DistillationTrainer, GRPOConfig, GRPOTrainer
-from trl.trainer.utils import add_fused_lm_head
+from trl import DistillationConfig, DistillationTrainer, DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
+from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 from tripletune.eval.suites import ask_items, close_clients
 from tripletune.models.data.questions import Question
@@ -36,7 +38,7 @@ from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.service import DecodingService
 from tripletune.models.losses import evaluating
-from tripletune.train.batches import pad_batch
+from tripletune.train.batches import pad_batch, pair_batch
 from tripletune.train.engine import EngineMixin, shared_arguments
 from tripletune.train.resume import StepLog
 
@@ -50,7 +52,7 @@ _LOGGED = {name: f"rewards/{name}/mean" for name in PARTS} | {
 
 
 class TrlMixin(EngineMixin):
-    """Common part of TRL's trainers that generate replies, put before the trainer's class."""
+    """Common part of TRL's trainers, put before the trainer's class."""
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         self._batch = super()._prepare_inputs(inputs)
@@ -77,8 +79,88 @@ class TrlMixin(EngineMixin):
             self.losses.end(self.state, self.state.global_step)
         return output
 
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        super()._save(output_dir, state_dict)
+        # A copy of the adapter at the start, which TRL makes again.
+        shutil.rmtree(Path(output_dir or self.args.output_dir) / "ref", ignore_errors=True)
+
     def _send_telemetry(self) -> None:
         """Send no telemetry."""
+
+
+class RewardLog(StepLog):
+    """`rewards.jsonl`: means of what TRL has logged since the last line, with its names by ours."""
+
+    def __init__(self, task: Any, names: Mapping[str, str]) -> None:
+        super().__init__(Path(task.config.output_dir) / REWARDS)
+        self.names = names
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        if state.is_world_process_zero and logs and "entropy" in logs:
+            self.append([{"step": state.global_step} | {own: logs.get(name) for own, name in self.names.items()}])
+
+
+class PreferenceTrainer(TrlMixin, DPOTrainer):
+    """Trains a model with an adapter on pairs of replies; the reference is the adapter as it was at the start."""
+
+    def __init__(self, task: Any) -> None:
+        base, train = task.model.get_base_model(), task.config.train
+        forward, shared = base.forward, shared_arguments(task.config, task.validation is not None)
+        super().__init__(
+            model=task.model,
+            args=DPOConfig(**shared, loss_type=[train.preference], beta=train.beta, router_aux_loss_coef=0.0),
+            data_collator=partial(pair_batch, task.collator()),
+            train_dataset=task.train,
+            eval_dataset=task.validation,
+            processing_class=getattr(task.processor, "tokenizer", task.processor),
+        )
+        # TRL's own knows no graphs, and on a CPU computes logits of all tokens.
+        base.forward = with_log_probs(forward, getattr(base, "graph_encoder", torch.nn.Identity()))
+        names = [f"rewards/{name}" for name in ("chosen", "rejected", "accuracies", "margins")]
+        self.add_callback(RewardLog(task, dict(zip(names, names))))
+        self.begin_run(task)
+
+    def _prepare_dataset(self, dataset: Any, *args: Any) -> Any:
+        # The rows are tokens already.
+        return dataset
+
+    def tokens_of(self, inputs: Any) -> int:
+        """Tokens of both replies with their prompts, padding included."""
+        return int(inputs["input_ids"].numel())
+
+    def label_tokens(self, inputs: Any) -> torch.Tensor:
+        """Pairs, which count alike in an evaluation."""
+        return inputs["input_ids"].new_tensor(len(inputs["input_ids"]) // 2)
+
+
+def with_log_probs(forward: Callable[..., Any], graphs: torch.nn.Module) -> Callable[..., Any]:
+    """A forward that gives TRL numbers (B, T - 1) of label tokens, as `add_fused_lm_head` does.
+
+    The graph encoder's dropout and batch statistics would tell policy and reference apart.
+    """
+
+    @wraps(forward)
+    def both(*args: Any, fused_lm_head: bool = False, **inputs: Any) -> Any:
+        if not fused_lm_head:
+            return forward(*args, **inputs)
+        inputs.pop("attention_mask")  # padding stands on the right
+        labels = inputs["labels"][:, 1:]
+        keep = labels != IGNORED
+        with evaluating(graphs):
+            logits = forward(*args, **inputs).logits
+        logits = (logits if logits.dim() == 2 else logits[:, :-1][keep]).float()
+        logps = logits.log_softmax(-1)
+        seen = logps.detach()
+        found = {
+            "log_probs": logps.gather(1, labels[keep][:, None])[:, 0],
+            "entropy": -(seen.exp() * seen).sum(-1),
+            "mean_logits": logits.detach().mean(-1),
+            "is_top1": seen.argmax(-1) == labels[keep],
+        }
+        spread = {name: one.new_zeros(keep.shape).masked_scatter(keep, one) for name, one in found.items()}
+        return FusedCausalLMOutput(**spread)
+
+    return both
 
 
 class OnPolicyTrainer(TrlMixin, DistillationTrainer):
@@ -188,14 +270,6 @@ def reward_parts(row: dict[str, Any]) -> dict[str, float]:
     }
 
 
-class RewardLog(StepLog):
-    """`rewards.jsonl`: KL divergence, entropy; at the steps of a rollout also reward, its parts, tokens, share cut."""
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        if state.is_world_process_zero and logs and "entropy" in logs:
-            self.append([{"step": state.global_step} | {own: logs.get(name) for own, name in _LOGGED.items()}])
-
-
 class GrpoTrainer(TrlMixin, GRPOTrainer):
     """Trains a student on its own runs of the loop."""
 
@@ -229,7 +303,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         task.suite.open()
         # Clients belong to one event loop.
         self._runner = asyncio.Runner()
-        self.add_callback(RewardLog(Path(task.config.output_dir) / REWARDS))
+        self.add_callback(RewardLog(task, _LOGGED))
         self.begin_run(task)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -278,11 +352,6 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             return runs, await asyncio.gather(*map(run, runs, questions))
         finally:
             await service.close()
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)
-        # A copy of the adapter at the start, which TRL makes again.
-        shutil.rmtree(Path(output_dir or self.args.output_dir) / "ref", ignore_errors=True)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)

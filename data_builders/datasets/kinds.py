@@ -3,11 +3,12 @@ trajectories of a teacher in a loop (CIRAG, section 3.5)."""
 
 from __future__ import annotations
 
+import copy
 import unicodedata
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tripletune.data_builders.datasets import RowKind, Statistics, length_table
+from tripletune.data_builders.datasets import R, RowKind, Statistics, length_table
 from tripletune.models.data.pairs import ExtractionPair, Trajectory, entity_triple
 from tripletune.models.data.records import TASKS, YES_NO, Action, Record, mentions, normalize_answer
 from tripletune.models.data.rendering import load_instructions, render
@@ -72,6 +73,7 @@ class _Records(RowKind[Record]):
             f"{row.id}  ({row.task}, split {split}, source {row.source or '-'}, question {row.question_id})",
             f"graphs: {graphs or 'none'}",
             f"gold answers: {' | '.join(row.answers) or 'none'}",
+            *_rejected(row),
             "",
             _INSTRUCTIONS[row.task],
         ]
@@ -253,7 +255,7 @@ class _Trajectories(RowKind[Trajectory]):
 
     def describe(self, row: Trajectory, split: str) -> list[str]:
         head = f"{row.id}  ({row.role}, split {split}, teacher {row.model}, question {row.question_id})"
-        return [head, f"{len(row.messages)} turns, {sum(row.learned)} learned"]
+        return [head, f"{len(row.messages)} turns, {sum(row.learned)} learned", *_rejected(row)]
 
     def sides(self, row: Trajectory) -> list[tuple[str, str]]:
         return [("question id", row.question_id)]
@@ -271,6 +273,17 @@ class _Trajectories(RowKind[Trajectory]):
         rows = [[f"with {name} learned turns", f"{count:,}"] for name, count in turns]
         rows += [[f"of {model}", f"{count:,}"] for model, count in sorted(counts["models"].items())]
         return [Table(["", "trajectories"], rows, "Turns and teachers"), length_table(numbers)]
+
+
+def _rejected(row: Record | Trajectory) -> list[str]:
+    return [f"rejected: {row.rejected}"] if row.rejected else []
+
+
+def with_rejected(kind: RowKind[R]) -> RowKind[R]:
+    """The same kind of rows, each with a worse reply beside its own."""
+    found = copy.copy(kind)
+    found.layout = MappingProxyType({**kind.layout, "rejected": "string"})
+    return found
 
 
 RECORDS, PAIRS, TRAJECTORIES = _Records(), _Pairs(), _Trajectories()

@@ -40,7 +40,7 @@ _ROLES = ("system", "user", "assistant")
 # As others call them.
 _SPEAKERS = {"developer": "system", "human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 _TRAJECTORY = {
-    **dict.fromkeys(("id", "question_id", "role", "model"), str),
+    **dict.fromkeys(("id", "question_id", "role", "model", "rejected?"), str),
     **{"messages": [{"role": str, "content": str}], "learned": [bool]},
 }
 _HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])(?=[a-z])")
@@ -192,6 +192,7 @@ class Trajectory:
     Attributes:
         role: What the calls were for, for example "cirag.integrate".
         model: The teacher, as the ledger calls it.
+        rejected: A worse last turn, where trajectories are pairs to learn a preference from.
     """
 
     id: str
@@ -200,6 +201,7 @@ class Trajectory:
     model: str
     messages: tuple[Message, ...]
     learned: tuple[bool, ...]
+    rejected: str = ""
 
     def __post_init__(self) -> None:
         if len(self.messages) != len(self.learned):
@@ -209,7 +211,8 @@ class Trajectory:
 
     def to_json(self) -> dict[str, Any]:
         """The row as it is stored."""
-        return {**asdict(self), "messages": list(self.messages), "learned": list(self.learned)}
+        row = {**asdict(self), "messages": list(self.messages), "learned": list(self.learned)}
+        return row if self.rejected else {name: value for name, value in row.items() if name != "rejected"}
 
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "trajectory") -> Trajectory:
@@ -228,8 +231,8 @@ def chat_row(row: dict[str, Any], where: str) -> dict[str, Any]:
     """A chat as a stored trajectory.
 
     It is `{"messages": [{"role", "content"}]}`, `{"conversations": [{"from", "value"}]}`, `{"prompt", "completion"}`
-    (texts or messages), or `{"instruction", "input", "output"}`, the last two also with `system`. Every reply is
-    learned, except in `prompt` and with a `weight` of 0.
+    (texts or messages), `{"prompt", "chosen", "rejected"}` (texts), or `{"instruction", "input", "output"}`, the last
+    three also with `system`. Every reply is learned, except in `prompt` and with a `weight` of 0.
     """
     messages, learned = list[dict[str, Any]](), list[bool]()
     for turns, learns in _parts(row, where):
@@ -247,6 +250,7 @@ def chat_row(row: dict[str, Any], where: str) -> dict[str, Any]:
         "model": name_field(row, where, "model") or "custom",
         "messages": messages,
         "learned": learned,
+        "rejected": text_field(row, where, "rejected"),
     }
 
 
@@ -255,7 +259,7 @@ def _parts(row: dict[str, Any], where: str) -> list[tuple[Any, bool]]:
     if (turns := given(row, "messages", "conversations")) is not None:
         return [(turns, True)]
     question = "\n\n".join(filter(None, (text_field(row, where, name) for name in ("instruction", "input"))))
-    asked, reply = given(row, "prompt") or question, given(row, "completion", "output")
+    asked, reply = given(row, "prompt") or question, given(row, "completion", "output", "chosen")
     if not asked or not reply:
         raise ValueError(
             f"{where}: the row is no chat: it has neither messages, conversations, prompt and completion, nor "

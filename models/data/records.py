@@ -41,7 +41,7 @@ CORPUS, SOURCE, _LONGEST, _LABEL = "corpus.jsonl", ("document", "page", "heading
 # Of JSON lines, a part that a process takes at a time.
 PART_BYTES = 2**21
 _LAYOUT = {
-    **dict.fromkeys(("id", "question_id", "task", "question", "action", "subquery?", "source?"), str),
+    **dict.fromkeys(("id", "question_id", "task", "question", "action", "subquery?", "source?", "rejected?"), str),
     **{"answers?": [str], "steps?": [{}]},
 }
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -105,6 +105,7 @@ class Record:
             retrieval, else `SUFFICIENT`.
         subquery: The text after `[SUBQ]` of a planning label, else empty.
         answers: Gold answers, aliases after the first; the first one is learned.
+        rejected: A worse label, where records are pairs to learn a preference from.
     """
 
     id: str
@@ -116,6 +117,7 @@ class Record:
     subquery: str = ""
     answers: tuple[str, ...] = field(default=())
     source: str = ""
+    rejected: str = ""
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -154,6 +156,7 @@ class Record:
             "subquery": self.subquery,
             "answers": list(self.answers),
             "source": self.source,
+            **({"rejected": self.rejected} if self.rejected else {}),
         }
 
     @classmethod

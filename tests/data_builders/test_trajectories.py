@@ -338,6 +338,45 @@ def test_runs_of_a_graph_llm_become_records(tmp_path):
     assert main([*results, "--system", "cirag", "--records", "--output", str(tmp_path / "other")]) == 2
 
 
+def test_where_runs_part_the_better_reply_stands_beside_the_worse(tmp_path, capsys):
+    both = ["Who saw Bo?", "Who is Ada?"]
+    own_run(tmp_path / "0", "a", both)
+    own_run(tmp_path / "1", "a", both[:1], prediction="Bo")
+    own_run(tmp_path / "2", "a", ["Who is Cy?"], prediction="Bo")
+    own_run(tmp_path / "0", "b", ["Who is Bo?"])
+    own_run(tmp_path / "1", "b", ["Who is Bo?"])
+    own_run(tmp_path / "2", "c", ["Who is Cy?"], recall=0.5)
+    words = [word for number in range(3) for word in ("--results", str(tmp_path / str(number)))]
+    words += ["--system", "ras", "--records", "--pairs", "--min-recall", "1"]
+    assert main([*words, "--min-score", "exact_match=1", "--output", str(tmp_path / "out")]) == 0
+    assert [(one.id, one.label, one.rejected) for one in read_records(tmp_path / "out")] == [
+        # Of the runs that begin with the first, one of two went well; of those with the other none.
+        ("a:0:0", "[SUBQ] Who saw Bo?", "[SUBQ] Who is Cy?"),
+        ("a:0:1", "[SUBQ] Who is Ada?", "[SUFFICIENT]"),
+    ]
+    assert main([*words, "--output", str(tmp_path / "none")]) == 2
+    assert main([*words, "--min-score", "exact_match=0", "--output", str(tmp_path / "none")]) == 2
+    error = capsys.readouterr().err
+    assert "pairs: needs min_score" in error
+    assert "or no good and bad run of a question part at the same prompt" in error
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_chats_part_at_a_decision(tmp_path, form):
+    early = says("", TRIPLES[1])
+    for number, (replies, score) in enumerate([((FIRST, LAST), 1.0), ((FIRST, early), 0.0), ((early,), 0.0)]):
+        loop(tmp_path / str(number), *replies)
+        (row,) = read_lines(tmp_path / str(number) / "results.jsonl")
+        write_lines(tmp_path / str(number) / "results.jsonl", [row | {"scores": {"f1": score}}])
+    more = [word for number in (1, 2) for word in ("--results", str(tmp_path / str(number)))]
+    given = ["--pairs", "--min-score", "f1=0.5", "--format", form]
+    pairs, _ = build(tmp_path / "0", tmp_path / "out", *more, *given)
+    assert [(learned(one), one.rejected, len(one.messages)) for one in pairs] == [
+        ([FIRST], early, 3),
+        ([LAST], early, 5),
+    ]
+
+
 def test_what_the_ledger_does_not_have_is_said_with_what_it_has(run, tmp_path, capsys):
     for more in (
         ["--system", "ras"],

@@ -24,6 +24,7 @@ KINDS: dict[str, type] = {"cirag_real": DistilConfig, "documents": RoadConfig} |
     name: load_from(TASKS, task, "").TASK.Config
     for name, task in (("grpo", "grpo"), ("cirag", "cirag_distill"), ("t2t", "text_to_triples"), ("", "ras"))
 }
+KINDS = {"preference": KINDS["cirag"]} | KINDS
 
 
 @pytest.mark.parametrize(

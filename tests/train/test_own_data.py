@@ -38,6 +38,7 @@ SHAPES = {
     "conversations": ("cirag-distill", [{"conversations": TALK}], "json"),
     "instructions": ("cirag-distill", [{"instruction": "Say ho.", "input": "Hi", "output": "Ho"}], "jsonl"),
     "prompts": ("cirag-distill", [{"prompt": CHAT[:2], "completion": CHAT[2:]}], "hub"),
+    "preferences": ("cirag-distill", [{"prompt": "Hi", "chosen": "Ho", "rejected": "Hm"}], "parquet"),
     "questions": ("ras", [PLAIN, {"question": "Two and two?", "answer": "four", "steps": []}], "json"),
     "questions, parquet": ("ras", [{**PLAIN, "steps": [STEP]}], "parquet"),
     "pairs": ("text-to-triples", [PAIR, {"text": "Ho.", "triples": []}], "parquet"),
@@ -65,7 +66,8 @@ def words(tmp_path, tiny_llama, tiny_encoder):
 def test_own_rows_train(shape, words, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     task, rows, kind = SHAPES[shape]
-    ran = run("train", *words(task, rows, kind))
+    loss = ["--train.preference", "sigmoid"] if shape == "preferences" else []
+    ran = run("train", *words(task, rows, kind), *loss)
     assert ran.code == 0, ran.err
     about = json.loads((tmp_path / "run" / "final" / "training.json").read_text())
     assert about["steps"] == 1

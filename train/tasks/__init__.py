@@ -48,6 +48,8 @@ _ELSEWHERE = {
     "train.eval_batch_size": "per_device_eval_batch_size", "train.eval_steps": "eval_strategy evaluation_strategy",
     "train.save_steps": "save_strategy", "train.workers": "dataloader_num_workers",
 }  # fmt: skip
+# Losses of TRL's DPOTrainer that need no settings of their own.
+_PAIR_LOSSES = ("sigmoid", "hinge", "ipo", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop")
 # Replies of an evaluation that are shown.
 _SHOWN = 20
 _LOWER = "lower data.max_…_tokens, or take a model with a longer context"
@@ -174,6 +176,7 @@ class TrainSection:
     ddp_timeout: int = rare(14400, "seconds that processes wait for each other in a training step", above=0)
     # Of runs that set neither gradient_accumulation nor records_per_step.
     default_accumulation: ClassVar[int] = 1
+    preference: ClassVar[str | None] = None
 
     def check(self) -> list[str]:
         found = []
@@ -202,6 +205,16 @@ class TrainSection:
                 f"{self.batch_size} x {processes} process(es): change one of the three"
             )
         return count
+
+
+@dataclass
+class ReplySection(TrainSection):
+    """Optimisation, also on pairs of replies."""
+
+    preference: str | None = rare(  # type: ignore[misc]
+        None, "loss of TRL's DPOTrainer on pairs, without dropout and weights; sigmoid is DPO", choices=_PAIR_LOSSES
+    )
+    beta: float = rare(0.1, "how near to the reference, model.adapter or the base", above=0, needs="preference")
 
 
 @dataclass
@@ -235,6 +248,11 @@ class RunConfig(_Run):
     model: ModelSection = field(default_factory=ModelSection)
     data: DataSection = field(default_factory=DataSection)
     train: TrainSection = field(default_factory=TrainSection)
+
+    def check(self) -> list[str]:
+        wrong = {"model.tune": self.model.tune != "lora", "train.packing": getattr(self.train, "packing", False)}
+        found = [name for name, is_so in wrong.items() if is_so and self.train.preference]
+        return [f"{name}: train.preference needs an adapter (model.tune lora) and no packing" for name in found]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tripletune.models.files import json_line
 from tripletune.models.loading import content_fingerprint
 from tripletune.models.options import other_default, setting
 from tripletune.models.run_folders import PROMPT_FILE, STUDENT
-from tripletune.train.tasks import Examples, ModelSection, RunConfig, TrainSection, has_split
+from tripletune.train.tasks import Examples, ModelSection, ReplySection, RunConfig, TrainSection, has_split
 from tripletune.train.text import TextSection, TextTask, TextTrainSection, choose_examples, generate_replies
 from tripletune.train.trajectory_rows import TrajectoryEncoder
 
@@ -97,7 +97,7 @@ class TrajectorySection(TextSection):
 
 
 @dataclass
-class StudentTrainSection(TextTrainSection):
+class StudentTrainSection(ReplySection, TextTrainSection):
     """Optimisation."""
 
     epochs: float = other_default(TrainSection, "epochs", 2.0)
@@ -151,15 +151,17 @@ class StudentTask(TextTask):
         )
 
     def tokenised(self, source: Examples, cache: Path) -> Any:
-        from tripletune.train.batches import cached_rows
+        from tripletune.train.batches import PAIR, TEXT, cached_rows, rows_of_pairs
 
         data, encoder = self.config.data, copy.copy(self.encoder)
         # An evaluation counts decisions alone, whatever is learned.
         encoder.everything &= source is self.sources[0]
         layout = [data.rounds, "everything" if encoder.everything else "decisions", data.max_tokens, data.prompt_limit]
         key = ["trajectories", source.digest, layout, encoder.sample(), self.method]
-        make = encoder.prompts if self.method == "on_policy" else encoder.rows
-        return cached_rows(key, cache, (partial(make, part) for part in source.parts()))
+        make, columns = encoder.prompts if self.method == "on_policy" else encoder.rows, TEXT
+        if self.config.train.preference:
+            make, columns = partial(rows_of_pairs, make=make), {**TEXT, **PAIR}
+        return cached_rows(key, cache, (partial(make, part) for part in source.parts()), columns)
 
     @cached_property
     def scored(self) -> list[Case]:

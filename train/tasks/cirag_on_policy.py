@@ -35,6 +35,8 @@ class OnPolicyTrainSection(StudentTrainSection):
             found.append("train.teacher: name the teacher")
         if self.packing:
             found.append("train.packing: there is nothing to pack: replies are written at every step")
+        if self.preference:
+            found.append("train.preference: the student learns from its own replies: leave it out")
         return found
 
 

@@ -22,7 +22,7 @@ from tripletune.models.data.records import IGNORED, TASKS, ModelInput, Record
 from tripletune.models.files import weights_fingerprint
 from tripletune.models.loading import resolve
 from tripletune.models.options import other_default, rare, setting
-from tripletune.train.tasks import DataSection, Examples, ModelSection, RunConfig, TrainingTask, TrainSection, spread
+from tripletune.train.tasks import DataSection, Examples, ModelSection, ReplySection, RunConfig, TrainingTask, spread
 
 if TYPE_CHECKING:
     from tripletune.models.graph_llm.embeddings import EmbeddingTable
@@ -84,19 +84,19 @@ class RecordSection(PromptSettings, DataSection):
 
 
 @dataclass
-class GraphTrainSection(TrainSection):
+class GraphTrainSection(ReplySection):
     """Optimisation."""
 
-    epochs: float = other_default(TrainSection, "epochs", 2.0)
-    batch_size: int = other_default(TrainSection, "batch_size", 2)
+    epochs: float = other_default(ReplySection, "epochs", 2.0)
+    batch_size: int = other_default(ReplySection, "batch_size", 2)
     default_accumulation: ClassVar[int] = 2
     # The paper's text; its table 8 marks 5e-5.
-    learning_rate: float = other_default(TrainSection, "learning_rate", 1e-5)
-    warmup_ratio: float = other_default(TrainSection, "warmup_ratio", 0.15)
-    scheduler: str = other_default(TrainSection, "scheduler", "cosine")
-    adam_beta2: float = other_default(TrainSection, "adam_beta2", 0.95)
-    max_grad_norm: float = other_default(TrainSection, "max_grad_norm", 0.5)
-    eval_max_new_tokens: int = other_default(TrainSection, "eval_max_new_tokens", 64)
+    learning_rate: float = other_default(ReplySection, "learning_rate", 1e-5)
+    warmup_ratio: float = other_default(ReplySection, "warmup_ratio", 0.15)
+    scheduler: str = other_default(ReplySection, "scheduler", "cosine")
+    adam_beta2: float = other_default(ReplySection, "adam_beta2", 0.95)
+    max_grad_norm: float = other_default(ReplySection, "max_grad_norm", 0.5)
+    eval_max_new_tokens: int = other_default(ReplySection, "eval_max_new_tokens", 64)
     action_weight: float = rare(1.0, "loss weight of the tokens of [SUBQ], [SUFFICIENT], [NO_RETRIEVAL]", above=0)
     answer_weight: float = rare(1.0, "loss weight of answering records' label tokens", above=0)
     loss_per: str = rare("token", "average the loss over label tokens, or over records", choices=("token", "record"))
@@ -118,7 +118,7 @@ class GraphConfig(RunConfig):
     train: GraphTrainSection = field(default_factory=GraphTrainSection)
 
     def check(self) -> list[str]:
-        found = []
+        found = super().check()
         if self.data.evidence == "graph" and not self.model.use_graph:
             found.append("data.evidence graph and model.use_graph false: the prompts would hold no facts")
         alone = self.data.prompt_order != "interleaved" and self.model.use_graph
@@ -208,7 +208,7 @@ class GraphTask(TrainingTask):
         return EmbeddingTable.build(strings["text"], encoder, folder, strings.data.column("key").to_numpy())
 
     def rows(self, source: Examples, cache: Path) -> Any:
-        from tripletune.train.batches import cached_rows, encode_rows
+        from tripletune.train.batches import PAIR, cached_rows, encode_rows, rows_of_pairs
 
         processor = self.processor
         # An evaluation counts all label tokens, whatever is learned.
@@ -224,6 +224,8 @@ class GraphTask(TrainingTask):
         tokenizer = [processor.tokenizer.name_or_path, len(processor.tokenizer)]
         key = ["records", source.digest, settings, tokenizer, empty, learn_copies, long_labels]
         make = partial(encode_rows, processor=processor, learn_copies=learn_copies, long_labels=long_labels)
+        if self.config.train.preference:
+            make, columns = partial(rows_of_pairs, make=make), columns | PAIR
         return cached_rows(key, cache, (partial(make, part) for part in source.parts()), columns)
 
     def prepare(self) -> None:

@@ -1,0 +1,157 @@
+"""Preference training of planner and integrator: the loss by hand, the reference, exact resume, what is refused."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional
+
+from tests.cli import read_lines
+from tripletune.models.data.records import Action
+from tripletune.models.options import ConfigError
+from tripletune.rag.systems.cirag.integration import Decision, write_decision
+from tripletune.train import engine_of, train
+
+PREFERENCE = {"train.preference": "sigmoid", "train.beta": 0.5, "model.lora_dropout": 0.1, "train.logging_steps": 1}
+PREFERENCE |= {"train.gradient_accumulation": 2, "train.batch_size": 2, "train.max_steps": 3, "train.save_steps": 2}
+PREFERENCE |= {"train.eval_steps": None, "train.eval_generate_records": 0, "train.learning_rate": 0.003}
+WORSE = {Action.SUBQ: "[SUFFICIENT]", Action.SUFFICIENT: "[SUBQ] What else?", Action.NO_RETRIEVAL: "[SUFFICIENT]"}
+DECISION = write_decision(Decision("None.", (), "Who else?"))
+KINDS = ("ras", "cirag_distill")
+
+
+@pytest.fixture
+def make(make_task, records, write_records, make_trajectory, write_trajectories):
+    """A task of a kind whose rows are pairs."""
+
+    def make(kind, overrides=None):
+        noisy = {"model.graph_architecture": "gat_authors", "model.graph_attention_dropout": 0.3}
+        task = make_task(kind, PREFERENCE | (noisy if kind == "ras" else {}) | (overrides or {}))
+        plans = [replace(one, rejected=WORSE[one.action]) for one in records if not one.answers]
+        chats = [replace(make_trajectory(number), rejected=DECISION) for number in range(9)]
+        for rows, write in ((plans, write_records), (chats, write_trajectories)):
+            write(rows[:6])
+            write(rows[6:], "validation")
+        return task
+
+    return make
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_is_dpos_against_the_model_at_the_start(kind, make):
+    task = make(kind)
+    task.begin()
+    trainer = engine_of(task)
+    start = task.load()[0].eval()
+    torch.manual_seed(0)
+    for name, weight in trainer.model.named_parameters():
+        if "default" in name:
+            weight.data += 0.1 * torch.randn_like(weight)
+    rows = [task.train[number] for number in range(3)]
+    collate, graphs = task.collator(), kind == "ras"
+
+    def log_prob(model, row, worse):
+        """Of one reply in a row by itself, whose logits are computed everywhere."""
+        reply = row | {"input_ids": row["rejected_input_ids"], "labels": row["rejected_labels"]} if worse else row
+        batch = collate([reply])
+        labels = batch["labels"][0, 1:]
+        inputs = {"graphs": batch["graphs"]} if graphs else {}
+        with torch.no_grad():
+            logits = model.get_base_model()(input_ids=batch["input_ids"], **inputs).logits[0, :-1]
+        found = logits.log_softmax(-1).gather(1, labels.clamp(min=0)[:, None])[:, 0]
+        return found[labels != -100].sum()
+
+    trainer.model.eval()
+    margins = [
+        sum(
+            sign * (log_prob(trainer.model, row, worse) - log_prob(start, row, worse))
+            for sign, worse in ((1, False), (-1, True))
+        )
+        for row in rows
+    ]
+    assert max(map(abs, margins)) > 0.1
+    expected = torch.stack([-functional.logsigmoid(0.5 * margin) for margin in margins]).mean()
+    batch = trainer.data_collator(rows)
+    assert len(batch["input_ids"]) == 6
+    with torch.no_grad():
+        assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(expected.item(), rel=1e-5)
+    rewards = trainer._metrics["eval"]["rewards/margins"]
+    assert rewards == pytest.approx([0.5 * sum(margins).item() / 3], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_is_the_uninterrupted_run(kind, make, tmp_path, killed_behind):
+    whole, parts = (make(kind, {"output_dir": str(tmp_path / name)}) for name in ("whole", "parts"))
+    train(whole)
+    with killed_behind(3):
+        train(parts)
+    train(make(kind, {"output_dir": str(tmp_path / "parts")}))
+
+    def rows(name, file):
+        return read_lines(tmp_path / name / file, "seconds")
+
+    for file in ("losses.jsonl", "rewards.jsonl"):
+        assert rows("parts", file) == rows("whole", file)
+    found = rows("whole", "rewards.jsonl")
+    assert [row["step"] for row in found] == [1, 2, 3]
+    assert rows("whole", "losses.jsonl")[0]["loss"] == pytest.approx(math.log(2)), "at first it is the reference"
+    assert found[0]["rewards/margins"] == pytest.approx(0, abs=1e-6) != found[-1]["rewards/margins"]
+    assert found[-1]["rewards/accuracies"] > 0.5
+    (evaluated,) = rows("whole", "evaluations.jsonl")
+    assert evaluated["loss"] < math.log(2)
+    assert evaluated["rewards/margins"] > 0
+    one, other = (load_file(tmp_path / name / "final" / "adapter_model.safetensors") for name in ("whole", "parts"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not list(Path(tmp_path / "whole").rglob("ref"))
+
+
+def test_an_adapter_is_trained_on_and_is_the_reference(make, tmp_path):
+    first, folder = make("ras"), tmp_path / "first"
+    for weight in first.open_model().parameters():
+        weight.data += 0.1 * weight.requires_grad
+    first.model.save_pretrained(folder)
+    first.save(folder)
+    task = make("ras", {"model.adapter": str(folder), "train.preference": "ipo", "train.max_steps": 2})
+    task.begin()
+    trainer, before = engine_of(task), task.load()[0]
+    reference = {name: one for name, one in trainer.model.named_parameters() if ".ref." in name}
+    assert any("graph_encoder" in name for name in reference)
+    trainer.run(None)
+    started = dict(before.named_parameters())
+    for name, weight in reference.items():
+        assert torch.equal(weight, started[name.replace(".ref.", ".default.")])
+    now = dict(trainer.model.named_parameters())
+    changed = {name for name in started if started[name].requires_grad and not torch.equal(started[name], now[name])}
+    assert changed
+    assert not {name for name, weight in now.items() if weight.requires_grad and ".default." not in name}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("ras", {"model.tune": "all"}, "model.tune: train.preference needs an adapter"),
+        ("cirag_distill", {"train.packing": True}, r"train.packing: train.preference needs .* no packing"),
+        ("cirag_distill", {"train.preference": "dpo"}, "train.preference: 'dpo' is not one of sigmoid"),
+        ("cirag_distill", {"train.preference": None}, "train.beta: without effect, since preference is not set"),
+        ("cirag_on_policy", {}, "train.preference: the student learns from its own replies"),
+    ],
+)
+def test_what_does_not_go_with_pairs(kind, change, message, make):
+    with pytest.raises(ConfigError, match=message):
+        make(kind, change)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_without_a_rejected_reply_are_refused(kind, make_task):
+    with pytest.raises(ValueError, match="has no rejected reply: make pairs with"):
+        train(make_task(kind, PREFERENCE))
+
+
+def test_a_rejected_reply_that_is_no_plan(make, records, write_records):
+    task = make("ras")
+    write_records([replace(records[0], rejected="Hm")])
+    with pytest.raises(ValueError, match="record 'q0-p0': the rejected reply 'Hm' is no plan"):
+        task.begin()
