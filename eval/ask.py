@@ -10,6 +10,7 @@ import argparse
 import json
 import logging
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -35,22 +36,26 @@ _UNREAD = " have no triples in --triples: run `tripletune rag extract` again, it
 
 
 def answer_of(row: Mapping[str, Any], prices: Prices) -> dict[str, Any]:
-    """The answer of a row of results with sources, found triples and cost. Tokens and dollars include calls that a
-    ledger answered.
+    """The answer of a row of results with sources, found triples and cost.
+
+    Sources are the passages that the answer's reader saw; all that were found, if the trace does not know. Tokens and
+    dollars include calls that a ledger answered, `paid` does not.
     """
     trace = row["trace"]
-    found = {one["id"]: one for step in trace["steps"] for one in step["passages"]}
-    shown = [found[name] for name in trace["shown"] if name in found] or found.values()
+    passages = [one for step in trace["steps"] for one in step["passages"]]
+    found = {one["id"]: {"id": one["id"], "title": one["title"], **one.get("source", {})} for one in passages}
+    shown = [found[name] for name in trace["shown"] if name in found] or [*found.values()]
     triples = dict.fromkeys(tuple(triple) for step in trace["steps"] for triple in step["triples"])
-    dollars = sum(role.get("dollars", 0) for role in spent(trace, prices).values())
+    costs = sum(map(Counter, spent(trace, prices).values()), Counter[str]())
     return {
         **{"id": row["id"], "question": row["question"], "answer": row["prediction"]},
-        "sources": [{"id": one["id"], "title": one["title"], **one.get("source", {})} for one in shown],
+        "sources": shown,
+        "not_shown": [one for one in found.values() if one not in shown],
         "triples": [list(triple) for triple in triples],
         "rounds": len(trace["steps"]),
         "calls": trace["calls"],
         "tokens": {"read": trace["prompt_tokens"], "written": trace["completion_tokens"]},
-        **({"dollars": round(dollars, 8)} if prices else {}),
+        **({"dollars": round(costs["dollars"], 8), "paid": _paid(costs)} if prices else {}),
         **{"seconds": round(trace["seconds"], 3), "error": row["error"]},
     }
 
@@ -74,7 +79,7 @@ def _end_lines(trace: Trace, answer: Mapping[str, Any]) -> Iterator[str]:
     yield f"  stop      {trace.stop_reason}"
     yield f"  sources   {on_one_line(', '.join(sources) or 'none')}"
     tokens = answer["tokens"]
-    cost = _cost(answer["calls"], tokens["read"], tokens["written"], answer.get("dollars"))
+    cost = _cost(answer["calls"], tokens["read"], tokens["written"], answer.get("dollars"), answer.get("paid"))
     yield f"  cost      {cost}, {answer['seconds']} s"
     yield f"Answer: {printable(trace.answer)}"
 
@@ -109,9 +114,10 @@ def _many(args: argparse.Namespace, teacher: LLMOptions | None) -> int:
         for row in read_results(folder / RESULTS):
             file.write(json_line(answer_of(row, suite.prices)))
     found = read_json(folder / METRICS)
-    names = [name for name in (*COSTS, "dollars") if name in found["cost"]]
-    cost = _cost(*(found["cost"][name] + found["indexing"][name] for name in names))
-    if cached := found["cost"]["cached_calls"] + found["indexing"]["cached_calls"]:
+    costs = Counter(found["cost"]) + Counter(found["indexing"])
+    money = (costs["dollars"], _paid(costs)) if suite.prices else ()
+    cost = _cost(*(costs[name] for name in COSTS), *money)
+    if cached := costs["cached_calls"]:
         cost += f"; {cached:,} of these calls were in the ledger and cost nothing"
     answered, failed = found["questions"] - found["failed"], found["failed"]
     again = ", which the same command asks again" if failed else ""
@@ -121,8 +127,13 @@ def _many(args: argparse.Namespace, teacher: LLMOptions | None) -> int:
     return code
 
 
-def _cost(calls: int, read: int, written: int, dollars: float | None = None) -> str:
+def _paid(costs: Mapping[str, float]) -> float:
+    return round(costs["dollars"] - costs["cached_dollars"], 8)
+
+
+def _cost(calls: int, read: int, written: int, dollars: float | None = None, paid: float | None = None) -> str:
     money = "" if dollars is None else f", ${dollars:.4g}"
+    money += "" if paid == dollars else f" (paid: ${paid:.4g})"
     return f"{calls:,} calls, {read:,} tokens read, {written:,} written{money}"
 
 

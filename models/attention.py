@@ -29,10 +29,10 @@ _SIZE = 96
 
 def set_attention(model: Any, name: str) -> None:
     """Choose the attention kernel of a language model: "blocks", or by one of transformers' names."""
-    if name == BLOCKS and not (model._supports_sdpa and model._supports_attention_backend):
-        raise ValueError(f"model.attention blocks: {type(model).__name__} brings its own attention; set eager or auto")
-    if name == BLOCKS and getattr(model.config.get_text_config(), "attention_dropout", None):
-        raise ValueError(f"model.attention blocks: {type(model).__name__} has attention_dropout; set eager or auto")
+    own = not (model._supports_sdpa and model._supports_attention_backend)
+    if name == BLOCKS and (own or getattr(model.config.get_text_config(), "attention_dropout", None)):
+        what = "brings its own attention" if own else "has attention_dropout"
+        raise ValueError(f"model.attention blocks: {type(model).__name__} {what}; set eager or auto")
     model.set_attn_implementation(name)
 
 
@@ -134,7 +134,6 @@ def _empty(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *_: A
 def _differentiate(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kept: Tensor, gradient: Tensor, scaling: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values."""
     of_query, of_key, of_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
     for row, start, begin, end, queries, room in attention_blocks(query, key, mask, scaling):
         weights = kept[room].view(*queries.shape[:2], -1)

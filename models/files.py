@@ -29,11 +29,12 @@ _NEW, _OLD = "tripletune-new", "tripletune-old"
 _LOOK = 0.2
 
 
-def _refused(name: str) -> None:
+def refuse_constant(name: str) -> None:
+    """What a decoder of JSON does with NaN and the like."""
     raise ValueError(f"{name} is no number; write null for what is missing")
 
 
-JSON = json.JSONDecoder(parse_constant=_refused)
+JSON = json.JSONDecoder(parse_constant=refuse_constant)
 
 
 def read_text(path: str | Path) -> str:
@@ -155,8 +156,7 @@ def check_folder(
 ) -> None:
     """Refuse an output folder before any work is done; see `new_folder`.
 
-    Args:
-        continues: File that marks a folder to continue in; a folder without it may hold only `made`.
+    The file `continues` marks a folder to continue in; a folder without it may hold only `made`.
     """
     place = check_new(output, sources)
     if place.exists() and not place.is_dir():
@@ -203,7 +203,11 @@ def new_folder(
         check_folder(output, made, overwrite, sources)
         shutil.rmtree(old, ignore_errors=True)
         if not resume:
-            _empty(scratch)
+            for path in scratch.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                elif path.name != LOCK:
+                    path.unlink()
         yield scratch
         if place.exists():
             os.replace(place, old)
@@ -215,14 +219,6 @@ def new_folder(
             shutil.rmtree(scratch, ignore_errors=True)
         if lock is not None:
             lock.close()
-
-
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != LOCK:
-            path.unlink()
 
 
 def lock_folder(folder: str | Path, refusal: str, wait: bool = False) -> IO[str] | None:
@@ -314,17 +310,10 @@ def _do_once(folder: Path, done: Sequence[Path], work: Callable[[], None]) -> bo
 
 
 def push_folder(folder: str | Path, repo: str, kind: str, files: Sequence[str]) -> str:
-    """Upload files of a folder to the Hugging Face Hub in one commit.
+    """Upload files (names or patterns) of a folder to the Hugging Face Hub in one commit; gives the address there.
 
-    The token comes from `hf auth login` or HF_TOKEN and is not stored.
-
-    Args:
-        repo: `owner/name`, or a name of one's own; created as private if missing.
-        kind: "model" or "dataset".
-        files: Names or patterns; other files in the folder stay local.
-
-    Returns:
-        The repository's address.
+    The repository, of kind "model" or "dataset", is created as private if missing. The token comes from `hf auth login`
+    or HF_TOKEN and is not stored.
     """
     from huggingface_hub import HfApi, ModelCard
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled

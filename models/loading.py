@@ -54,7 +54,6 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 DTYPE_HELP = "type of the weights: float32, bfloat16, float16 or auto (default: bfloat16 on a GPU, else float32)"
 _MODEL_FILES = (CONFIG, ADAPTER_CONFIG, "generation_config.json", *TOKENIZERS, "tokenizer_config.json",
                 "special_tokens_map.json", "chat_template.jinja")  # fmt: skip
-# Arguments of `from_pretrained`; see `complete`.
 SAY_WHAT_IS_MISSING: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 # How the adapter of a Graph-LLM names its layers: in front of "(q_proj|v_proj)". The one pattern that is let through.
 LANGUAGE_MODEL_LAYERS = r"(?:.*\.)?language_model\..*\."
@@ -117,8 +116,7 @@ def usual_dtype(name: str | None = None) -> str:
     """What the name given means here; by default what a model is run in: bfloat16 on a GPU, float32 on a CPU."""
     import torch
 
-    if name is None:
-        return "bfloat16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "float32"
+    name = name or ("auto" if torch.cuda.is_available() else "float32")
     return str(parse_dtype(name)).removeprefix("torch.")
 
 
@@ -528,42 +526,37 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = " ".join(str(error).split())
-        if type(error).__name__ == "SafetensorError":
-            raise ValueError(
-                f"model {spec}: its weights cannot be read ({reason}): the file is cut off or damaged; copy it again"
-            ) from None
-        if "trust_remote_code" in reason:
-            raise ValueError(
-                f"model {spec}: it comes with Python code of its own (auto_map in its configuration, or modules.json), "
-                "which is never run here; take a model that transformers knows by itself"
-                + (
-                    " (an encoder that retrieves is trusted with --set trust_remote_code=yes)"
-                    if part == "encoder"
-                    else ""
-                )
-            ) from None
-        if part in ("weights", "encoder") and "model.safetensors" in reason:
-            raise ValueError(
-                f"model {spec}: it has no safetensors weights, and pickles (.bin, .pt) are not loaded, since they can "
-                "run code; take a revision with model.safetensors"
-            ) from None
-        if isinstance(error, OSError) and part != "Graph-LLM":
-            raise FileNotFoundError(f"model {spec}: its {part} can't be loaded: {reason}") from None
-        if isinstance(error, (TypeError, AttributeError)):
-            raise ValueError(
-                f"model {spec}: its {part} can't be made from its JSON files ({reason}): a value there is missing or "
-                "of another type; copy the folder again"
-            ) from error
+        reason, name = " ".join(str(error).split()), type(error).__name__
         # torch and PEFT report names and shapes that do not match by these; the last line says which.
         misfit = (RuntimeError, KeyError, UserWarning, *([ValueError] if part == "adapter" else []))
-        if isinstance(error, misfit) and type(error).__name__ not in ("OutOfMemoryError", "AcceleratorError"):
-            reason = str(error).strip().splitlines()[-1].strip()
-            raise ValueError(
-                f"model {spec}: its {part} does not fit together ({reason}): is it that of another base model, or of "
-                "another version of this project?"
-            ) from error
-        raise
+        if name == "SafetensorError":
+            text = f"its weights cannot be read ({reason}): the file is cut off or damaged; copy it again"
+        elif "trust_remote_code" in reason:
+            text = (
+                "it comes with Python code of its own (auto_map in its configuration, or modules.json), which is never "
+                "run here; take a model that transformers knows by itself"
+            )
+            text += " (an encoder that retrieves is trusted with --set trust_remote_code=yes)" * (part == "encoder")
+        elif part in ("weights", "encoder") and "model.safetensors" in reason:
+            text = (
+                "it has no safetensors weights, and pickles (.bin, .pt) are not loaded, since they can run code; take "
+                "a revision with model.safetensors"
+            )
+        elif isinstance(error, OSError) and part != "Graph-LLM":
+            raise FileNotFoundError(f"model {spec}: its {part} can't be loaded: {reason}") from None
+        elif isinstance(error, (TypeError, AttributeError)):
+            text = (
+                f"its {part} can't be made from its JSON files ({reason}): a value there is missing or of another "
+                "type; copy the folder again"
+            )
+        elif isinstance(error, misfit) and name not in ("OutOfMemoryError", "AcceleratorError"):
+            text = (
+                f"its {part} does not fit together ({str(error).strip().splitlines()[-1].strip()}): is it that of "
+                "another base model, or of another version of this project?"
+            )
+        else:
+            raise
+        raise ValueError(f"model {spec}: {text}") from error
 
 
 def _trust_nothing(source: str, revision: str | None) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """The loss of a batch, at label positions alone.
 
-Prompts have hundreds of tokens and labels some tens, so the output layer, the widest of a small model, is run at label
-positions alone. The loss is the cross-entropy summed over label tokens and divided by their number.
+Prompts have hundreds of tokens and labels some tens, and the output layer is the widest of a small model.
 
 Shapes: B rows, T tokens, N label tokens, V vocabulary.
 """

@@ -28,7 +28,6 @@ T = TypeVar("T")
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 1, 80, 80
 _shown = _SHORT.repr
-# Configurations that come along.
 CONFIGS = Path(__file__).parents[1] / "recipes" / "configs"
 # What PyYAML takes for text.
 _POWER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
@@ -39,8 +38,6 @@ _RANGES: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "at_most": ("at most", lambda value, bound: value <= bound),
     "below": ("below", lambda value, bound: value < bound),
 }
-
-
 EMPTY = "the value is empty: give one, or leave the option out"
 
 
@@ -48,55 +45,45 @@ class ConfigError(ValueError):
     """A configuration that can't work; the message lists every problem."""
 
 
-def setting(
-    default: Any,
-    help: str,
-    *,
-    choices: Sequence[str] | Callable[[], Sequence[str]] = (),
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-    is_prefix: bool = False,
-    also: str = "",
-    flag: bool = True,
-    needs: str = "",
-) -> Any:
-    """A dataclass field with a default, its help text, and what its value may be.
+class About(typing.TypedDict, total=False):
+    """What a setting's value may be, and how it is given.
 
-    Args:
-        default: The default; a list is copied. `dataclasses.MISSING` for a field that must be given.
+    Attributes:
         choices: Allowed values, or a function that lists them; of a list, allowed items. A `Literal` type needs none.
         is_prefix: With a prefix of flags, such as "teacher", the field's flag is the prefix alone: `--teacher`.
         also: A second flag of the same field.
         needs: Name of the field without which this one has no effect.
         flag: False (`rare`) where few need it: it has no flag of its own, YAML and `--set NAME=VALUE` reach it.
     """
-    bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    metadata: dict[str, Any] = {
-        "help": help,
-        "choices": choices,
-        "is_prefix": is_prefix,
-        "also": also,
-        "flag": flag,
-        "needs": needs,
-    }
-    metadata |= {k: v for k, v in bounds.items() if v is not None}
+
+    choices: Sequence[str] | Callable[[], Sequence[str]]
+    at_least: float
+    above: float
+    at_most: float
+    below: float
+    is_prefix: bool
+    also: str
+    needs: str
+    flag: bool
+
+
+def setting(default: Any, help: str, **about: typing.Unpack[About]) -> Any:
+    """A dataclass field with a default (a list is copied, `dataclasses.MISSING` must be given) and its help text."""
+    return _field(default, {"help": help, **about})
+
+
+def _field(default: Any, metadata: Mapping[str, Any]) -> Any:
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
-# A setting that few need: it has no flag of its own.
 rare = partial(setting, flag=False)
 
 
 def other_default(section: type, name: str, default: Any) -> Any:
     """A base class's setting with another default; its help, choices and range stay."""
-    item = next(item for item in dataclasses.fields(section) if item.name == name)
-    if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: type(default)(default), metadata=item.metadata)
-    return field(default=default, metadata=item.metadata)
+    return _field(default, next(item.metadata for item in dataclasses.fields(section) if item.name == name))
 
 
 def problems(config: Any, prefix: str = "") -> list[str]:
@@ -198,9 +185,6 @@ def misfits(
     return found
 
 
-# YAML files ---------------------------------------------------------------------------------------------------------
-
-
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Names and values of a YAML file; what its `base:` file says is under what it says itself."""
     path, seen = Path(path), []
@@ -255,8 +239,15 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> T:
-    """Read a YAML file (None: the defaults) into a dataclass, apply overrides by dotted names, and check everything."""
-    path = path if path is None else _config_file(path)
+    """Read a YAML file (None: the defaults) into a dataclass, apply overrides by dotted names, and check everything.
+
+    The file may be one of recipes/configs by its name, which come along with the package.
+    """
+    if path is not None and not Path(path).suffix and not Path(path).exists():
+        ours = {file.stem: file for file in CONFIGS.rglob("*.yaml")}
+        if str(path) not in ours:
+            raise FileNotFoundError(f"no such file, and {not_one_of('configuration', str(path), sorted(ours))}")
+        path = ours[str(path)]
     tree = read_yaml(path) if path is not None else {}
     for name, value in (overrides or {}).items():
         node = tree
@@ -278,16 +269,6 @@ def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, 
         places += ["the command line"] if path is None or any(said) else []
         raise ConfigError(f"{' and '.join(places)}: {len(found)} problem(s)\n{listed}")
     return config
-
-
-def _config_file(path: str | Path) -> Path:
-    """A YAML file, or the one in recipes/configs of that name, which come along with the package."""
-    places = {file.stem: file for file in CONFIGS.rglob("*.yaml")}
-    if Path(path).suffix or Path(path).exists():
-        return Path(path)
-    if str(path) not in places:
-        raise FileNotFoundError(f"no such file, and {not_one_of('configuration', str(path), sorted(places))}")
-    return places[str(path)]
 
 
 def leaves(kind: Any, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:

@@ -83,7 +83,9 @@ def run_program(
     if not verbose:
         # What will change in a library, such as the old names that PEFT asks transformers by.
         warnings.filterwarnings("ignore", category=FutureWarning)
-    logging.getLogger("transformers.modeling_utils").addFilter(_errors_alone)
+    # transformers warns of missing weights with a table; `models.loading.complete` refuses them. (A higher level of its
+    # logger makes it check plans of tensor parallelism.)
+    logging.getLogger("transformers.modeling_utils").addFilter(lambda record: record.levelno >= logging.ERROR)
     try:
         code = program() or 0
         # What a pipe refuses must show here, not when the interpreter closes it.
@@ -101,9 +103,6 @@ def run_program(
         if type(error).__name__ == "OutOfMemoryError":
             reason = str(error).partition(" If reserved")[0]
             return _say(f"error: the device's memory is full ({reason}); make batches smaller", 1)
-        if str(error).startswith("Symlink loop"):  # RuntimeError of `Path.resolve` before Python 3.13
-            loop = str(error).partition(" from ")[2].strip("'")
-            error = OSError(errno.ELOOP, "a symbolic link that leads back to itself", loop)
         found = getattr(error, "exit_code", 2 if isinstance(error, (ValueError, OSError, ImportError)) else None)
         if found is None:
             raise
@@ -128,12 +127,6 @@ def _full_disk(error: BaseException | None) -> str:
             return line
         error = error.__cause__ or error.__context__
     return ""
-
-
-def _errors_alone(record: logging.LogRecord) -> bool:
-    # transformers warns of missing weights with a table; `models.loading.complete` refuses them. (A higher level of its
-    # logger makes it check plans of tensor parallelism.)
-    return record.levelno >= logging.ERROR
 
 
 def _say(line: str, code: int) -> int:
@@ -195,11 +188,7 @@ def progress(items: Iterable[Any] | None = None, name: str = "", unit: str = "qu
 
 
 def names_in(package: str) -> list[str]:
-    """Names of the modules in a package whose name has no underscore in front; nothing but the package is imported.
-
-    Another installed package adds one by an entry point whose group is the package: in its pyproject.toml under
-    `[project.entry-points."tripletune.rag.systems"]` the line `mine = "its_package.its_module"`.
-    """
+    """Names of a package's modules without an underscore in front, and of its entry points; it alone is imported."""
     found = pkgutil.iter_modules(importlib.import_module(package).__path__)
     return sorted({module.name for module in found if not module.name.startswith("_")} | _installed(package).keys())
 
@@ -222,9 +211,6 @@ def load_from(package: str, name: str, kind: str) -> ModuleType:
     except Exception as error:
         owner = entry.dist.name if entry.dist else "another package"
         raise ValueError(f"{kind} {name!r}, entry point {entry.value} of {owner}: {error}; see {owner}") from error
-
-
-# Command lines ------------------------------------------------------------------------------------------------------
 
 
 class CommandParser(argparse.ArgumentParser):

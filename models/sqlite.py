@@ -21,7 +21,7 @@ _MAGIC = b"SQLite format 3\x00"
 
 
 class UnusableFile(ValueError):
-    """A file can't be used as a database of that kind."""
+    """A file is no database of that kind and version, or is empty or damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,6 @@ def open_database(path: Path, kind: Kind, create: bool = True, only_read: bool =
 
     Without `create` it must be there, and where there are no rights to write it is only read. A new one can be read by
     its owner alone. `only_read` is for a short look: what is written meanwhile may not be seen.
-
-    Raises:
-        UnusableFile: it is no file of that kind and version, or is empty or damaged.
     """
     if path.is_dir():
         raise UnusableFile(f"{path} is a folder, not a {kind.name}; name a file in it")

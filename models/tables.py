@@ -1,4 +1,4 @@
-"""Text of data as people see it, and tables of it: on a terminal, in Markdown and in LaTeX.
+"""Text of data as people see it, and tables: on a terminal, in Markdown and in LaTeX, and of what calls would cost.
 
 Names, replies and counts come from data and other people's files, so whatever writes them escapes them.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ _TEX = str.maketrans(
     | {"<": r"\textless{}", ">": r"\textgreater{}"}
     | {sign: f"\\{sign}" for sign in "&%$#_{}"}
 )
+_PRICE = re.compile(r"\d+(\.\d+)?,\d+(\.\d+)?")
 _NUMBER = re.compile(r"(?:\\textbf\{)?[-+]?\d.*|-?")
 
 
@@ -53,13 +54,7 @@ def tex(text: object) -> str:
 
 
 class Table:
-    """A table of data.
-
-    Attributes:
-        rows: As many cells in each.
-        note: What a reader must know of it.
-        cell: How Markdown writes a cell of a row: `plain`, `code_span`, or `str` for cells that are Markdown.
-    """
+    """A table of data; Markdown writes a cell by `cell`: `plain`, `code_span`, or `str` for what is Markdown."""
 
     def __init__(
         self,
@@ -124,3 +119,28 @@ def plain_console(width: int = 140) -> Console:
             return super().render_str(printable(text), **options)
 
     return Plain(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else width)
+
+
+def _money(dollars: float) -> str:
+    return f"${dollars:,.2f}" if dollars >= 1 or not dollars else f"${dollars:.2g}"
+
+
+def cost_lines(stages: Mapping[str, Sequence[float]], price: str | None, counted: str) -> list[str]:
+    """A table of calls, tokens (`counted` says how) and cost by stage, for a dry run.
+
+    `stages` has by role the calls, input tokens and output tokens at most.
+    """
+    if price and not _PRICE.fullmatch(price):
+        raise ValueError(f"--price {price}: write dollars per million tokens as IN,OUT, for example 0.15,0.6")
+    dollars = [float(part) for part in price.split(",")] if price else None
+    lines = [f"{'stage, at most':16}{'calls':>14}{'input tokens':>18}{'output tokens':>18}{'cost':>14}"]
+    for role, (calls, read, written) in {**stages, "all": [sum(one) for one in zip(*stages.values())]}.items():
+        cost = "-" if dollars is None else _money((read * dollars[0] + written * dollars[1]) / 1e6)
+        lines.append(f"{role:16}{calls:>14,.0f}{read:>18,.0f}{written:>18,.0f}{cost:>14}")
+    lines += [
+        f"Tokens are counted {counted}.",
+        "Replies that the ledger has cost nothing, repair turns are not counted.",
+    ]
+    if dollars is None:
+        lines.append("For the cost give the model's price: --price IN,OUT in dollars per million tokens.")
+    return lines

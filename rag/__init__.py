@@ -42,7 +42,6 @@ class TraceAction:
 
     Attributes:
         action: The parsed action, None when malformed.
-        subquery: The text after `[SUBQ]`.
         unexpected: `[SUFFICIENT]` before any retrieval, or `[NO_RETRIEVAL]` after it.
     """
 
@@ -62,7 +61,6 @@ class Trace:
             ("max_rounds", "repeated_subquery", "malformed"), or a system that does not plan ("single_pass",
             "static_context", "retrieval_off"). "no_question": the reply says that there is no further query; T2RAG has
             "no_searchable" when no clue can be searched.
-        unexpected: Planning replies with an action that is not allowed there.
         calls: Model calls, answering included; the next four are sums over them.
         seconds: Wall-clock seconds, waiting for other questions included.
         structuring_seconds: Seconds of these spent waiting for triples of passages (RAS, figure 5).
@@ -126,8 +124,7 @@ class Trace:
 
     def to_json(self) -> dict[str, Any]:
         """The trace as JSON values; those in it are not copied."""
-        steps, actions = list(map(_values, self.steps)), list(map(_values, self.actions))
-        return {**_values(self), "steps": steps, "actions": actions}
+        return _values(self) | {name: list(map(_values, getattr(self, name))) for name in ("steps", "actions")}
 
 
 # Called with each plan and each round of retrieval of the question under way, as they happen.

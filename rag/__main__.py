@@ -15,14 +15,15 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack, closing, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.records import corpus_file, read_corpus
 from tripletune.models.llm import SetupError
-from tripletune.models.llm.costs import cost_lines
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
+from tripletune.models.tables import cost_lines
 from tripletune.rag.extract import (
     CorpusExtraction,
     ExtractionCounts,
@@ -73,16 +74,14 @@ def _show(args: argparse.Namespace, part: PartOptions) -> int:
     """Calls, tokens and cost of passages that the store lacks."""
     if not args.teacher or args.prompts_of:
         raise ValueError("--dry-run counts the calls of a --llm without --prompts-of")
-    store = TripleStore(args.output, create=False) if Path(args.output).is_file() else None
-    readers = [one.id for one in store.extractors()] if store else []
-    asked, calls, read, written = len(load_instruction(args.prompt or TEACHER_PROMPT)), 0, 0, 0
-    for passage in islice(read_corpus(args.corpus, blank_texts=True), part.limit):
-        if store is None or all(store.get(reader, passage.key) is None for reader in readers):
-            pieces = [len(text) for text in source_pieces(passage.title, passage.text, part.piece_limit)]
-            calls, read, written = calls + len(pieces), read + sum(pieces) + asked * len(pieces), written + sum(pieces)
-    if store is not None:
-        store.close()
-    stages = {ROLE: [calls, read / 4, written / 4]}
+    asked, calls, written = len(load_instruction(args.prompt or TEACHER_PROMPT)), 0, 0
+    with closing(TripleStore(args.output, create=False)) if Path(args.output).is_file() else nullcontext() as store:
+        readers = [one.id for one in store.extractors()] if store else []
+        for passage in islice(read_corpus(args.corpus, blank_texts=True), part.limit):
+            if store is None or all(store.get(reader, passage.key) is None for reader in readers):
+                pieces = [len(text) for text in source_pieces(passage.title, passage.text, part.piece_limit)]
+                calls, written = calls + len(pieces), written + sum(pieces)
+    stages = {ROLE: [calls, (written + asked * calls) / 4, written / 4]}
     lines = cost_lines(stages, args.price, "as characters / 4, of replies those of the passages")
     print("\n".join([f"{args.output}: nothing was sent", *lines]))
     return 0
@@ -90,12 +89,9 @@ def _show(args: argparse.Namespace, part: PartOptions) -> int:
 
 def export(args: argparse.Namespace) -> int:
     """Write the triples of a store as JSON lines."""
-    stores = [TripleStore(path, create=False) for path in args.store]
-    try:
+    with ExitStack() as opened:
+        stores = [opened.enter_context(closing(TripleStore(path, create=False))) for path in args.store]
         written, missing = export_triples(args.corpus, stores, args.output, args.extractor, args.allow_missing)
-    finally:
-        for store in stores:
-            store.close()
     logger.info("%s: %s passages, %s left out", args.output, f"{written:,}", f"{missing:,}")
     return 0
 
@@ -110,7 +106,7 @@ def _add_extract(commands: Any) -> None:
     add_extract_arguments(parser)
     parser.add_argument("--dry-run", action="store_true", help="send nothing; show calls and tokens of a chat model")
     parser.add_argument("--price", metavar="IN,OUT", help="dollars per million tokens read and written, for --dry-run")
-    parser.set_defaults(run=extract, level=logging.INFO)
+    parser.set_defaults(run=extract)
 
 
 def _add_export(commands: Any) -> None:
@@ -126,7 +122,7 @@ def _add_export(commands: Any) -> None:
     add("--output", required=True, metavar="FILE", help="JSON lines of title, text, triples")
     add("--extractor", help="take the triples of this extractor, by model or number, where a store holds several")
     add("--allow-missing", action="store_true", help="leave out passages that no store has")
-    parser.set_defaults(run=export, level=logging.INFO)
+    parser.set_defaults(run=export)
 
 
 def _add_index(commands: Any) -> None:
@@ -138,23 +134,18 @@ def _add_index(commands: Any) -> None:
         example="tripletune rag index --corpus corpus.jsonl --retriever dense --encoder SPEC --index runs/index",
     )
     add_arguments(parser, SearchOptions)
-    parser.set_defaults(run=lambda args: build_indexes(from_arguments(SearchOptions, args)), level=logging.INFO)
-
-
-_COMMANDS = {"extract": _add_extract, "export": _add_export, "index": _add_index}
+    parser.set_defaults(run=lambda args: build_indexes(from_arguments(SearchOptions, args)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line and run the command; of the commands only the one that is called gets its options."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Parse the command line and run the command."""
     parser = CommandParser(prog="tripletune rag", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, add in _COMMANDS.items():
-        if name in words[:1] or not _COMMANDS.keys() & words[:1]:
-            add(commands)
-    args = parser.parse_args(words)
+    for add in (_add_extract, _add_export, _add_index):
+        add(commands)
+    args = parser.parse_args(argv)
     stopped = "stopped; what was done is kept, run the same command again to continue"
-    return run_program(lambda: args.run(args), level=args.level, stopped=stopped)
+    return run_program(lambda: args.run(args), stopped=stopped)
 
 
 if __name__ == "__main__":

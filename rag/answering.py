@@ -1,16 +1,6 @@
 """Open a system with its models and indexes from options, for `tripletune ask`, Python and the server.
 
-`tripletune.load_system` opens one from Python:
-
-    with load_system("ras", model=FOLDER, corpus=FILE, triples=FILE, top_k=2) as ras:
-        trace = ras.answer("Who …?")
-
-Where an event loop runs, a server's or a notebook's:
-
-    async with load_system("ras", …) as ras:
-        trace = await ras.answer_async("Who …?")
-        async for event in ras.steps("Who …?"):  # each plan and each round of retrieval as it happens, then the trace
-            ...
+Python opens one by `tripletune.load_system`; `async with` and `answer_async` are for where an event loop runs.
 """
 
 from __future__ import annotations
@@ -23,6 +13,7 @@ import logging
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -51,8 +42,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-# Passages of a corpus whose triples are looked up when it is opened.
-_LOOKED_AT = 100
 
 
 @dataclass(kw_only=True)
@@ -88,7 +77,7 @@ class SystemOptions(SearchOptions):
 
 
 @dataclass
-class OpenSystem:
+class OpenSystem(AbstractContextManager["OpenSystem"], AbstractAsyncContextManager["OpenSystem"]):
     """A system with its tools; it answers any number of questions, several at once.
 
     `options` are of the class `system.options`; `scratch` holds the indexes where no option names their folder.
@@ -156,20 +145,14 @@ class OpenSystem:
         if self.scratch is not None:
             self.scratch.cleanup()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *error: object) -> None:
         await self.close_async()
 
 
-def open_system(options: SystemOptions, teacher: LLMOptions | None = None) -> OpenSystem:
+def open_system(options: SystemOptions, teacher: LLMOptions | None = None, opened: Opened | None = None) -> OpenSystem:
     """Open a system; indexes that `options.index` lacks are built.
 
     The `teacher` is a chat model instead of the Graph-LLM, or beside it: RAS then plans with the chat model.
@@ -177,13 +160,13 @@ def open_system(options: SystemOptions, teacher: LLMOptions | None = None) -> Op
     require(options)
     system = find_system(options.system)
     loop = make_options(system, options.set)
-    if problems := system_problems(options, system, loop, teacher) + corpus_problem(options, system, loop):
+    if problems := system_problems(options, system, loop, teacher, alone=True):
         raise ValueError("; ".join(problems))
-    scratch = None if options.index else tempfile.TemporaryDirectory()
+    opened = opened or Opened()
+    scratch = None if options.index else opened.once("scratch", tempfile.TemporaryDirectory)
     index = Path(options.index or scratch.name)  # type: ignore[union-attr]
     corpus = options.corpus if system.needs_corpus(loop) else None
-    tools = open_tools(options, system, loop, corpus, index, teacher=teacher)
-    return OpenSystem(system, loop, tools, scratch)
+    return OpenSystem(system, loop, open_tools(options, system, loop, corpus, index, opened, teacher), scratch)
 
 
 def add_system_arguments(parser: Any, *others: str) -> Any:
@@ -208,16 +191,13 @@ def teacher_of(args: argparse.Namespace) -> LLMOptions | None:
     return from_arguments(LLMOptions, args, "teacher") if args.teacher_model else None
 
 
-def corpus_problem(options: SystemOptions, system: System, loop: Any) -> list[str]:
-    """The problem that no corpus is named and no questions bring one."""
-    if options.corpus or not system.needs_corpus(loop):
-        return []
-    return [f"--system {system.name} retrieves: name a --corpus: JSON lines, a folder of `build passages`"]
-
-
-def system_problems(options: SystemOptions, system: System, loop: Any, teacher: LLMOptions | None) -> list[str]:
-    """Options that do not fit the system, one sentence each, found before anything is read or loaded."""
+def system_problems(
+    options: SystemOptions, system: System, loop: Any, teacher: LLMOptions | None, alone: bool = False
+) -> list[str]:
+    """Options that do not fit the system, one sentence each; `alone`: no questions bring a corpus."""
     problems, uses = list[str](), f"--system {system.name}"
+    if alone and not options.corpus and system.needs_corpus(loop):
+        problems.append(f"{uses} retrieves: name a --corpus: JSON lines, a folder of `build passages`")
     if system.needs_triples(loop) and not (options.triples or options.extractor):
         instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
         problems.append(f"{uses} reads triples: give --triples FILE, --extractor MODEL, or {instead}")
@@ -316,7 +296,6 @@ def open_tools(
 
     Args:
         corpus: The passages; None for a system that retrieves nothing.
-        opened: Resources shared with other runs.
         teacher: The chat model, which may also read passages in the loop.
         llm: Its client; None opens one.
     """
@@ -369,7 +348,7 @@ def open_tools(
 
 def _warn_of_other_triples(store: StoredTriples, corpus: str | Path, triples: str | None) -> None:
     """Warn if the triples know none of the corpus's first passages."""
-    first = list(islice(read_corpus(corpus, blank_texts=True), _LOOKED_AT))
+    first = list(islice(read_corpus(corpus, blank_texts=True), 100))
     if first and all(store.get(passage) is None for passage in first):
         logger.warning(
             "--triples %s knows none of the first %d passages of --corpus: `tripletune rag extract` reads them, unless "

@@ -22,7 +22,6 @@ PLAN, ANSWER = "ras_plan_chat", "ras_answer_chat"
 READER, CLOSED_BOOK = "answer_passages", "answer_closed_book"
 PROMPTS = (PLAN, ANSWER, READER, CLOSED_BOOK)
 REFUSAL = "Unanswerable"
-# Role of the reader that all systems share.
 COMMON = "reader.answer"
 _LABEL = re.compile(r"\A(?:.*\n)*?[\s*_]*(?:final )?(?:answer|reply)[ \t*_]*:[ \t*_]*(?=\S)", re.IGNORECASE)
 

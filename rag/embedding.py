@@ -189,14 +189,13 @@ def open_embedder(
     """Open an encoder; a process has each one once. For the arguments see `rag.search.SearchOptions`."""
     prompts: Prompts = {"query": query_prompt, "text": text_prompt}
     name = " ".join([spec, *(f"{kind}={prompt!r}" for kind, prompt in prompts.items() if prompt is not None)])
-    weights = ""
+    weights, threads = "", 1
     if spec.startswith(ENDPOINT):
-        encode = _endpoint(spec.removeprefix(ENDPOINT), prompts)
+        encode, threads = _endpoint(spec.removeprefix(ENDPOINT), prompts), _REQUESTS
     else:
         model = load_encoder(spec, trust_remote_code=trust_remote_code)
         encode, weights = _local(model, prompts), weights_fingerprint(resolve(spec))
         similarity = similarity or ("dot" if model.similarity_fn_name == "dot" else "cosine")
-    threads = _REQUESTS if spec.startswith(ENDPOINT) else 1
     name = f"{name} dot" if similarity == "dot" else name
     return Embedder(name, encode, weights, similarity or "cosine", threads=threads)
 

@@ -34,7 +34,6 @@ from tripletune.rag.extractor import PIECE_LIMIT, PROMPTS_OF, LocalOptions, Text
 from tripletune.rag.triple_store import Extraction, TripleStore
 
 logger = logging.getLogger(__name__)
-# A block of rows to the rows that it becomes.
 Work = Callable[[list[str]], list[Any]]
 
 _WINDOW = 1024
@@ -50,7 +49,6 @@ class ExtractionCounts:
         extracted: Read now; the next three are parts of it.
         without_facts: Passages whose readable reply has no triples.
         only_names: Passages that are only a name, read by the paper's rule without a call.
-        split: Cut into pieces.
         tokens_read: Tokens of the calls that the ledger did not answer; `tokens_written` likewise.
         triples: Repeated ones once a passage.
         malformed_replies: Replies with a malformed triple, or without any that could be read.
@@ -58,8 +56,6 @@ class ExtractionCounts:
         failed: Passages that the extractor could not read; not stored, so a next run tries again.
         unread: Passages without a readable triple whose replies do not say "none"; stored only if the model would
             repeat them.
-        pending: Passages that wait for a batch's replies.
-        seconds: Wall-clock time with passages under way.
     """
 
     passages: int = 0
@@ -98,9 +94,7 @@ class ExtractionCounts:
 class CorpusExtraction:
     """One run over a corpus, or extraction in a loop of the triples that the store lacks.
 
-    Attributes:
-        piece_limit: Maximum characters of a text for the extractor, title included.
-        window: Passages to look up and sort by length together.
+    A text has at most `piece_limit` characters with its title; `window` passages are looked up and sorted together.
     """
 
     extractor: TextExtractor
@@ -117,11 +111,7 @@ class CorpusExtraction:
         self._started, self._failures, self._unread = 0.0, 0, set[str]()
 
     async def run(self, passages: Iterable[Passage]) -> ExtractionCounts:
-        """Extract what the store does not hold yet.
-
-        Raises:
-            CallError: twenty passages in a row failed, no call can succeed, or the server stays away.
-        """
+        """Extract what the store does not hold yet; a `CallError` after twenty failures in a row."""
         missing = self.missing(iter(passages))
 
         async def work() -> None:
@@ -138,6 +128,10 @@ class CorpusExtraction:
     def close(self) -> None:
         """Close the store; the extractor stays open."""
         self.store.close()
+
+    def get(self, passage: Passage) -> tuple[Triple, ...] | None:
+        """The triples of a passage; None when it was not read yet."""
+        return self.store.get(self.id, passage.key)
 
     async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
         """The triples of retrieved passages (RAS, eq. 4), None where the extractor failed; missing ones are read now.

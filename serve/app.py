@@ -59,10 +59,7 @@ Event = TraceAction | TraceStep
 class Service:
     """The routes and what they share.
 
-    Args:
-        key: The key that clients must send; empty: no key.
-        most: Largest body of a request, in bytes.
-        hosts: Host names of the server for clients; empty: any.
+    `most`: largest body in bytes. Without a `key` clients send none; without `hosts` any host name will do.
     """
 
     def __init__(self, shelf: Shelf, door: Door, key: str = "", most: int = 2**20, hosts: tuple[str, ...] = ()) -> None:
@@ -196,7 +193,6 @@ class _Stream(StreamingResponse):
 async def _lines(
     event: Event | Answer, events: AsyncGenerator[Event | Answer, None], layout: Layout
 ) -> AsyncGenerator[str, None]:
-    """The events as lines of a stream."""
     line = lambda value: f"data: {json.dumps(value, ensure_ascii=False)}\n\n"  # noqa: E731
     async with aclosing(events):
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -17,7 +17,6 @@ from tripletune.serve.door import Refused
 
 
 def _text(content: Any) -> Any:
-    """The content of a turn, whose parts are joined."""
     if isinstance(content, list):
         if any(not isinstance(part, dict) or part.get("type") != "text" for part in content):
             raise ValueError("text alone is read: no images, audio or files")
@@ -110,24 +109,12 @@ def read_request(data: bytes, kind: type[Asked]) -> Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A reply, its cost, and a loop's trace as `more`."""
+    """A reply, its tokens and its end in OpenAI's words, and a loop's trace as `more`."""
 
     text: str
-    read: int
-    written: int
-    cut_off: bool = False
-    more: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def usage(self) -> dict[str, int]:
-        """Its tokens as OpenAI writes them."""
-        read, written = self.read, self.written
-        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-
-    @property
-    def finish_reason(self) -> str:
-        """How it ended, in OpenAI's words."""
-        return "length" if self.cut_off else "stop"
+    usage: dict[str, int]
+    finish_reason: str
+    more: dict[str, Any]
 
 
 class Layout:

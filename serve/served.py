@@ -7,11 +7,9 @@ gets the chat unchanged; for a Graph-LLM the last turn is the question, and `ste
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.records import ModelInput, Passage, Step, Task
@@ -20,15 +18,7 @@ from tripletune.models.llm import Completion, LLMClient, Sampling
 from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
 from tripletune.models.options import require
 from tripletune.rag import Trace, TraceAction, TraceStep
-from tripletune.rag.answering import (
-    Opened,
-    OpenSystem,
-    SystemOptions,
-    clients_of,
-    corpus_problem,
-    open_tools,
-    system_problems,
-)
+from tripletune.rag.answering import Opened, OpenSystem, SystemOptions, clients_of, open_system, system_problems
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.systems import find_system, make_options, system_names
 from tripletune.serve.protocol import Answer, Asked
@@ -38,8 +28,6 @@ _BOUNDS = ("random_passages",)
 _WARM = ModelInput("answering", "Who?", (Step("Who?", (Triple("someone", "is", "there"),), "Someone is there."),))
 Watch = Callable[[TraceAction | TraceStep], None]
 Chosen = dict[str, tuple[SystemOptions, LLMOptions | None]]
-
-
 Part = Callable[[Asked], Awaitable[Completion]]
 
 
@@ -60,12 +48,11 @@ async def _generate(model: Any, task: Task, limit: int, asked: Asked) -> Complet
 
 @dataclass
 class Shelf:
-    """All models of a server by name, reasons for missing systems, and resources to close."""
+    """All models of a server by name, and reasons for missing systems."""
 
     loops: dict[str, OpenSystem]
     parts: dict[str, Part]
     left_out: dict[str, str]
-    scratch: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def names(self) -> dict[str, str]:
@@ -75,19 +62,20 @@ class Shelf:
     async def answer(self, asked: Asked, watch: Watch) -> Answer:
         """Reply to a request; `watch` is called with each step of a loop."""
         if asked.model in self.parts:
-            reply = await self.parts[asked.model](asked)
-            cut, more = reply.finish_reason == "length", {}
-            text, cost = reply.text, (reply.prompt_tokens, reply.completion_tokens)
+            cost: Any = await self.parts[asked.model](asked)
+            cut, more, text = cost.finish_reason == "length", {}, cost.text
         else:
             system, turns = self.loops[asked.model], asked.turns
             if asked.limit is not None:
                 system = replace(system, options=replace(system.options, max_answer_tokens=asked.limit))
-            trace = await system.answer_async(turns[-1]["content"], watch=watch)
+            trace = cost = await system.answer_async(turns[-1]["content"], watch=watch)
             cut = any(name.startswith("cut_off.") and name.endswith(".answer") for name in trace.tallies)
             more = {"tripletune": {**trace.to_json(), **_sources(system, trace), "ignored_turns": len(turns) - 1}}
-            text, cost = trace.answer, (trace.prompt_tokens, trace.completion_tokens)
+            text = trace.answer
+        read, written = cost.prompt_tokens, cost.completion_tokens
+        usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
         ends = [place for stop in asked.stop or () if stop and (place := text.find(stop)) >= 0]
-        return Answer(text[: min(ends, default=len(text))], *cost, cut, more)
+        return Answer(text[: min(ends, default=len(text))], usage, "length" if cut else "stop", more)
 
     async def warm_up(self) -> None:
         """Load what the first question would wait for, without calls to other servers."""
@@ -95,23 +83,15 @@ class Shelf:
             await retriever.retrieve("Who?", 1)
         for reranker in filter(None, dict.fromkeys(system.tools.reranker for system in self.loops.values())):
             await reranker.scores("Who?", ["Someone."])
-        for client in self._clients():
+        for client in dict.fromkeys(one for system in self.loops.values() for one in clients_of(system.tools)):
             await asyncio.to_thread(client.load)
             if hasattr(client, "decode"):  # a Graph-LLM, whose sentence encoder comes with the first graph
                 await client.decode(_WARM, 1)
 
     async def close(self) -> None:
         """Close models and stores, and remove indexes that no option keeps."""
-        for one in self._clients():
-            await one.close()
-        stores: Any = dict.fromkeys(system.tools.store for system in self.loops.values())
-        for store in filter(None, stores):
-            store.close()
-        if self.scratch is not None:
-            self.scratch.cleanup()
-
-    def _clients(self) -> Iterable[Any]:
-        return dict.fromkeys(client for system in self.loops.values() for client in clients_of(system.tools))
+        for system in self.loops.values():
+            await system.close_async()
 
 
 def _sources(system: OpenSystem, trace: Trace) -> dict[str, Any]:
@@ -126,10 +106,7 @@ def _sources(system: OpenSystem, trace: Trace) -> dict[str, Any]:
 
 def _says(store: Any, passage: Passage) -> Callable[[tuple[str, ...]], bool]:
     """Whether a passage states a triple: by the store, else by naming both entities."""
-    if isinstance(store, CorpusExtraction):
-        known = store.store.get(store.id, passage.key)
-    else:
-        known = store and store.get(passage)
+    known = store and store.get(passage)
     if known is not None:
         return {tuple(triple.as_list()) for triple in known}.__contains__
     text = passage.content.casefold()
@@ -139,11 +116,7 @@ def _says(store: Any, passage: Passage) -> Callable[[tuple[str, ...]], bool]:
 def open_shelf(
     options: SystemOptions, teacher: LLMOptions | None, names: Sequence[str] = (), integrator: str | None = None
 ) -> Shelf:
-    """Open the systems `names`, or all that can run with these options, and the models behind them.
-
-    Args:
-        integrator: Folder or hub id of a trained model that integrates in CIRAG.
-    """
+    """Open the systems `names`, or all that can run with these options, and the models behind them."""
     require(options)
     if teacher is not None and not load_backend(teacher.backend).sends:
         raise ValueError(f"--teacher {teacher.backend} answers nothing at once: name a model that does")
@@ -153,23 +126,21 @@ def open_shelf(
         raise ValueError("; ".join(left_out.values()) if names else left_out["ras"])
     if integrator and (teacher is None or "cirag" not in chosen):
         raise ValueError(f"--integrator {integrator}: without effect, since cirag, which takes it, is not offered")
-    scratch = None if options.index else tempfile.TemporaryDirectory()
-    index, opened, loops = Path(options.index or scratch.name), Opened(), dict[str, OpenSystem]()  # type: ignore[union-attr]
+    opened, loops = Opened(), dict[str, OpenSystem]()
     for name, (own, chat) in chosen.items():
-        system = find_system(name)
-        loop = make_options(system, own.set)
-        corpus = own.corpus if system.needs_corpus(loop) else None
         if len(chosen) > 1:  # what one of several has no use for is no mistake
+            system = find_system(name)
+            loop = make_options(system, own.set)
             embeds = own.retriever != "bm25" or system.needs_reranker(loop)
             own.triples = own.triples if system.needs_triples(loop) else None
-            own.encoder = own.encoder if embeds and corpus else None
-        loops[name] = OpenSystem(system, loop, open_tools(own, system, loop, corpus, index, opened, chat))
+            own.encoder = own.encoder if embeds and system.needs_corpus(loop) else None
+        loops[name] = open_system(own, chat, opened)
     if integrator and teacher:
         shared = {name: getattr(teacher, name) for name in ("ledger", "batch_size", "dtype")}
         student = open_client(LLMOptions(backend="hf", model=integrator, **shared))
         student.ends_run = False
         loops["cirag"].tools = replace(loops["cirag"].tools, integrator=student)
-    return Shelf(loops, _parts(loops), left_out, scratch)
+    return Shelf(loops, _parts(loops), left_out)
 
 
 def _choose(options: SystemOptions, teacher: LLMOptions | None, names: Sequence[str]) -> tuple[Chosen, dict[str, str]]:
@@ -190,7 +161,7 @@ def _choose(options: SystemOptions, teacher: LLMOptions | None, names: Sequence[
             own.planner_model, chat = None, None
         try:
             loop = make_options(system, own.set)
-            found = system_problems(own, system, loop, chat) + corpus_problem(own, system, loop)
+            found = system_problems(own, system, loop, chat, alone=True)
         except ValueError as error:
             found = [str(error)]
         if system.needs_gold or system.model == "none":

@@ -37,8 +37,8 @@ from tripletune.models.data.questions import Question
 from tripletune.models.files import check_new
 from tripletune.models.llm import LLMClient
 from tripletune.models.llm.backends import open_client
-from tripletune.models.llm.costs import cost_lines
 from tripletune.models.program import run_program
+from tripletune.models.tables import cost_lines
 
 
 def main(arguments: list[str] | None = None) -> int:

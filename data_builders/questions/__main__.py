@@ -23,8 +23,8 @@ from tripletune.data_builders.questions.teacher import (
 )
 from tripletune.models.files import check_new
 from tripletune.models.llm.backends import LLMOptions, add_chat_model, open_client
-from tripletune.models.llm.costs import cost_lines
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
+from tripletune.models.tables import cost_lines
 
 # Tokens of a wording and of a short answer, characters of a question.
 _WORDING, _ANSWER, _QUESTION = 80, 6, 110

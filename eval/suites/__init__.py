@@ -55,7 +55,7 @@ class SuiteOptions:
     limit: int | None = setting(None, "take only the first N items", at_least=1)
     overwrite: bool = setting(False, "replace an earlier run in --output, or an index of other data")
     max_failed: float = rare(
-        0.1, "exit with code 4 if a larger share of the items fails; a failed item scores 0", at_least=0, at_most=1
+        0.1, "exit with code 4 if a larger share fails, 1 if all fail; a failed item scores 0", at_least=0, at_most=1
     )
 
 

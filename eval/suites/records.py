@@ -218,7 +218,7 @@ def score_record(record: Record, reply: str) -> dict[str, Any]:
     if record.task == "answering":
         return row | {"scores": score_answer(reply.strip(), record.answers, ANSWER_METRICS)}
     plan = parse_plan(reply)
-    scores = {"action_accuracy": float(plan.action is record.action), MALFORMED: float(plan.malformed)}
+    scores = {"action_accuracy": float(plan.action is record.action), MALFORMED: float(plan.action is None)}
     if record.action is Action.SUBQ:
         overlap = ANSWER_METRICS["f1"].score
         scores["subquery_f1"] = overlap(plan.subquery, (record.subquery,)) if plan.action is Action.SUBQ else 0.0

@@ -37,7 +37,6 @@ PROMPT = Path(__file__).parents[1] / "prompts" / "extract_triples.md"
 NO_FACTS = "NONE"
 
 _ROLES = ("system", "user", "assistant")
-# As others call them.
 _SPEAKERS = {"developer": "system", "human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 _TRAJECTORY = {
     **dict.fromkeys(("id", "question_id", "role", "model", "rejected?"), str),
@@ -57,8 +56,6 @@ class ExtractionPair:
     source: str = ""
 
     def __post_init__(self) -> None:
-        if not self.id:
-            raise ValueError("a text-to-triples pair needs an id")
         if not self.text.strip():
             raise ValueError(f"pair {self.id!r}: the text is empty")
 
@@ -132,12 +129,9 @@ def predicate_words(predicate: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ExtractionReply:
-    """A reply that was read.
+    """A reply that was read; repeated triples are left out.
 
-    Attributes:
-        malformed: How many triples were malformed and left out.
-        unreadable: Whether the reply has text, but neither a triple nor the word for "no facts".
-        repeated: Repeated triples that were left out.
+    It is `unreadable` where there is text, but neither a triple nor the word for "no facts".
     """
 
     triples: tuple[Triple, ...]
@@ -152,10 +146,7 @@ class ExtractionReply:
 
 
 def read_reply(text: str) -> ExtractionReply:
-    """Read a model's reply; every good triple of a bad reply is kept.
-
-    Reads what `models.llm.replies.find_triples` reads. An empty reply states no facts: an encoder-decoder learns that.
-    """
+    """Read a model's reply by `find_triples`; an empty one states no facts: an encoder-decoder learns that."""
     if not text.strip():
         return ExtractionReply(())
     try:
@@ -187,12 +178,9 @@ def read_pairs(path: str | Path, split: str | None = None) -> Iterator[Extractio
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A chat and its loss mask.
+    """A chat and its loss mask; its calls had the `role`, for example "cirag.integrate", its teacher is the `model`.
 
-    Attributes:
-        role: What the calls were for, for example "cirag.integrate".
-        model: The teacher, as the ledger calls it.
-        rejected: A worse last turn, where trajectories are pairs to learn a preference from.
+    `rejected` is a worse last turn, where trajectories are pairs to learn a preference from.
     """
 
     id: str

@@ -70,8 +70,6 @@ class Question:
         passages: All passages of the row, distractors included.
         supporting: Indices of the supporting passages, distinct, in order of their first supporting fact or of the
             gold reasoning. Empty when the row names none.
-        type: The benchmark's question type ("bridge", "comparison", "3hop1", ...).
-        evidences: Gold evidence triples, in reasoning order.
         search: The text to search with, if `question` also lists choices.
         short_answers: Aliases of the short answer of each reading, for an ambiguous question (ASQA).
         links: Ids or titles of the supporting passages in a corpus; `data_builders.readers.linked` appends these to
@@ -108,9 +106,7 @@ Questions = Iterator[Question | Dropped]
 class UnlabelledQuestion(Exception):
     """A teacher cannot label a question; the builder leaves the question out and counts the reason.
 
-    Attributes:
-        detail: What exactly is wrong; may be empty.
-        stage: The role of the teacher LLM's faulty call; empty when none is.
+    The `stage` is the role of the teacher LLM's faulty call, if any.
     """
 
     def __init__(self, reason: DropReason, detail: str = "", stage: str = "", reply: str = "") -> None:
@@ -123,7 +119,6 @@ class Annotation(NamedTuple):
 
     Attributes:
         document: Its index into `question.passages`.
-        triples: Its facts f_t2t.
         reworded: Rewordings of the sub-query to ask after a failed search, if known.
     """
 
@@ -147,11 +142,7 @@ class Teacher:
     triples_of: Any = None
 
     async def annotate(self, question: Question) -> list[Annotation]:
-        """The documents that help, in reasoning order; empty when none does.
-
-        Raises:
-            UnlabelledQuestion: it cannot say; the question is left out and the reason counted.
-        """
+        """The documents that help, in reasoning order; none where none does. May raise `UnlabelledQuestion`."""
         raise NotImplementedError
 
     def answers_directly(self, question: Question) -> bool:

@@ -84,8 +84,7 @@ class Step:
 class ModelInput:
     """Everything the model may see: task, main question and the history of steps.
 
-    Attributes:
-        graph_of: Steps whose graph replaces the history's, as a control of the graph token.
+    `graph_of`: steps whose graph replaces the history's, as a control of the graph token.
     """
 
     task: Task
@@ -163,19 +162,14 @@ class Record:
     def from_json(cls, row: dict[str, Any], where: str = "record") -> Record:
         """Read a stored row; `where` (file and line) opens every error message."""
         found = checked(row, where, _LAYOUT)
-        action, answers, steps = found.pop("action"), found.pop("answers", ()), found.pop("steps", ())
+        action, answers, rows = found.pop("action"), found.pop("answers", ()), found.pop("steps", ())
         if action not in list(Action):
             raise ValueError(f"{where}: action {action!r} is not one of {', '.join(Action)}")
+        steps = tuple(Step.from_json(row, f"{where}: step {number}") for number, row in enumerate(rows, 1))
         try:
-            return cls(
-                action=Action(action),
-                steps=tuple(Step.from_json(step, f"{where}: step {number}") for number, step in enumerate(steps, 1)),
-                answers=tuple(answers),
-                **found,
-            )
+            return cls(action=Action(action), steps=steps, answers=tuple(answers), **found)
         except ValueError as error:
-            text = str(error)
-            raise ValueError(text if text.startswith(where) else f"{where}: {text}") from None
+            raise ValueError(f"{where}: {error}") from None
 
 
 def normalize_answer(text: str) -> str:
@@ -252,10 +246,6 @@ def json_value(line: bytes) -> Any:
     """Read one JSON value, with or without byte-order mark; unpaired surrogates become U+FFFD.
 
     Text that was cut inside an emoji has one (`\\ud83d`), which no tokenizer reads.
-
-    Raises:
-        UnicodeDecodeError: the bytes are not UTF-8.
-        ValueError, RecursionError: they are not JSON.
     """
     value = JSON.decode(line.decode("utf-8-sig"))
     return whole_characters(value) if _HALF_CHARACTER.search(line) else value
@@ -303,7 +293,12 @@ def stored_parts(path: str | Path, split: str | None = None) -> Iterator[Iterato
     """`stored_rows` in independent parts: some MiB of lines, or a row group of Parquet."""
     for file in record_files(path, split):
         if file.suffix == ".parquet":
-            yield from _parquet_parts(file)
+            import pyarrow.parquet as pq
+
+            about, rows = pq.ParquetFile(file).metadata, 0
+            for group in range(about.num_row_groups):
+                yield _parquet_rows(file, [group], rows)
+                rows += about.row_group(group).num_rows
         elif is_packed(file):
             yield read_jsonl(file)
         else:
@@ -320,15 +315,6 @@ def _stretches(file: Path) -> Iterator[tuple[int, int, int]]:
                 first, begin = number + 1, end
     if end > begin:
         yield first, begin, number + 1 - first
-
-
-def _parquet_parts(file: Path) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
-    import pyarrow.parquet as pq
-
-    about, rows = pq.ParquetFile(file).metadata, 0
-    for group in range(about.num_row_groups):
-        yield _parquet_rows(file, [group], rows)
-        rows += about.row_group(group).num_rows
 
 
 def _parquet_rows(file: Path, groups: list[int] | None = None, number: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -369,7 +355,10 @@ class Passage:
     def from_json(cls, row: dict[str, Any], where: str) -> Passage:
         """Read a row of a corpus or of triples; `where` (file and line) opens every error message."""
         title, text = name_field(row, where, "title"), text_field(row, where, "text")
-        return cls(title, text, name_field(row, where, "id", "_id"), source_of(row))
+        # A corpus may have something else under these names, as a whole document.
+        named = {name: row[name] for name in SOURCE if isinstance(row.get(name), (str, int))}
+        source = {name: value for name, value in named.items() if 0 < len(str(value)) < _LONGEST}
+        return cls(title, text, name_field(row, where, "id", "_id"), source)
 
     @property
     def label(self) -> str:
@@ -389,15 +378,6 @@ class Passage:
         A corpus may name its passages itself, so `id` can't be the key.
         """
         return passage_id(*("".join(unicodedata.normalize("NFKC", part).split()) for part in (self.title, self.text)))
-
-
-def source_of(row: dict[str, Any]) -> dict[str, Any]:
-    """Where a passage stands; a corpus may have something else under these names."""
-    found = {}
-    for name in SOURCE:
-        if isinstance(value := row.get(name), (str, int)) and 0 < len(str(value)) < _LONGEST:
-            found[name] = value
-    return found
 
 
 def passage_id(title: str, text: str) -> str:

@@ -19,9 +19,8 @@ An answering input without steps carries `[NO_RETRIEVAL]` instead of the steps (
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tripletune.models.data.records import Action, ModelInput, Task, one_line
 from tripletune.models.data.triples import format_triples
@@ -44,9 +43,8 @@ def load_instructions(planning: str | Path | None = None, answering: str | Path 
 def render(sample: ModelInput, evidence: str = "triples") -> str:
     """Write history and question as text, without the instruction.
 
-    Args:
-        evidence: "triples" (default); "text" for the paper's ablation without text-to-triples, where each step
-            shows the retrieved text itself; "graph" shows nothing, so that the graph token alone holds the facts.
+    With evidence "text" (ablation without text-to-triples) a step shows the retrieved text, with "graph" nothing: the
+    graph token alone holds the facts.
     """
     return "\n".join(part for part in render_parts(sample, evidence) if part)
 
@@ -80,17 +78,11 @@ def render_growing(sample: ModelInput, evidence: str = "triples") -> list[str | 
     return pieces
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """A parsed planning reply; `action` is None when the reply is malformed."""
 
     action: Action | None
     subquery: str = ""
-
-    @property
-    def malformed(self) -> bool:
-        """Whether no action could be read."""
-        return self.action is None
 
 
 def parse_plan(reply: str) -> Plan:

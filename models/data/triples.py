@@ -8,17 +8,16 @@ written unchanged. A malformed triple is counted and never takes its neighbours 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 # A marker counts when it is not escaped. Model output varies in spacing, so the spaces are optional when reading.
-_SUBJECT = re.compile(r"\(\s*S>")
-_PREDICATE = re.compile(r"\|\s*P>")
-_OBJECT = re.compile(r"\|\s*O>")
+_SUBJECT, _PREDICATE, _OBJECT, _PREDICATE_OR_OBJECT = (
+    re.compile(rf"\\.|({marker})", re.DOTALL) for marker in (r"\(\s*S>", r"\|\s*P>", r"\|\s*O>", r"\|\s*[PO]>")
+)
 _NEEDS_ESCAPE = re.compile(r"\\|\((?=\s*S>)|\|(?=\s*[PO]>)")
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
-_PREDICATE_OR_OBJECT = re.compile(r"\|\s*[PO]>")
 # What the parts of a triple are called in files and in replies.
 _PARTS = (
     ("subject", "head", "subj"),
@@ -51,7 +50,6 @@ class Triple:
             object.__setattr__(self, name, folded)
 
     def __str__(self) -> str:
-        """The text form `(S> subject| P> predicate| O> object)`."""
         names = (_NEEDS_ESCAPE.sub(r"\\\g<0>", name) for name in (self.subject, self.predicate, self.object))
         return "(S> {}| P> {}| O> {})".format(*names)
 
@@ -61,13 +59,7 @@ class Triple:
 
 
 class FoundTriples(NamedTuple):
-    """Triples that a text holds.
-
-    Attributes:
-        triples: Well-formed ones in order, repeated ones too.
-        malformed: Number of malformed triples.
-        cut_off: Whether their JSON is cut off.
-    """
+    """Triples that a text holds, the number of malformed ones, and whether their JSON is cut off."""
 
     triples: tuple[Triple, ...]
     malformed: int = 0
@@ -81,7 +73,7 @@ def format_triples(triples: Iterable[Triple]) -> str:
 
 def parse_triples(text: str) -> FoundTriples:
     """Read every triple in a text; what stands between them (commas, quotes, list brackets, prose) is ignored."""
-    starts = [match for match in _SUBJECT.finditer(text) if not _is_escaped(text, match.start())]
+    starts = list(_markers(_SUBJECT, text))
     triples: list[Triple] = []
     without_start = 0
     for match, following in zip(starts, [*starts[1:], None]):
@@ -140,30 +132,23 @@ def names_subject(row: dict[Any, Any]) -> bool:
     return any(str(key).strip().casefold() in _PARTS[0] for key in row)
 
 
-def _is_escaped(text: str, position: int) -> bool:
-    backslashes = 0
-    while position > backslashes and text[position - backslashes - 1] == "\\":
-        backslashes += 1
-    return backslashes % 2 == 1
-
-
-def _first_unescaped(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    return next((match for match in pattern.finditer(text) if not _is_escaped(text, match.start())), None)
+def _markers(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    return (match for match in pattern.finditer(text) if match[1])
 
 
 def _parse_body(body: str) -> tuple[Triple | None, bool]:
     """The triple after `(S>`, if valid, and whether one without `(S>` follows."""
     # Names hold no line break, so a triple ends on its own line, at the last closing bracket before the next one.
     body = body.split("\n", 1)[0]
-    predicate = _first_unescaped(_PREDICATE, body)
+    predicate = next(_markers(_PREDICATE, body), None)
     if predicate is None:
         return None, False
     subject, rest = body[: predicate.start()], body[predicate.end() :]
-    object_ = _first_unescaped(_OBJECT, rest)
+    object_ = next(_markers(_OBJECT, rest), None)
     if object_ is None:
         return None, False
     name, tail = rest[object_.end() :], rest[: object_.start()]
-    end, neighbour = name.rfind(")"), _first_unescaped(_PREDICATE_OR_OBJECT, name)
+    end, neighbour = name.rfind(")"), next(_markers(_PREDICATE_OR_OBJECT, name), None)
     ends = [match.start() for match in _END.finditer(name, 0, neighbour.start())] if neighbour else []
     if ends:
         end = ends[-1]

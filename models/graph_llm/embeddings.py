@@ -29,10 +29,7 @@ _STRINGS_AT_ONCE = 256
 
 
 class TextEncoder:
-    """A sentence-transformers model that embeds short strings.
-
-    In float32 a vector does not depend on its neighbours in a batch.
-    """
+    """A sentence-transformers model for short strings; in float32 a vector does not depend on its batch."""
 
     def __init__(self, spec: str, dtype: torch.dtype = torch.float32) -> None:
         self._spec, self._model = spec, load_encoder(spec, dtype)
@@ -121,7 +118,6 @@ class EmbeddingTable:
         if keys is None:
             keys = np.array([string_key(text) for text in strings], np.int64)
         known, first = np.unique(keys, return_index=True)
-        # Places of the distinct strings, in their order.
         places = np.sort(first)
         encoder: list[TextEncoder] = []
 

@@ -51,10 +51,6 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
             self.graph_token = "normalised"
         super().__post_init__(**kwargs)
 
-    def get_text_config(self, *args: Any, **kwargs: Any) -> PretrainedConfig:
-        """The language model's configuration, which `generate` sizes its cache by."""
-        return self.text_config if self.text_config is not None else self
-
 
 class Projector(nn.Sequential):
     """Two linear layers with a sigmoid between them, (B, H) -> (B, W) (authors' code; table 8)."""

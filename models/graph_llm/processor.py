@@ -9,9 +9,8 @@ With `prompt_order: history_first` (ours) the history comes before placeholder, 
 prompts of a question share a prefix.
 
 With `prompt_order: interleaved` (ours) a question is one growing sequence: both instructions, the question, and for
-each step the planner's reply, its triples and one graph token of these triples. A prompt is the one before, its reply
-and what was found. The token is of the step's own graph, since the model has read the earlier ones. A prompt that is
-too long also loses its oldest triples, and from there no longer continues the one before.
+each step the planner's reply, its triples and one graph token of these triples, since the model has read the earlier
+ones. A prompt that is too long no longer continues the one before.
 """
 
 from __future__ import annotations

@@ -38,7 +38,6 @@ class Sampling:
 
     Attributes:
         temperature: 0 is greedy.
-        top_p: Nucleus sampling; 1 keeps every token.
         seed: For servers that take one. Replies to the same messages under two seeds are two calls.
         schema: A JSON schema, as JSON text, for servers that enforce one.
     """
@@ -63,12 +62,14 @@ class Endpoint:
     """The common part of backends and clients.
 
     Attributes:
+        behind: What this one calls, the usual one first; it passes on what is asked of it, and closes them.
         model: Its name in the ledger's keys, for example "openai:gpt-4o-mini", without secrets.
         send_temperature: Whether replies are drawn as `Sampling` says, not with a provider's settings.
         address: Where the model's server is; "" for one on this machine.
         may_be_silent: Whether a reply may be empty, as from a model on this machine.
     """
 
+    behind: Sequence[Endpoint] = ()
     model: str
     send_temperature: bool = True
     address: str = ""
@@ -76,9 +77,13 @@ class Endpoint:
 
     def load(self) -> None:
         """Load a model on this machine now; otherwise the first call does."""
+        for one in self.behind:
+            one.load()
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
         """Tokens of a chat as the model reads it."""
+        if self.behind:
+            return self.behind[0].count_tokens(messages)
         raise ValueError(
             f"max_prompt_tokens is set, and the tokens of {self.model} can't be counted here: leave it out, or name a "
             "local model with --integrator"
@@ -86,22 +91,18 @@ class Endpoint:
 
     def pending_message(self) -> str | None:
         """Advice for the end of a run on calls that wait for a batch; None when none waits."""
-        return None
+        return " ".join(filter(None, (one.pending_message() for one in self.behind))) or None
 
     async def close(self) -> None:
         """Wait for pending writes, then release connections and threads."""
+        await asyncio.gather(*(one.close() for one in self.behind))
 
 
 class Backend(Endpoint):
     """One model, one attempt: no cache, no retry, no limit."""
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a chat.
-
-        Raises:
-            TransientError: another attempt may succeed (429, 5xx, time-out, cut-off response).
-            CallError: no attempt will succeed (refused key, unknown model, `PromptTooLong`).
-        """
+        """Reply to a chat, or raise a `TransientError` or a `CallError`."""
         raise NotImplementedError
 
 
@@ -118,16 +119,12 @@ class LLMClient(Endpoint):
             role: What the call is for, for example "subq.filter"; accounting and trajectories group by it.
             sampling: `None`: greedy, at most 512 tokens.
             question_id: The question it belongs to, for trajectories.
-
-        Raises:
-            CallError: it can't be answered; the message says why and what to do.
-            RepliesPending: it waits in a request file of the `batch` backend.
         """
         raise NotImplementedError
 
 
 class CallError(RuntimeError):
-    """A call that another attempt will not answer."""
+    """A call that another attempt will not answer (refused key, unknown model); the message says what to do."""
 
     exit_code = 1
 
@@ -141,7 +138,7 @@ class SetupError(CallError):
 
 
 class TransientError(RuntimeError):
-    """A call that failed for now; `retry_after` is the server's requested wait in seconds."""
+    """A call that failed for now (429, 5xx, time-out); `retry_after` is the server's requested wait in seconds."""
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -176,11 +173,10 @@ class Completion:
         text: The reply without end-of-sequence text; an unpaired surrogate, which no file can hold, is replaced.
         prompt_tokens: Tokens read, the graph token included.
         seconds: Wall-clock seconds of the call; of a batch, its share.
-        truncated_triples: Triples left out so that the prompt fits.
+        truncated_triples: Left out so that the prompt fits, as are `truncated_words` of raw text.
         finish_reason: "stop" when the model ended its reply, "length" when it was cut off.
         retries: Attempts that failed before this one.
         cached: Whether it came from the ledger, so that nothing was paid for it now.
-        truncated_words: Words of raw text left out so that the prompt fits.
         key: The call's key in the ledger; "" without one.
         cache_read: Prompt tokens that the provider read from its cache; `cache_written`: those it put there. They have
             other prices.
@@ -214,21 +210,7 @@ class RoleClients(LLMClient):
 
     def __init__(self, default: LLMClient, roles: Mapping[str, LLMClient]) -> None:
         self.model, self.default, self.roles = default.model, default, dict(roles)
-        self.send_temperature = default.send_temperature
-
-    def load(self) -> None:
-        """Load all models that are on this machine."""
-        for client in (self.default, *self.roles.values()):
-            client.load()
-
-    def count_tokens(self, messages: Sequence[Message]) -> int:
-        """Tokens of a chat as the default model reads it."""
-        return self.default.count_tokens(messages)
-
-    def pending_message(self) -> str | None:
-        """See `Endpoint.pending_message`; of all models."""
-        messages = [client.pending_message() for client in (self.default, *self.roles.values())]
-        return " ".join(filter(None, messages)) or None
+        self.behind, self.send_temperature = (default, *roles.values()), default.send_temperature
 
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
@@ -236,10 +218,6 @@ class RoleClients(LLMClient):
         """Reply to a chat; see `LLMClient.chat`."""
         client: LLMClient = in_role(self.roles, role, self.default)
         return await client.chat(messages, role=role, sampling=sampling, question_id=question_id)
-
-    async def close(self) -> None:
-        """Close all clients."""
-        await asyncio.gather(*(client.close() for client in (self.default, *self.roles.values())))
 
 
 class Generator(Endpoint):

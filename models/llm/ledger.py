@@ -14,17 +14,11 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Self
 
 try:
     import fcntl
@@ -68,7 +62,6 @@ CREATE TABLE uses (
 CREATE TABLE batches (id INTEGER PRIMARY KEY, file TEXT NOT NULL, requests INTEGER NOT NULL, time TEXT NOT NULL);
 CREATE TABLE imports (digest TEXT PRIMARY KEY, replies INTEGER NOT NULL, time TEXT NOT NULL);
 """
-# "TTLL" in ASCII.
 LEDGER = Kind("ledger", 0x54544C4C, 1, _TABLES)
 NOW = "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')"
 # A reply is never replaced. A failure gives way to anything, as does a reply without text, which earlier versions
@@ -163,7 +156,7 @@ class NoLedger:
     get = fail = reject = use = close
 
 
-class Ledger(AbstractContextManager["Ledger"]):
+class Ledger:
     """The calls of one SQLite file; a context manager. Use it from one thread.
 
     A missing file is created at the first call, so that a run that can't start leaves none; without `create` it must
@@ -177,6 +170,9 @@ class Ledger(AbstractContextManager["Ledger"]):
         self._closed = False
         self._claims: IO[bytes] | None = None
         self._opened = open_ledger(self.path, create) if self.path.exists() or not create else None
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -1,8 +1,5 @@
 """The client that loops and builders call: ledger, limits and retries around one backend.
 
-Path of a call: stored? -> under way, here or in another process? -> limits -> backend, with retries -> ledger ->
-caller.
-
 Rates are leaky buckets (aiolimiter) that hold five seconds' worth: calls are spread over the minute instead of being
 sent in one burst at its start. Any minute has at most 8 % more than the rate, and a long run has the rate. Tokens are
 estimated before a call as hosted services do: one per four bytes of the messages plus the reply's limit. The calls
@@ -102,7 +99,8 @@ class Limits:
             if self._tokens is None:
                 yield lambda tokens: None
                 return
-            estimate = estimate_tokens(messages, sampling)
+            size = sum(len(message["content"].encode("utf-8", "replace")) for message in messages)
+            estimate = -(-size // _BYTES_PER_TOKEN) + _TOKENS_PER_MESSAGE * len(messages) + sampling.max_tokens
             await self._acquire_tokens(self._tokens, estimate)
             cost = [estimate]
             try:
@@ -120,12 +118,6 @@ class Limits:
                 part = min(wanted, bucket.max_rate)
                 await bucket.acquire(part)
                 wanted -= part
-
-
-def estimate_tokens(messages: Sequence[Message], sampling: Sampling) -> int:
-    """Tokens that a call may cost: its messages and the longest reply."""
-    size = sum(len(message["content"].encode("utf-8", "replace")) for message in messages)
-    return -(-size // _BYTES_PER_TOKEN) + _TOKENS_PER_MESSAGE * len(messages) + sampling.max_tokens
 
 
 def _bucket(per_minute: float | None) -> AsyncLimiter | None:
@@ -166,7 +158,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         secrets: Sequence[str] = (),
     ) -> None:
         self.backend, self.ledger, self.model = backend, ledger or NoLedger(), backend.model
-        self.send_temperature = backend.send_temperature
+        self.behind, self.send_temperature = (backend,), backend.send_temperature
         self._limits, self._retry = limits or Limits(), retry or Retry()
         self._secrets, self._warned, self.ends_run = tuple(filter(None, secrets)), False, True
         self._flights: dict[str, _Flight] = {}
@@ -175,18 +167,6 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    def load(self) -> None:
-        """See `Endpoint.load`."""
-        self.backend.load()
-
-    def count_tokens(self, messages: Sequence[Message]) -> int:
-        """See `Endpoint.count_tokens`."""
-        return self.backend.count_tokens(messages)
-
-    def pending_message(self) -> str | None:
-        """See `Endpoint.pending_message`."""
-        return self.backend.pending_message()
 
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
@@ -253,7 +233,6 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
     async def _fetch(
         self, flight: _Flight, call: Call, messages: Sequence[Message], sampling: Sampling, role: str, question_id: str
     ) -> Completion:
-        """One call to the model, stored before it is given back."""
         async with self.ledger.claim(call.key):
             if (stored := self.ledger.get(call.key)) is not None:
                 # Another process has made the call meanwhile.
@@ -353,13 +332,12 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         if self._ended or attempts >= own.attempts or asked > own.patience:
             raise error
         seconds = asked + random.uniform(0, min(own.longest_wait, own.first_wait * 2 ** (attempts - 1)))
-        reason = redact(str(error), self._secrets)
-        # A server that is away, or an address that is wrong, is seen before all attempts are over.
+        # A server that is away, or an address that is wrong, is seen before all attempts are over; once is enough.
         away = bool(self.backend.address) and not self._warned
         self._warned |= away
         name = f"{self.model} at {self.backend.address}" if away else self.model
-        words = "%s: attempt %d of %d failed (%s); again in %.1f s"
-        logger.log(logging.WARNING if away else logging.INFO, words, name, attempts, own.attempts, reason, seconds)
+        words, reason = "%s: attempt %d of %d failed (%s); again in %.1f s", redact(str(error), self._secrets)
+        logger.log(logging.WARNING if away else logging.DEBUG, words, name, attempts, own.attempts, reason, seconds)
         await asyncio.sleep(seconds)
 
     def _failure(self, error: CallError | TransientError, attempts: int, role: str) -> CallError:

@@ -205,7 +205,7 @@ def _batch_status(arguments: argparse.Namespace) -> int:
     """Show the calls that wait, by request file."""
     with Ledger(arguments.ledger, create=False) as ledger:
         rows = waiting(ledger)
-    lines = [f"{row.file}: {row.calls:,} calls of {row.model} wait" for row in rows]
+    lines = [f"{file}: {calls:,} calls of {model} wait" for file, model, calls in rows]
     sys.stdout.write("\n".join(lines or [f"{arguments.ledger}: no call waits"]) + "\n")
     return 0
 

@@ -74,7 +74,7 @@ def reads_passages(role: str) -> bool:
 
 
 class QuestionClient(LLMClient):
-    """An `LLMClient` for one question; closing it does nothing, for the client belongs to the run.
+    """An `LLMClient` for one question; it is not closed, for the client belongs to the run.
 
     Args:
         trace: The question's (`tripletune.rag.Trace`). Calls and tokens are added to it; to its tallies the calls of
@@ -83,9 +83,7 @@ class QuestionClient(LLMClient):
             put there), under "read" key and tokens of each call that reads a passage, and under "calls" how the keys of
             its calls in the ledger begin; to `cached` what of them was not sent.
         sampling: How replies are drawn; their length is each call's own.
-        system: The system that asks, for the roles of `ask`.
-        prompts: Its prompts, `<system>_<call>` each.
-        repairs: Most repair turns of `ask`.
+        system: The system that asks, for the roles of `ask`; its prompts are `<system>_<call>` each.
         shorten: A shorter chat in place of one that the model can't take, None where there is none; each prompt that
             was sent shortened is in the tallies. None: the call fails.
     """
@@ -102,7 +100,7 @@ class QuestionClient(LLMClient):
         repairs: int = 1,
         shorten: Callable[[Sequence[Message]], list[Message] | None] | None = None,
     ) -> None:
-        self.model = client.model
+        self.model, self.behind = client.model, (client,)
         self._client, self._trace, self._question_id = client, trace, question_id
         self.system, self.prompts, self._repairs = system, prompts, repairs
         self._sampling, self._shorten = sampling or Sampling(), shorten
@@ -160,10 +158,6 @@ class QuestionClient(LLMClient):
         if completion.finish_reason == "length":
             self._trace.tally(f"cut_off.{role}")
         return completion
-
-    def count_tokens(self, messages: Sequence[Message]) -> int:
-        """See `Endpoint.count_tokens`."""
-        return self._client.count_tokens(messages)
 
 
 def less_evidence(messages: Sequence[Message]) -> list[Message] | None:

@@ -13,10 +13,11 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tripletune.models.data.records import whole_characters
 from tripletune.models.data.triples import FoundTriples, names_subject, parse_triples, plain_markers, triple_of
+from tripletune.models.files import refuse_constant
 from tripletune.models.llm import Completion, LLMClient, Message, Sampling
 
 T = TypeVar("T")
@@ -110,15 +111,9 @@ _THOUGHT = re.compile(
 
 
 class UnusableReply(ValueError):
-    """A reply that a parser rejected.
+    """A reply that a parser rejected: a short `reason` to count by, and an `explanation` for the model that wrote it.
 
-    Args:
-        reason: A short name to count by, for example "index_out_of_range".
-        explanation: What is wrong, in a sentence for the model that wrote it.
-
-    Attributes:
-        repairs: Repair turns that were tried.
-        reply: The reply, where `ask` raises it.
+    `ask` adds the reply, and how many repair turns were tried.
     """
 
     def __init__(self, reason: str, explanation: str) -> None:
@@ -138,14 +133,9 @@ async def ask(
     repairs: int = 1,
     repaired: Counter[str] | None = None,
 ) -> T:
-    """Ask a model and parse its reply; a reply that can't be used is sent back with what is wrong.
+    """Ask a model and parse its reply; one that `parse` refuses by an `UnusableReply` is sent back with what is wrong.
 
-    Args:
-        parse: Turns the reply's text into a value, or raises `UnusableReply`.
-        repaired: Counts the reasons of replies for which a repair turn was needed, whether it helped or not.
-
-    Raises:
-        UnusableReply: no reply could be used; that of the last one, with the repairs tried in `repairs`.
+    That of the last reply is raised. `repaired` counts the reasons of repair turns, whether they helped or not.
     """
     turns, tried = list(messages), 0
     while True:
@@ -194,10 +184,7 @@ def repair_turns(messages: Sequence[Message], reply: str, explanation: str) -> l
 
 
 def without_thoughts(text: str) -> str:
-    """A reply without what stands between `<think>` tags, or before a closing tag that was never opened.
-
-    Tags inside JSON are text.
-    """
+    """A reply without what stands between `<think>` tags, or before a closing one alone; tags inside JSON are text."""
     thoughts = list(_THOUGHT.finditer(without_json(text))) if "think" in text else []
     for thought in reversed(thoughts):
         text = text[: thought.start()] + text[thought.end() :]
@@ -220,10 +207,7 @@ def silence(completion: Completion) -> str:
 
 
 def is_refusal(answer: str) -> bool:
-    """Whether a short answer says that there is none: "Unanswerable", "It cannot be determined from the triples."
-
-    A text of more than 40 words is an answer, whatever it says that its sources do not mention.
-    """
+    """Whether a short answer says that there is none: "Unanswerable", "It cannot be determined from the triples." """
     return len(answer.split()) <= _LONGEST_REFUSAL and bool(_REFUSAL.search(answer.replace("\u2019", "'")))
 
 
@@ -251,13 +235,7 @@ def find_json(text: str, *kinds: type[Any], advice: str = "", notes: Counter[str
     first and answer last. Text between `<think>` tags is passed over. Where none is valid JSON, one is taken that has
     trailing commas or is written as Python writes (single quotes, True, tuples); what is cut off never is. Strings stay
     as they are: in one with a backslash that begins no escape of JSON, all backslashes are text (LaTeX, paths).
-
-    Args:
-        kinds: `dict`, `list`; nothing means both.
-        notes: Counts `REPAIRED` when the JSON had to be repaired.
-
-    Raises:
-        UnusableReply: there is none ("no_json"), or it is cut off or malformed ("bad_json").
+    Without `kinds` both are taken; `notes` counts `REPAIRED`.
     """
     wanted, plain = kinds or (dict, list), without_thoughts(text)
     found = _scan(plain)[0]
@@ -299,10 +277,7 @@ def find_triples(text: str, advice: str = "") -> FoundTriples:
     The forms are RAS's `(S> s| P> p| O> o)`, WikiOFGraph's angled markers, and JSON rows `[s, p, o]` or objects with
     "subject", "predicate" and "object" (`models.data.triples.triple_of`): in an object under "triples" or its only
     list, in a list, or one after another. All lists are read.
-
-    Raises:
-        UnusableReply: nothing in it is meant as a triple, and it does not say that there are none ("NONE", an empty
-            list); `advice` says what to write instead.
+    `UnusableReply`: nothing in it is meant as a triple, and it does not say that there is none ("NONE", an empty list).
     """
     # A reply that begins with a triple holds no thoughts and no JSON: a tag or bracket further on is a name.
     begins = _MARKER.match(plain_markers(text).lstrip())
@@ -465,13 +440,9 @@ def _string(written: str) -> str:
     return str(_JSON.decode(f'"{text}"'))
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
 # Not strict: models put raw line breaks into strings.
-_JSON = json.JSONDecoder(parse_constant=_no_constant, strict=False)
-_AS_WRITTEN = json.JSONDecoder(parse_constant=_no_constant, strict=False, parse_int=str, parse_float=str)
+_JSON = json.JSONDecoder(parse_constant=refuse_constant, strict=False)
+_AS_WRITTEN = json.JSONDecoder(parse_constant=refuse_constant, strict=False, parse_int=str, parse_float=str)
 
 
 def repair_digest() -> dict[str, str]:

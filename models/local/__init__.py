@@ -66,10 +66,7 @@ class Request:
     """One prompt and its reply as it is written.
 
     Attributes:
-        prompt: Its tokens; at least one.
-        limit: Most tokens of the reply; at least 1.
         shared: How many tokens at the start of the prompt other prompts begin with too, so that they are read once.
-        draw: How the reply is sampled; None is greedy.
         criterion: Stopping criterion, asked after every token where there are no beams.
         inputs: What the model reads besides tokens, such as graphs, under the number of its place in the prompt.
         grows: Whether prompts may come that continue this one, or its reply: its keys and values are kept.
@@ -151,7 +148,6 @@ class Decoder:
 
     Args:
         cells: Most tokens, rows times the longest, that are kept for them; a single row may have more.
-        constraint: Which tokens may come next; None allows all.
         inputs: What the model reads besides tokens; it must not be of shared prefixes.
     """
 
@@ -194,7 +190,6 @@ class Decoder:
         self._waiting.clear()
 
     def _collect(self) -> None:
-        """Take in what has arrived, and drop what nobody waits for any more."""
         arrived = [self._arrived.popleft() for _ in range(len(self._arrived))]
         self._waiting = deque(one for one in (*self._waiting, *arrived) if not one.abandoned)
 

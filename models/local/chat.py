@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 # Stands in what a turn's text spells like a control token; private use, and doubled where a text has it.
 _MARK = "\U000f0002"
-# System turns whose tokens are kept.
 _PREFIXES = 64
 # Templates of LLaMA 3.1 and 3.2 write the day's date unless given one: prompts must not change overnight.
 DATE = "26 Jul 2024"
@@ -83,17 +82,16 @@ class ChatEncoder:
         """The turns as text for `tokens`, up to where a reply to the last one begins if `reply` is set."""
         if self.plain:
             return "\n\n".join(turn["content"] for turn in messages)
-        messages = [{"role": turn["role"], "content": self.as_text(turn["content"])} for turn in messages]
-        try:
-            return self._render(messages, reply)
-        except jinja2.TemplateError:
-            # Not every template knows system turns; Gemma's, for one, refuses them.
-            turns = join_system(messages)
-        try:
-            return self._render(turns, reply)
-        except jinja2.TemplateError as error:
-            roles = ", ".join(str(turn["role"]) for turn in turns)
-            raise CallError(f"{self.model}: its chat template refuses the turns {roles}: {error}") from None
+        given = [{"role": turn["role"], "content": self.as_text(turn["content"])} for turn in messages]
+        options: Any = {"tokenize": False, "add_generation_prompt": reply, **self.template_options}
+        # Not every template knows system turns; Gemma's, for one, refuses them.
+        for turns in (given, joined := join_system(given)):
+            try:
+                return str(self.tokenizer.apply_chat_template(turns, **options))
+            except jinja2.TemplateError as error:
+                refused = error
+        roles = ", ".join(turn["role"] for turn in joined)
+        raise CallError(f"{self.model}: its chat template refuses the turns {roles}: {refused}")
 
     def as_text(self, content: str) -> str:
         """A turn's text as `render` writes it: what it spells like a control token is marked."""
@@ -124,15 +122,10 @@ class ChatEncoder:
         return ids
 
     def _prefix_of(self, system: str) -> list[int]:
-        """The tokens that all chats with a system turn start with."""
         first: Message = {"role": "system", "content": system}
         # What two chats without a common word share is the template's and the system turn's.
         one, two = (self.encode([first, {"role": "user", "content": text}]) for text in ("0", "Zq"))
         return [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, two))]
-
-    def _render(self, turns: Sequence[Mapping[str, Any]], reply: bool) -> str:
-        options = {"tokenize": False, "add_generation_prompt": reply, **self.template_options}
-        return str(self.tokenizer.apply_chat_template([dict(turn) for turn in turns], **options))
 
 
 def eos_token_ids(tokenizer: Any, generation_config: Any = None) -> list[int]:

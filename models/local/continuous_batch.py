@@ -59,7 +59,9 @@ class ContinuousBatch(Decoder):
             if not self._waiting and not self._going:
                 break
             try:
-                if self._has_room():
+                # A few prompts are read together in hardly more time than one.
+                free = self.rows - len(self._going)
+                if self._waiting and (not self._going or (free >= max(1, self.rows // 8) and self._fitting() > 0)):
                     self._admit()
                 self._step()
             except torch.OutOfMemoryError:
@@ -82,11 +84,6 @@ class ContinuousBatch(Decoder):
         self._shape = (0, 0)
         self._buffers: list[list[torch.Tensor]] = [[] for _ in DynamicCache(config=self._model.config).layers]
 
-    def _has_room(self) -> bool:
-        # A few prompts are read together in hardly more time than one.
-        free = self.rows - len(self._going)
-        return bool(self._waiting) and (not self._going or (free >= max(1, self.rows // 8) and self._fitting() > 0))
-
     def _fitting(self) -> int:
         """How many of the waiting requests may join: at least one when none is under way."""
         longest = max((len(one.sequence) for one in self._going), default=0)
@@ -101,7 +98,6 @@ class ContinuousBatch(Decoder):
         return count
 
     def _admit(self) -> None:
-        """Read waiting prompts and let them join."""
         new = [self._waiting.popleft() for _ in range(self._fitting())]
         start, rows = time.perf_counter(), len(self._going) + len(new)
         try:
@@ -179,7 +175,6 @@ class ContinuousBatch(Decoder):
         return request, kept, size
 
     def _step(self) -> None:
-        """Write one more token of every reply under way."""
         going = list(self._going)
         if not going:
             return
@@ -225,18 +220,14 @@ class ContinuousBatch(Decoder):
                 if request.grows:
                     parts = [[buffer[row, :, : len(read)].clone() for buffer in both] for both in self._buffers]
                     self._kept.append(_Kept(read, parts))
-                self._remove(row)
                 self._done.append(request)
+                last = self._going.pop()
+                if row < len(self._going):  # the last row takes the place of this one
+                    self._going[row] = last
+                    for buffer in chain(*self._buffers):
+                        buffer[row, :, : len(last.sequence)] = buffer[len(self._going), :, : len(last.sequence)]
         while sum(len(kept.read) for kept in self._kept) > self.cells:
             del self._kept[0]
-
-    def _remove(self, row: int) -> None:
-        """Let the last row take the place of one."""
-        last = self._going.pop()
-        if row < len(self._going):
-            self._going[row] = last
-            for buffer in chain(*self._buffers):
-                buffer[row, :, : len(last.sequence)] = buffer[len(self._going), :, : len(last.sequence)]
 
 
 def make_decoder(model: Any, ends: Collection[int], pad: int, rows: int = ROWS, beams: int = 1, **more: Any) -> Decoder:
@@ -336,7 +327,6 @@ class _Reading(DynamicLayer):
         return whole
 
     def get_seq_length(self) -> int:
-        """Columns before the new ones."""
         return self._past
 
 
@@ -362,5 +352,4 @@ class _Rows(DynamicLayer):
         return keys, values
 
     def get_seq_length(self) -> int:
-        """Columns before the new one."""
         return self._width - 1

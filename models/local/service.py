@@ -1,8 +1,7 @@
 """Replies of a model on this machine to calls of many asyncio tasks, which share batches in a thread of their own.
 
-New calls join those under way, ended ones make room (`models.local.continuous_batch`), and what prompts have in common
-is read once. In float32 a reply does not depend on its neighbours; sampled ones don't either, since each call draws
-from its own random generator.
+In float32 a reply does not depend on its neighbours; sampled ones don't either, since each call draws from its own
+random generator.
 """
 
 from __future__ import annotations
@@ -30,10 +29,7 @@ def identity(name: str, spec: str | Path) -> str:
 
 
 class DecodingService(Endpoint):
-    """Requests of asyncio tasks on one decoder; event loops may follow one another.
-
-    `make` makes the decoder: once, in the thread, before the first request.
-    """
+    """Requests of asyncio tasks on a decoder that `make` makes in its thread; event loops may follow one another."""
 
     may_be_silent = True
 

@@ -25,7 +25,6 @@ from tripletune.rag.triple_store import StoredTriples
 
 FirstQuery = Literal["main_question", "generated"]
 Context = Literal["none", "first", "static"]
-# About the flags of `LoopOptions`, for --help.
 SHORT = "--top-k 5 is short for --set top_k=5; without it, the system's paper decides"
 _PACKAGE = "tripletune.rag.systems"
 
@@ -38,15 +37,12 @@ class Tools:
         planner: The Graph-LLM that plans, usually the same as `answerer` (figure 3 of the RAS paper swaps them); None
             where `llm` does.
         answerer: The Graph-LLM that answers; None where `llm` does.
-        store: Triples by passage: extracted before, or in the loop.
         llm: Answers the prompts of a prompt-based system.
         integrator: Replaces `llm` in CIRAG's integration phase, for example a distilled student.
         sampling: Sampling of `llm` and `integrator`; None is greedy.
         integrator_sampling: Sampling of `integrator`, if different.
-        reranker: Ranks triples by a query.
         gold: The passages that support the question, for an upper bound; set per question, as the next.
         context: The passages that came with the question under way.
-        triples: Searches the triples of the corpus.
         keep: Opens texts that `reranker` compares with many queries; their vectors stay in the run's folder.
         question_id: The question under way, for the ledger.
     """

@@ -42,12 +42,7 @@ class Move:
 
 
 class Rounds:
-    """One question's searches and calls, noted in its trace.
-
-    Args:
-        system: The system; its calls have roles that begin with it.
-        query: The question as it is searched.
-    """
+    """One question's searches and calls, noted in its trace; the roles of calls begin with the system's name."""
 
     def __init__(self, system: str, question: str, query: str, tools: Tools, options: RoundOptions) -> None:
         self.trace, self._options = Trace(question), options

@@ -34,7 +34,6 @@ from tripletune.rag.triple_index import TripleIndex
 
 Scoring = Literal["concat", "mean"]
 Variant = Literal["agent", "sync", "naive"]
-# The similarity of each text to the query; see `Embedder.scores`.
 Compare = Callable[[str, Sequence[str]], Awaitable[Sequence[float]]]
 _NAMES = ("gear_read", "gear_reason", "gear_rewrite", READER)
 _ANSWERABLE = re.compile(r"answerable[ \t*_]*:[ \t*_]*(yes|no)\b(.*)", re.IGNORECASE | re.DOTALL)
@@ -140,7 +139,7 @@ class _Gear:
         facts = f"Facts found before:\n{_shown(known)}\n\n" if known else ""
         user = f"{show_passages(passages)}\n\n{facts}Question: {one_line(question)}"
         try:
-            return await self.llm.ask("read", user, _read_triples, self.options.max_thought_tokens)
+            return list((await self.llm.ask("read", user, find_triples, self.options.max_thought_tokens)).triples)
         except UnusableReply as error:
             self.trace.tally(f"read.{error.reason}")
             return []
@@ -170,7 +169,6 @@ class _Gear:
         return self.trace.actions[-1].subquery
 
     def first(self, ranking: Ranking, count: int) -> list[Passage]:
-        """The best passages of a ranking."""
         return [self.passages[position] for position, _ in ranking[:count]]
 
     def passages_of(self, rows: Iterable[int]) -> Ranking:
@@ -263,11 +261,6 @@ def breadth_first(beams: Sequence[Beam]) -> list[int]:
 
 def _shown(triples: Sequence[Triple]) -> str:
     return "\n".join(json.dumps(triple.as_list(), ensure_ascii=False) for triple in triples) or "(none)"
-
-
-def _read_triples(text: str) -> list[Triple]:
-    """Triples as JSON lists, or as Python tuples, as in the paper's prompt."""
-    return list(find_triples(text).triples)
 
 
 def _read_verdict(text: str) -> re.Match[str]:

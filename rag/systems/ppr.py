@@ -92,10 +92,12 @@ class PageRank:
             chat = load_prompts(_NAMES, options.prompts).chat(
                 "ppr_filter", f"Facts:\n{facts}\n\nQuestion: {one_line(question)}"
             )
-            read = partial(_numbers, most=len(found))
             try:
-                kept = await self._llm.ask("filter", chat, read, options.max_filter_tokens)
-                found = [found[number - 1] for number in kept]
+                numbers = await self._llm.ask(
+                    "filter", chat, lambda text: find_json(text, list), options.max_filter_tokens
+                )
+                # Those that name nothing are passed over.
+                found = [found[n - 1] for n in numbers if type(n) is int and 1 <= n <= len(found)]
             except UnusableReply as error:
                 self._trace.tally(f"filter.{error.reason}")
         ranking: Ranking = [(hit.position, hit.score) for hit in hits]
@@ -105,13 +107,7 @@ class PageRank:
         return found, ranking
 
 
-def _numbers(text: str, most: int) -> list[int]:
-    """The numbers in a reply's list; those that name nothing are passed over."""
-    return [number for number in find_json(text, list) if type(number) is int and 1 <= number <= most]
-
-
 def _walk(index: TripleIndex, embedder: Embedder | None, found: Ranking, hits: Ranking, options: PprOptions) -> Ranking:
-    """Positions of passages by PageRank, best first."""
     with _BUILDING:
         adjacency = _graph(index, embedder, options.synonyms)
     entities = int(index.entities.max()) + 1

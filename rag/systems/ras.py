@@ -81,13 +81,12 @@ async def _plan(question: str, steps: tuple[Step, ...], planner: Generator, opti
     unexpected = plan.action is (Action.NO_RETRIEVAL if steps else Action.SUFFICIENT)
     action = plan.action.value if plan.action else None
     trace.add_action(reply.text, action, plan.subquery, unexpected)
-    trace.malformed += plan.malformed
+    trace.malformed += plan.action is None
     trace.unexpected += unexpected
     return plan
 
 
 def _next_query(plan: Plan, steps: tuple[Step, ...], search: str, options: LoopOptions) -> tuple[str, str]:
-    """The query to search next, or the reason to stop."""
     if plan.action is Action.SUBQ:
         return ("", "no_question") if asks_nothing(plan.subquery) else (plan.subquery, "")
     if plan.action is not None:

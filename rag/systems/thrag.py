@@ -169,10 +169,7 @@ def _read_labels(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A triple with its sentence in the passage at `position`.
-
-    `labels` are subtopic and topic of the subject and of the object.
-    """
+    """A triple with its sentence in the passage at `position`; `labels` are subtopic and topic of its ends."""
 
     triple: Triple
     sentence: str
@@ -184,7 +181,6 @@ class TopicGraph:
     """The graph of a corpus. Labels and names that differ in case or articles alone are one node.
 
     Attributes:
-        statements: All triples of the corpus, by row.
         topics: The topics as they were first written, in order of appearance.
         texts: The text of each triple in prompts: its sentence after the title of its passage; `kept`, their vectors.
         spent: Calls, tokens read and written of extraction, by role; `cached`, those that were not sent.

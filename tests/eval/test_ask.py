@@ -111,7 +111,7 @@ def test_a_file_of_questions_is_answered_and_only_what_failed_is_asked_again(ask
     assert first["answer"].startswith("Morn")
     assert [(one["title"], one["document"], one["page"]) for one in first["sources"]] == [("Ida Morn", "novels.pdf", 3)]
     assert (first["calls"], first["rounds"], first["tokens"]) == (1, 1, {"read": 10, "written": 2})
-    assert first["dollars"] == 0.00003
+    assert (first["dollars"], first["paid"], first["not_shown"]) == (0.00003, 0.00003, [])
     assert (failed["answer"], failed["error"]) == ("", "CallError: the server refused")
     before = len(client.asked)
     client.failing.clear()

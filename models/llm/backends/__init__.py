@@ -215,7 +215,7 @@ class Servers(Backend):
 
     def __init__(self, backends: Sequence[Backend]) -> None:
         self.model, self._backends = backends[0].model, backends
-        self.send_temperature = backends[0].send_temperature
+        self.behind, self.send_temperature = backends, backends[0].send_temperature
         self.address = ", ".join(backend.address for backend in backends)
         self._busy, self._rests = [0] * len(backends), [0.0] * len(backends)
 
@@ -236,10 +236,6 @@ class Servers(Backend):
                     raise
             finally:
                 self._busy[place] -= 1
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await asyncio.gather(*(backend.close() for backend in self._backends))
 
 
 def _key(options: LLMOptions, kind: BackendKind, environment: Mapping[str, str]) -> str | None:

@@ -4,10 +4,6 @@ A call that the ledger can't answer is stored there as pending and raises `Repli
 pending calls are written to request files in the provider's layout. Send them, import the reply files, and run the same
 command again, until nothing waits.
 
-    tripletune batch status --ledger FILE
-    tripletune batch import --ledger FILE --replies FILE
-    tripletune batch reset --ledger FILE --file REQUESTS
-
 Only the ledger knows what waits. A request file appears complete or not at all, in the transaction that notes what it
 holds, so a process that is killed neither loses a call nor writes it twice. A reply file is imported as a whole or not
 at all, and once.
@@ -62,12 +58,7 @@ class BatchBackend(Backend):
             self._body = partial(messages_body, options)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Note that a call waits.
-
-        Raises:
-            RepliesPending: always, but for
-            CallError: the call can't be sent, or the provider refused it in an earlier batch.
-        """
+        """Note that a call waits (`RepliesPending`), unless the provider refused it before (`CallError`)."""
         # What can't be sent fails now and not when the file is written.
         self._body(messages, sampling)
         call = make_call(self.model, sampling, messages)
@@ -104,12 +95,11 @@ class BatchBackend(Backend):
     def pending_message(self) -> str | None:
         """Write request files, and say how many calls wait, where, and what to do; `None` when nothing waits."""
         self.write()
-        found = [row for row in waiting(self._ledger) if row.model == self.model]
+        found = {file: calls for file, model, calls in waiting(self._ledger) if model == self.model}
         if not found:
             return None
-        files = ", ".join(row.file for row in found)
         return (
-            f"{sum(row.calls for row in found):,} calls wait for replies. Send {files} to the provider's Batch API, "
+            f"{sum(found.values()):,} calls wait for replies. Send {', '.join(found)} to the provider's Batch API, "
             f"then run `tripletune batch import --ledger {self._ledger.path} --replies FILE` for each file of replies "
             "and the same command again"
         )
@@ -141,22 +131,14 @@ def _write_files(
         yield path, ids
 
 
-class Waiting(NamedTuple):
-    """Pending calls by the file they wait in; no file means that the next run writes them."""
-
-    file: str
-    model: str
-    calls: int
-
-
-def waiting(ledger: Ledger) -> list[Waiting]:
-    """The pending calls of a ledger by file and model, those in no file last."""
+def waiting(ledger: Ledger) -> list[tuple[str, str, int]]:
+    """File, model and number of a ledger's pending calls; last those in no file, which the next run writes to one."""
     query = (
-        "SELECT detail, model, count(*) FROM calls WHERE status = 'pending' GROUP BY 1, 2 ORDER BY detail = '', 1, 2"
+        "SELECT iif(detail = '', '(no file yet)', detail), model, count(*) FROM calls WHERE status = 'pending' "
+        "GROUP BY 1, 2 ORDER BY detail = '', 1, 2"
     )
     with ledger.connected() as connection:
-        rows = connection.execute(query).fetchall()
-    return [Waiting(file or "(no file yet)", model, calls) for file, model, calls in rows]
+        return connection.execute(query).fetchall()
 
 
 def reset(ledger: Ledger, file: str | None) -> int:

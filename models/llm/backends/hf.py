@@ -32,10 +32,7 @@ class HFBackend(DecodingService, Backend):
         model: Hub id, folder or `pypi:package`; see `models.loading.for_inference` for adapters.
         batch_size: Most calls in one batch; long ones are fewer. On a GPU that runs out of memory batches are halved
             until they fit.
-        template_options: More arguments of the chat template, for example {"enable_thinking": True}.
-        plain: For base models, which have no chat template: the turns' texts, with blank lines between them.
-        beams: Beams of beam search; 1 is greedy, or sampled.
-        grammar: Whether a grammar enforces the format of triples.
+        plain: See `ChatEncoder`.
         repetition: Whether to end a reply that only repeats its triples.
     """
 
@@ -68,10 +65,7 @@ class HFBackend(DecodingService, Backend):
         self._repetition: Callable[[Request], bool] | None = None
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a chat, together with the calls that wait; see `models.llm.Backend`.
-
-        A reply ends at `max_tokens` or the end of the model's context.
-        """
+        """Reply to a chat, together with the calls that wait; it ends at `max_tokens` or the end of the context."""
         ids = self._encode(messages)
         await self.open()
         limit = sampling.max_tokens

@@ -46,7 +46,6 @@ _PAY = "the account has no credit left: add some, then start again; what was ans
 _SHORTEN = "the prompt and max_tokens don't fit the model: shorten the prompt or lower max_tokens"
 _SEE = "the request was refused: see the server's words"
 _AS_ASKED = "set token_field or send_temperature to what the server asks for, or lower the setting"
-# What to do about a status.
 _HINTS: Mapping[int, str] = {
     401: "check the key (its environment variable)",
     402: _PAY,
@@ -133,7 +132,6 @@ class HostedBackend(Backend):
             await client.close()
 
     def _quote(self, text: object) -> str:
-        """A text in one line, shortened, without secrets."""
         found = self._redact(" ".join(str(text).split()))
         return found if len(found) <= _LONGEST_QUOTE else found[:_LONGEST_QUOTE] + " …"
 

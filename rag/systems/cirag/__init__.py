@@ -200,9 +200,8 @@ async def passage_triples(
 def read_passage_triples(text: str) -> FoundTriples:
     """Read `{"triples": [[s, p, o], ...]}` and what else `models.llm.replies.find_triples` reads.
 
-    Returns:
-        The distinct triples in order and the number of malformed ones. Complete triples of a cut-off list are kept; an
-        empty list is allowed, since some passages state nothing.
+    Each triple once. Complete triples of a cut-off list are kept; an empty list is allowed, since some passages state
+    nothing.
     """
     found = find_triples(text, _TRIPLES)
     if found.cut_off and not found.triples:

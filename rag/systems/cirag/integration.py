@@ -81,7 +81,6 @@ class Decision:
         thought: The reasoning trace r_t.
         core: The core triples, all of them among the round's candidates.
         query: The next query a_{t+1}; empty for `<no question>`; None when the reply does not say.
-        faults: Names of the reply's faults.
         left_out: Candidates of earlier rounds left out of its prompt.
     """
 
@@ -295,13 +294,10 @@ def _plain(text: str) -> str:
 def shorten(
     messages: Sequence[Message], count: Callable[[Sequence[Message]], int], limit: int
 ) -> tuple[list[Message], int]:
-    """Leave candidates of earlier rounds out until a prompt fits `limit` tokens, in the loop and in training alike.
+    """The chat without as many candidates of earlier rounds as `limit` tokens have no room for, and how many these are.
 
     The oldest round goes first, and within a round the lowest rank. The question, the candidates of the newest round
     and the integrator's own turns stay, so the result can still be too long.
-
-    Returns:
-        The chat, and how many candidates were left out.
     """
     if count(messages) <= limit:
         return list(messages), 0

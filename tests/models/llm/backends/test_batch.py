@@ -215,7 +215,7 @@ def test_an_import_of_the_same_file_changes_nothing(tmp_path):
     build.run("a", "b")
     assert len(build.files) == 2
     with Ledger(build.ledger) as ledger:
-        assert [row.calls for row in waiting(ledger)] == [2]
+        assert [calls for _, _, calls in waiting(ledger)] == [2]
 
 
 def test_refused_calls_fail_until_they_are_reset(tmp_path):
