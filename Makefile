@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | clean   -- each sets up .venv first
+# make demo | test | lint | docs | dist | bench | clean   -- each sets up .venv first
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -12,7 +12,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # DeepSpeed's own kernels are compiled on first use, and for the tests of ZeRO none is needed.
 export DS_BUILD_OPS := 0
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint docs dist bench clean
 
 setup: $(READY)
 
@@ -27,7 +27,7 @@ $(READY):
 demo: setup
 	$(BIN)/python recipes/demo.py
 
-test: setup lint
+test: setup lint docs
 	# Several torch processes with spinning OpenMP threads starve each other; for a single one spinning is faster.
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -q
 
@@ -36,9 +36,15 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: setup
+	$(BIN)/mkdocs build --strict --quiet
+
+dist: setup
+	$(BIN)/python -m build --no-isolation
+
 bench: setup
 	$(BIN)/python -m benchmarks training_step
 	$(BIN)/python -m benchmarks loop
 
 clean:
-	rm -rf $(VENV) runs/demo .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) runs/demo runs/site site dist build .pytest_cache .mypy_cache .ruff_cache *.egg-info

@@ -105,8 +105,8 @@ class OpenSystem(AbstractContextManager["OpenSystem"], AbstractAsyncContextManag
         Args:
             question: The question as the model reads it.
             search: The text to search with, without instruction or choices.
-            watch: Called with each plan and each round of retrieval as it happens. **known: Fields of `Tools` for this
-                question: `question_id`, `gold`, `context`.
+            watch: Called with each plan and each round of retrieval as it happens.
+            **known: Fields of `Tools` for this question: `question_id`, `gold`, `context`.
         """
         started, before = time.perf_counter(), WATCH.set(watch)
         try:

@@ -1,4 +1,4 @@
-"""The wheel beside a user's own `models/`, `train.py` and `eval.py`: the README example and an evaluation run there."""
+"""The package, built and installed beside a user's own `models/`, `train.py` and `eval.py`, runs the README example."""
 
 import json
 import os
@@ -6,44 +6,50 @@ import re
 import shutil
 import subprocess
 import sys
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow
+CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 PASSAGES = [("Glass Harbour", "A novel by Ida Morn."), ("Ida Morn", "Born in Velsund.")]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built from a copy: the build leaves folders in its source."""
-    pytest.importorskip("setuptools", "77")
-    source, output = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    """Built from the source archive of a copy: the build leaves folders in its source."""
+    source = tmp_path_factory.mktemp("source")
     for name in sorted(path.name for path in (ROOT / "tripletune").iterdir() if path.is_symlink()):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "tripletune", source / "tripletune", symlinks=True)
-    assert _build(source, output).returncode == 0
-    (made,) = output.glob("*.whl")
+    built = _build(source)
+    assert built.returncode == 0, built.stdout
+    (made,) = source.glob("dist/*.whl")
     return made
 
 
-def _build(source, output):
-    """Build the wheel of a checkout that has its folders."""
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+def _build(source):
+    """Build source archive and wheel, as `make dist` does, of a checkout that has its folders."""
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    command = [*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", output, source]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "build", "--no-isolation", source]
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
-def site(wheel, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("site")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
-    return folder
+def bare(wheel, tmp_path_factory):
+    """Programs of a new environment that holds the wheel; dependencies are read where the tests have them."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, symlinks=True)
+    (packages,) = folder.glob("lib/*/site-packages")
+    (packages / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "--disable-pip-version-check", "-q"]
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--no-compile", wheel], check=True)
+    return folder / "bin"
 
 
 @pytest.fixture
@@ -88,6 +94,16 @@ def test_a_wheel_holds_nothing_but_tripletune(wheel):
     assert "tripletune/py.typed" in held
 
 
+def test_one_version_everywhere(wheel, bare):
+    version = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"]
+    assert {path.name for path in wheel.parent.iterdir()} == {
+        f"tripletune-{version}.tar.gz", f"tripletune-{version}-py3-none-any.whl"
+    }  # fmt: skip
+    shown = subprocess.run([bare / "tripletune", "--version"], env=CLEAN, capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith(f"tripletune {version}")
+    assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
 # In one process, which imports the libraries once: the README's example, and then a command.
 BOTH = """
 import runpy, sys
@@ -99,7 +115,7 @@ runpy.run_module("tripletune", run_name="__main__", alter_sys=True)
 """
 
 
-def test_the_readme_example_and_an_evaluation_run_beside_a_users_own_folders(site, files):
+def test_the_readme_example_and_an_evaluation_run_beside_a_users_own_folders(bare, files):
     example = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)[0]
     for theirs, ours in {
         "runs/demo/export": "model",
@@ -114,11 +130,10 @@ def test_the_readme_example_and_an_evaluation_run_beside_a_users_own_folders(sit
              "triples.jsonl", "--model", "model", "--output", "out", "--max-rounds", "1", "--max-plan-tokens", "4",
              "--max-answer-tokens", "4"]  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "both.py", *words], cwd=files, env={**os.environ, "PYTHONPATH": str(site)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [bare / "python", "both.py", *words], cwd=files, env=CLEAN, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert str(site) in done.stdout
+    assert str(bare.parent) in done.stdout
     assert json.loads((files / "out" / "metrics.json").read_text())["questions"] == 1
 
 
@@ -138,7 +153,7 @@ def test_a_checkout_without_links_imports_and_builds_no_wheel(tmp_path):
 
     assert imported("tripletune.models.options").stdout.strip() == str(checkout / "models/options.py")
     assert "ImportError: import tripletune.models" in imported("models.options").stderr
-    failed = _build(checkout, tmp_path / "wheel")
+    failed = _build(checkout)
     assert failed.returncode != 0
-    assert "the links in tripletune/ are missing" in failed.stdout + failed.stderr
+    assert "the links in tripletune/ are missing" in failed.stdout
     assert not list(tmp_path.glob("**/*.whl"))

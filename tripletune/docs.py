@@ -57,8 +57,14 @@ def _commands(words: tuple[str, ...]) -> Iterator[tuple[str, argparse.ArgumentPa
         yield " ".join(words), parser
 
 
+def _cell(value: object) -> str:
+    text = " ".join(str(value).split()).replace("|", r"\|")
+    # Outside code, `<name>` would be a tag and `[name]` a link.
+    return re.sub("`[^`]*`|[<[]", lambda part: {"<": "&lt;", "[": r"\["}.get(part[0], part[0]), text)
+
+
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [[" ".join(str(cell).split()).replace("|", r"\|") for cell in row] for row in rows]
+    lines = [list(map(_cell, row)) for row in rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *lines]) + "\n"
 
 
@@ -94,7 +100,7 @@ def _system(name: str) -> str:
         return f"## {name}\n\n{about} Its options are those of [ras](#ras) that it has a use for.\n"
     shared = [] if kind is LoopOptions else [item.name for item in fields(AnswerOptions)]
     own = [item for item in fields(kind) if "help" in item.metadata and item.name not in shared]
-    rows = [(f"`{item.name}`", f"`{default_of(item)}`", item.metadata["help"]) for item in own]
+    rows = [(f"`{item.name}`", f"`{default_of(item)}`".replace("``", ""), item.metadata["help"]) for item in own]
     return f"## {name}\n\n{about}\n\n{_table(('option', 'default', 'what'), rows)}"
 
 

@@ -1,0 +1,135 @@
+"""MkDocs builds the site from the repository's own pages, each at its own path: links work here as they do there.
+
+README.md is the first page. A section of the navigation is a README and the pages that it links, in its order. The
+example report is made from runs over a fictional world when the build starts.
+"""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from posixpath import dirname, join, normpath
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+BESIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "benchmarks/README.md", "examples/README.md")
+HOME = "runs/site"
+COMMANDS = f"""\
+tripletune build world --output {HOME}/world --seed 3 --train 0 --validation 0 --test 40
+tripletune eval run --systems standard,ircot,t2rag --tasks hotpotqa --data {HOME}/world/test.jsonl \\
+    --corpus {HOME}/world/test.corpus.jsonl --triples {HOME}/world/test.triples.jsonl --oracle {HOME}/world/test \\
+    --output {HOME}/runs
+tripletune eval report {HOME}/runs --corpus {HOME}/world/test.corpus.jsonl --output {HOME}/report
+"""
+REPORT = f"""\
+# An example report
+
+What `tripletune eval report` makes of these commands ([how to read it](guide/reports.md)). An oracle that knows the
+fictional world stands for the language model, so the figures say nothing about a system.
+<a href="report.html">The page alone</a>.
+
+<iframe src="report.html" title="An example report"></iframe>
+
+```bash
+{COMMANDS}```
+"""
+
+PYTHON = """\
+# Python
+
+What programs and notebooks import. [Extend](guide/extend.md) says how to add a part as one file.
+
+## Answer, load, evaluate
+::: tripletune.load_system
+::: tripletune.load_model
+::: tripletune.evaluate
+::: tripletune.rag.answering.OpenSystem
+::: tripletune.rag.answering.SystemOptions
+::: tripletune.rag.Trace
+
+## Data
+::: tripletune.models.data.questions.Question
+::: tripletune.models.data.records.Passage
+::: tripletune.models.data.records.Record
+::: tripletune.models.data.records.read_records
+::: tripletune.models.data.records.read_corpus
+
+## Language models
+::: tripletune.models.llm.backends.LLMOptions
+::: tripletune.models.llm.backends.open_client
+::: tripletune.models.llm.replies.ask
+::: tripletune.models.llm.Backend
+::: tripletune.models.llm.backends.BackendKind
+
+## Training
+::: tripletune.train.engine.Engine
+::: tripletune.train.tasks.TrainingTask
+::: tripletune.train.tasks.TrainSection
+::: tripletune.models.graph_llm.GraphLLM
+
+## Systems and scores
+::: tripletune.rag.systems.System
+::: tripletune.rag.systems.LoopOptions
+::: tripletune.eval.suites.records.score_predictions
+::: tripletune.eval.controls.Rule
+"""
+
+
+def on_startup(**_: object) -> None:
+    """Make the example report."""
+    shutil.rmtree(ROOT / HOME, ignore_errors=True)
+    for command in COMMANDS.replace("\\\n", "").splitlines():
+        words = [sys.executable, "-m", *shlex.split(command)]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise PluginError(f"{command}\n{done.stderr}")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Replace the files of docs/ by the same at their paths in the repository, with those beside it."""
+    inside = [f"docs/{file.src_uri}" for file in files if file.src_dir == config.docs_dir]
+    found = Files([file for file in files if file.src_dir != config.docs_dir])
+    for name in (*BESIDE, *(name for name in inside if not name.endswith(".py"))):
+        found.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
+    found.append(File.generated(config, "docs/python.md", content=PYTHON))
+    found.append(File.generated(config, "docs/example_report.md", content=REPORT))
+    made = str(ROOT / HOME / "report/report.html")
+    found.append(File.generated(config, "docs/report.html", abs_src_path=made))
+    config.nav = _navigation()
+    return found
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> None:
+    """Give the width of the navigation to a page that is a section of its own."""
+    if page.parent is None:
+        page.meta["hide"] = ["navigation"]
+
+
+def on_page_content(html: str, **_: object) -> str:
+    r"""Show `|` in the cells of a table: GitHub wants `\|` in code, and Python-Markdown keeps it."""
+    return re.sub("<td>.*?</td>", lambda cell: cell[0].replace(r"\|", "|"), html, flags=re.DOTALL)
+
+
+def _navigation() -> list[dict[str, str | list[str]]]:
+    evidence, reference = _section("docs/evidence/README.md"), _section("docs/reference/README.md")
+    elsewhere = (*BESIDE, *evidence, *reference)
+    return [
+        {"Start": "README.md"},
+        {"Guide": [page for page in _section("docs/README.md") if page not in elsewhere]},
+        {"Evidence": evidence},
+        {"Reference": reference},
+        {"Python": "docs/python.md"},
+        {"Report": "docs/example_report.md"},
+        {"Project": [page for page in BESIDE[1:] if page.endswith(".md")]},
+    ]
+
+
+def _section(readme: str) -> list[str]:
+    links = re.findall(r"\]\(([\w./]+\.md)", (ROOT / readme).read_text(encoding="utf-8"))
+    return [readme, *dict.fromkeys(normpath(join(dirname(readme), link)) for link in links)]
