@@ -88,13 +88,13 @@ def export_adapter(
     provenance.base_revision = base_revision or provenance.base_revision
     adapter = is_adapter(source)
     if adapter and str(read_json(source / ADAPTER_CONFIG).get("init_lora_weights")).startswith(("pissa", "olora")):
-        raise ValueError(f"{source} is a checkpoint whose adapter began as a part of the base's weights: export final/")
+        raise ValueError(f"{source} is a checkpoint whose adapter starts from the base's weights: export final/")
     alone = language_model_only and not is_text_model(source)
     if alone and (provenance.use_graph or not adapter):
         what = "has a graph token" if provenance.use_graph else "is a whole model"
         raise ValueError(
-            f"--language-model-only: {source} {what}, so there is no adapter for the plain base model: leave it out, "
-            "or take tripletune checkpoints merge"
+            f"--language-model-only: {source} {what}, so there is no adapter for the plain base model: leave the "
+            "option out, or run tripletune checkpoints merge"
         )
     provenance.encoder = encoder or provenance.encoder
     if not provenance.base_model:
@@ -142,7 +142,7 @@ def _write_plain_adapter(loaded: Loaded, folder: Path) -> None:
         reference, observe(load(folder, True), reference["cases"]), against="the Graph-LLM"
     )
     if not comparison.passed:
-        raise ValueError(f"the plain adapter does not say what the Graph-LLM says; nothing was written ({comparison})")
+        raise ValueError(f"the plain adapter's outputs differ from the Graph-LLM's; nothing was written ({comparison})")
 
 
 def _without_graph(loaded: Loaded) -> tuple[Loaded, list[dict[str, Any]]]:
@@ -187,14 +187,16 @@ def merge_adapter(
         observed = observe(result, reference["cases"])
         comparison = compare_observations(reference, observed, against="the adapter")
         if dtype == "float32" and not comparison.passed:
-            raise ValueError(f"the merged model does not say what the adapter says; nothing was written ({comparison})")
+            raise ValueError(
+                f"the merged model's outputs differ from the adapter's; nothing was written ({comparison})"
+            )
         if not alone:
             write_json(scratch / REFERENCE, {**observed, "weights": weight_digests(scratch)})
         write_model_card(scratch, provenance, "language_model" if alone else "merged", output.name)
     if alone and provenance.use_graph:
         logger.warning(
-            "this model was trained with a graph token, which a plain language model does not read: its replies differ "
-            "from those of the Graph-LLM"
+            "this model was trained with a graph token, which a plain language model does not read: its replies "
+            "differ from the Graph-LLM's"
         )
     return comparison
 
@@ -217,8 +219,7 @@ def _write_merged(loaded: Loaded, dtype: str, alone: bool, scratch: Path) -> dic
     reference = observe(*(_without_graph(loaded) if alone else (loaded, cases_of(loaded))))
     if dtype != "float32" and (lost := _rounded_away(loaded.model, getattr(torch, dtype))):
         logger.warning(
-            "weights in %s round away %.0f %% of what the adapter adds to them; merged in float32, or left beside the "
-            "base model, it loses nothing",
+            "weights in %s lose %.0f %% of the adapter by rounding; merge in float32, or do not merge",
             dtype,
             100 * lost,
         )

@@ -34,7 +34,9 @@ def write_gguf(folder: str | Path, output: str | Path, quantize: str = "f16") ->
     source, output = trained_folder(folder), Path(output)
     if is_adapter(source) or (source / PROCESSOR).exists():
         more = " --language-model-only" if (source / PROCESSOR).exists() else ""
-        raise ValueError(f"{source} is no plain language model: first tripletune checkpoints merge {folder}{more}")
+        raise ValueError(
+            f"{source} is not a plain language model: first run tripletune checkpoints merge {folder}{more}"
+        )
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     rope = getattr(config, "rope_parameters", None) or {}
     if config.model_type not in ("llama", "qwen2", "qwen3") or rope.get("rope_type", "default") not in _ROPES:
@@ -93,7 +95,7 @@ def _write_tokenizer(writer: Any, source: Path, size: int) -> None:
     steps = [_cut(step) for step in cuts.get("pretokenizers", [cuts])]
     pre = next((name for name, way in _CUTS.items() if way == steps), None)
     if about["model"].get("type") != "BPE" or pre is None:
-        raise ValueError(f"{source}: its tokenizer is not cut as those of GPT-2, SmolLM, Llama 3 or Qwen2: {_OTHERS}")
+        raise ValueError(f"{source}: its tokenizer does not split text like GPT-2, SmolLM, Llama 3 or Qwen2: {_OTHERS}")
     tokens, kinds = [f"[PAD{number}]" for number in range(size)], [gguf.TokenType.UNUSED] * size
     for token, number in tokenizer.get_vocab().items():
         if number < size:

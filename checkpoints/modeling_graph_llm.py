@@ -81,8 +81,8 @@ class NodeEncoder:
         turns = prompts or "message" in texts.get("modality_config", ())
         if not (mean or self.first) or turns or paths.keys() - {"Transformer", "Pooling", "Normalize"}:
             raise ValueError(
-                f"encoder {spec}: only sentence-transformers models that take the mean or the first token of a text as "
-                "it is are read here; set processor.vectors to a function that makes (n, D) floats of n texts"
+                f"encoder {spec}: only sentence-transformers models with plain mean or first-token pooling are "
+                "supported; set processor.vectors to a function from n texts to (n, D) floats"
             )
         self.unit = "Normalize" in paths
         self.tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)

@@ -177,7 +177,7 @@ def _reply(loaded: Loaded, prompt: list[int], extra: dict[str, Any]) -> dict[str
     reply = output.sequences[0, 1 if model.config.is_encoder_decoder else len(prompt) :].tolist()
     normaliser = torch.logsumexp(output.logits[0][0].float(), 0).item()
     if not math.isfinite(normaliser):
-        raise ValueError(f"{loaded.folder}: the model's logits are not finite, so that it says nothing")
+        raise ValueError(f"{loaded.folder}: the model's logits are not finite")
     return {
         "prompt_ids": prompt,
         # Nine digits tell float32 values apart.

@@ -41,8 +41,8 @@ def read_prices(texts: Sequence[str]) -> Prices:
     matches = {text: _PRICE.fullmatch(text) for text in texts}
     if wrong := [text for text, match in matches.items() if match is None]:
         raise ValueError(
-            f"--price {wrong[0]}: write dollars per million tokens as IN,OUT or ROLE=IN,OUT, for example 0.15,0.6, and "
-            "those of cached prompts behind them if they are not a tenth of IN: 0.15,0.6,0.075"
+            f"--price {wrong[0]}: write dollars per million tokens as IN,OUT or ROLE=IN,OUT, for example 0.15,0.6; a "
+            "third number is for cached prompts, if not a tenth of IN: 0.15,0.6,0.075"
         )
     found = ((match[1] or "", float(match[2]), float(match[3]), match[4]) for match in matches.values() if match)
     return {role: (read, out, read / 10 if cached is None else float(cached)) for role, read, out, cached in found}

@@ -70,7 +70,7 @@ def score_run(
     path, values = folder / SCORES, dict[str, list[float]]({name: [] for name in metrics})
     settings = read_json(folder / SETTINGS)
     if "system" not in settings:
-        raise ValueError(f"{folder} is not the output of `tripletune eval run`; give its own command again to score it")
+        raise ValueError(f"{folder} is not the output of `tripletune eval run`; repeat its own command to score it")
     with lock_folder(folder, f"another process writes into {folder}: wait for it or stop it") or nullcontext():
         before = {row["id"]: given(row, "scores") or {} for row in read_results(path)} if path.is_file() else {}
         changed, failed = dict.fromkeys(metrics, 0), 0

@@ -226,7 +226,7 @@ def triples_settings(source: str, extractor: str | None = None) -> Any:
     """Settings that identify triples: of a file, or of a store, whose bytes change without its content."""
     if not is_store(source):
         if extractor is not None:
-            raise ValueError(f"--extractor {extractor}: {source} is no extraction store, so it has no extractors")
+            raise ValueError(f"--extractor {extractor}: {source} is not an extraction store, so it has no extractors")
         return file_digest(source)
     with closing(TripleStore(source, create=False)) as store:
         chosen = store.choose(extractor)

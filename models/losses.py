@@ -89,7 +89,9 @@ def learn_labels_only(model: Any) -> bool:
     """
     text_config = model.config.get_text_config()
     if hasattr(text_config, "output_router_logits"):
-        logger.info("%s balances its experts in its own loss: logits are computed everywhere", type(model).__name__)
+        logger.info(
+            "%s has its own loss to balance experts: logits are computed at all positions", type(model).__name__
+        )
         return False
     if not scales_alike(model):
         return False
@@ -133,5 +135,5 @@ def scales_alike(model: Any) -> bool:
     except (AttributeError, TypeError):
         alike = False
     if not alike:
-        logger.warning("%s scales its logits in a way of its own: they are computed everywhere", type(model).__name__)
+        logger.warning("%s scales its logits in its own way: they are computed at all positions", type(model).__name__)
     return alike

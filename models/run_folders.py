@@ -88,7 +88,7 @@ def task_of(folder: str | Path) -> dict[str, Any]:
     names = [name for name in TASK_FILES if (Path(folder) / name).is_file()]
     if not names:
         raise FileNotFoundError(
-            f"{folder} has neither {' nor '.join(TASK_FILES)}: it is no model trained on plain text"
+            f"{folder} has neither {' nor '.join(TASK_FILES)}: it is not a model trained on plain text"
         )
     return read_json(Path(folder) / names[0])
 
@@ -181,8 +181,8 @@ def check_finite(weights: Iterable[tuple[str, torch.Tensor]], owner: str | Path)
     """Refuse weights that are not finite, of which every reply would be made; the message names their folder."""
     if name := not_finite(weights):
         raise ValueError(
-            f"{owner}: weights are not finite (NaN or infinite), {name} for one: a training run went wrong, or they "
-            "overflow in this weight type; take an earlier checkpoint, another copy or another dtype"
+            f"{owner}: weights are not finite (NaN or infinite), for example {name}: training diverged, or they "
+            "overflow in this dtype; take an earlier checkpoint, another copy or another dtype"
         )
 
 

@@ -48,8 +48,8 @@ def open_database(path: Path, kind: Kind, create: bool = True, only_read: bool =
         _make(path, kind)
     if not path.stat().st_size:
         raise UnusableFile(
-            f"{path} is an empty file, not a {kind.name}: the disk was full, or a copy broke off; bring back what it "
-            "held, or remove it to begin again"
+            f"{path} is an empty file, not a {kind.name}: the disk was full, or a copy was cut off; restore it, or "
+            "remove it to begin again"
         )
     # SQLite makes files beside a database even to read it, unless it is called immutable.
     read = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
@@ -121,7 +121,7 @@ def _prepare(database: sqlite3.Connection, path: Path, kind: Kind, writable: boo
     query = "SELECT application_id, user_version FROM pragma_application_id, pragma_user_version"
     application, version = database.execute(query).fetchone()
     if application != kind.application:
-        raise UnusableFile(f"{path} is an SQLite file, but no {kind.name}: name another file")
+        raise UnusableFile(f"{path} is an SQLite file, but not a {kind.name}: name another file")
     if version != kind.version:
         raise UnusableFile(
             f"{path} is a {kind.name} of version {version}, and this program knows version {kind.version}: "

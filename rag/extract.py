@@ -241,7 +241,7 @@ class CorpusExtraction:
         logger.warning("passage %r failed: %s", title, problem)
         if self._failures >= _FAILURES_IN_A_ROW:
             raise CallError(
-                f"{self._failures} passages in a row failed, the last one with: {problem}. What was read is kept in "
+                f"{self._failures} passages in a row failed, the last one with: {problem}. Finished passages are in "
                 f"{self.store.path}: remove the cause and run the same command again"
             ) from (None if isinstance(problem, CallError) else problem)
 

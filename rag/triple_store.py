@@ -159,7 +159,7 @@ class TripleStore:
             f"{one.id}: {one.model}, prompt {one.prompt}, {one.passages:,} passages" for one in self.extractors()
         )
         problem = "holds triples of several extractors" if found else f"holds no triples of {model or 'any extractor'}"
-        raise ValueError(f"{self.path} {problem}: name one by its number or model (it has {listed or 'none'})")
+        raise ValueError(f"{self.path} {problem}: name one by number or model (it has {listed or 'none'})")
 
     def _insert(self, extractor: int, extractions: Iterable[Extraction]) -> None:
         rows = (

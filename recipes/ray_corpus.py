@@ -185,7 +185,7 @@ def share_subq(argv: list[str], shared: RayOptions) -> int:
     parsed = subq_parser().parse_args(argv)
     sources, options, llm = read_command(parsed)
     if llm is None or llm.is_local or not load_backend(llm.backend).sends:
-        raise ValueError("workers ask servers: name a --teacher that is one, such as openai with --teacher-url")
+        raise ValueError("workers call servers: name a --teacher with a server, such as openai with --teacher-url")
     if options.direct_answer_model or parsed.dry_run:
         raise ValueError("--direct-answer-model and --dry-run are for `tripletune build subq` alone: leave them out")
     check_new(options.output, [str(llm.ledger)])

@@ -98,7 +98,7 @@ class Service:
             raise Refused(403, "requests from pages of other origins are not answered", "other_origin")
         given = request.headers.get("authorization", "").removeprefix("Bearer ").strip().encode()
         if self._key and not secrets.compare_digest(given, self._key):
-            raise Refused(401, "this server wants its key as 'Authorization: Bearer KEY'", "invalid_api_key")
+            raise Refused(401, "this server needs its key as 'Authorization: Bearer KEY'", "invalid_api_key")
         return await handle(request)
 
     async def _models(self, request: Request) -> Response:

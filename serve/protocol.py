@@ -19,7 +19,7 @@ from tripletune.serve.door import Refused
 def _text(content: Any) -> Any:
     if isinstance(content, list):
         if any(not isinstance(part, dict) or part.get("type") != "text" for part in content):
-            raise ValueError("text alone is read: no images, audio or files")
+            raise ValueError("only text is read, no images, audio or files")
         return "".join(str(part.get("text", "")) for part in content)
     return content or ""
 

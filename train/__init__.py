@@ -261,6 +261,7 @@ def check_tracking(report_to: Sequence[str]) -> None:
     except wandb.errors.UsageError as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise ValueError(
-            f"report_to wandb: {reason}. To keep the run's records here instead set WANDB_MODE=offline; without W&B: "
+            f"report_to wandb: {reason}. To keep the run's records on this machine, set WANDB_MODE=offline; without "
+            "W&B: "
             "--report_to none"
         ) from None

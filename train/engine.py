@@ -221,7 +221,7 @@ class EngineMixin(Mixed):
             return
         state.best_model_checkpoint = str(Path(self.config.output_dir) / f"checkpoint-{best}")
         if not Path(state.best_model_checkpoint).is_dir():
-            raise FileNotFoundError(f"{state.best_model_checkpoint} has the best {metric}, and is not there any more")
+            raise FileNotFoundError(f"{state.best_model_checkpoint} has the best {metric}, and no longer exists")
         self._load_best_model()
         self.last_evaluation = best, self._evaluated()[best]
 

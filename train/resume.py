@@ -159,7 +159,7 @@ def newest_checkpoint(output_dir: str | Path) -> Path | None:
             state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
             found.append((int(state["global_step"]), folder))
         except (OSError, ValueError, KeyError):
-            logger.warning("%s was not written to its end and is passed over", folder)
+            logger.warning("%s is incomplete and is skipped", folder)
     for _, folder in sorted(found, reverse=True):
         try:
             # A full disk or a broken copy has cut files off, or weights are not finite.
@@ -170,7 +170,7 @@ def newest_checkpoint(output_dir: str | Path) -> Path | None:
             check_finite(stored_weights(folder), folder)
             return folder
         except (OSError, ValueError) as error:
-            logger.warning("%s is passed over: %s", folder, error)
+            logger.warning("%s is skipped: %s", folder, error)
     return None
 
 
@@ -343,7 +343,7 @@ class LossLog(StepLog):
         self._flush(state)
         last = newest_checkpoint(self.path.parent)
         raise Diverged(
-            f"loss, gradient norm or logits are not finite since step {since} (see {self.path}): training has stopped "
+            f"loss, gradient norm or logits are not finite since step {since} (see {self.path}): training stopped "
             f"without a result; the newest checkpoint with finite weights is {last or 'none'}. Lower "
             "train.learning_rate, set train.max_grad_norm, or look at the records of that step"
         )

@@ -154,8 +154,8 @@ class TrajectoryEncoder:
         if not text.startswith(opening):
             raise ValueError(
                 f"{self._template} writes the turns before turn {place + 1} otherwise once a reply follows (some take "
-                "thoughts out, some move the system's text), so the student would not learn from what the loop shows "
-                "it: give a template that only adds to the chat as data.chat_template"
+                "thoughts out, some move the system's text), so the student would not learn from the loop's prompts: "
+                "set data.chat_template to a template that only adds to the chat"
             )
         start = len(opening)
         content = self._chat.as_text(turns[place]["content"]).strip()
@@ -166,7 +166,7 @@ class TrajectoryEncoder:
         if begin is None:
             raise ValueError(
                 f"{self._template} writes {_shown(text[start:])} where the reply {_shown(content)} should begin: "
-                "give a template that writes replies as they are as data.chat_template"
+                "set data.chat_template to a template that writes replies unchanged"
             )
         end = self._end(text, begin + len(content))
         if end is None:

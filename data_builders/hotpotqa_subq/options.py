@@ -234,7 +234,10 @@ def read_command(parsed: argparse.Namespace) -> tuple[list[Source], BuildOptions
         _refuse_idle(parsed)
         return sources, options, None
     if not any(source.needs_teacher for source in sources):
-        raise ValueError("a teacher LLM is given, but every source has annotations: leave out those it shall make")
+        raise ValueError(
+            "a teacher LLM is given, but every source has annotations: leave out the annotations that the teacher "
+            "should make"
+        )
     ledger = parsed.teacher_ledger or options.ledger
     return sources, options, from_arguments(LLMOptions, parsed, "teacher", ledger=ledger)
 

@@ -55,7 +55,7 @@ def linked(questions: Callable[[], Iterable[Question | Dropped]], corpus: str | 
     wanted = {name for one in questions() if isinstance(one, Question) for name in one.links}
     if wanted and not corpus:
         raise ValueError(
-            f"a question names supporting passages of a corpus, {min(wanted)!r} for one: give its --corpus"
+            f"a question names supporting passages of a corpus, such as {min(wanted)!r}: give its --corpus"
         )
     ids, titles = dict[str, Passage](), defaultdict[str, list[Passage]](list)
     for passage in read_corpus(str(corpus)) if wanted else ():

@@ -194,7 +194,7 @@ class Launched:
             # It sees its own alone: a thread begins with the first one, whatever another thread has set.
             own = devices[int(os.environ["LOCAL_RANK"]) % len(devices)]
             os.environ |= {"CUDA_VISIBLE_DEVICES": own, "LOCAL_RANK": "0"}
-        logger.info("%d processes; progress is that of the first one's part", self.processes)
+        logger.info("%d processes; progress shows the first one's part", self.processes)
         if not torch.distributed.is_initialized():
             try:
                 torch.distributed.init_process_group("gloo", timeout=timedelta(minutes=10))

@@ -79,7 +79,7 @@ class ExtractionOptions(SuiteOptions):
         if self.shots and not self.shot_data:
             found.append("--shots needs --shot-data: a folder or file of pairs to take the examples from")
         if self.shots and self.model and not self.untrained:
-            found.append("--shots: a trained model is asked without examples; give --untrained for one that is not")
+            found.append("--shots: a trained model gets no examples; add --untrained for an untrained one")
         if self.untrained and self.teacher:
             found.append("--untrained is for --model; a teacher always gets the prompt that explains the format")
         if self.model and self.model.startswith(PYPI) and not self.untrained:

@@ -288,7 +288,7 @@ class QuestionSuite(Suite):
         if without == len(self.ids):
             raise ValueError(f"--gold {path} has no link of any question: is it the file of another split?")
         if without:
-            logger.warning("%s: %d questions have no gold link, so the recall is that of the others", path, without)
+            logger.warning("%s: %d questions have no gold link, so the recall is over the others", path, without)
         return gold
 
 

@@ -116,7 +116,7 @@ def ledger_troubles(path: Path) -> Iterator[str]:
                 yield f"SQLite: {line}"
         for key, model, sampling, messages in connection.execute("SELECT key, model, sampling, messages FROM calls"):
             if make_call(model, sampling, messages).key != key:
-                yield f"call {key}: its key is not that of its model, sampling and messages"
+                yield f"call {key}: its key does not match its model, sampling and messages"
         query = "SELECT count(*) FROM uses WHERE call_id NOT IN (SELECT id FROM calls)"
         orphans = connection.execute(query).fetchone()[0]
         if orphans:
@@ -129,7 +129,7 @@ def _row(values: Mapping[str, Any], where: str) -> tuple[Any, ...]:
     try:
         call = make_call(values["model"], sampling_of(canonical(values["sampling"])), values["messages"])
         if values["key"] != call.key:
-            raise ValueError("its key is not that of its model, sampling and messages")
+            raise ValueError("its key does not match its model, sampling and messages")
         if values["status"] not in (OK, FAILED):
             raise ValueError(f"status {values['status']!r} is not one of {OK}, {FAILED}")
         reply = Completion(**{name: values[name] for name in _REPLY})

@@ -57,7 +57,7 @@ def test_matrices_are_rounded_and_vectors_are_not(kind, most, tiny_model, tmp_pa
     ("change", "words"),
     [
         (("config.json", {"model_type": "gpt2"}), "is a gpt2"),
-        (("tokenizer.json", {"pre_tokenizer": {"type": "Whitespace"}}), "tokenizer is not cut as those of GPT-2"),
+        (("tokenizer.json", {"pre_tokenizer": {"type": "Whitespace"}}), "tokenizer does not split text like GPT-2"),
     ],
 )
 def test_what_is_not_written_names_the_script_that_does(change, words, tiny_model, tmp_path):
@@ -73,4 +73,4 @@ def test_what_is_not_written_names_the_script_that_does(change, words, tiny_mode
 
 def test_an_adapter_is_merged_first(tiny_export, tmp_path):
     error = run("checkpoints", "gguf", tiny_export, "--output", tmp_path / "m.gguf").error
-    assert f"first tripletune checkpoints merge {tiny_export} --language-model-only" in error
+    assert f"first run tripletune checkpoints merge {tiny_export} --language-model-only" in error

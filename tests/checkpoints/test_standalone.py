@@ -96,7 +96,7 @@ def test_vectors_are_those_of_sentence_transformers(pooling, text_encoder):
 
 def test_an_encoder_that_reads_otherwise_is_refused(text_encoder, tiny_encoder):
     for folder in (text_encoder("max"), str(tiny_encoder)):
-        with pytest.raises(ValueError, match=r"only sentence-transformers models that take the mean or the first"):
+        with pytest.raises(ValueError, match=r"only sentence-transformers models with plain mean or first-token"):
             NodeEncoder(folder)
 
 

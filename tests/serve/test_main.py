@@ -26,7 +26,7 @@ LLM = ["--llm", "openai:m"]
         ([*LLM, "--systems", "cira"], "mean cirag"),
         ([*LLM, "--corpus", "{corpus}", "--api-key-env", "NOT_SET"], "NOT_SET: this environment variable is not set"),
         ([*LLM, "--corpus", "{corpus}", "--integrator", "runs/student"], "without effect, since cirag"),
-        (["--llm", "batch:m", "--corpus", "{corpus}"], "answers nothing at once"),
+        (["--llm", "batch:m", "--corpus", "{corpus}"], "does not answer at once"),
         ([*LLM, "--corpus", "{corpus}", "--port", "{used}"], "already in use"),
         ([*LLM, "--places", "0"], "places"),
         (["nofolder", "--corpus", "{corpus}"], "nofolder"),

@@ -162,5 +162,5 @@ def test_a_checkpoint_with_a_damaged_file_is_passed_over(name, tmp_path, caplog)
     else:
         file.write_bytes(file.read_bytes()[:-40])
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-1"
-    assert f"{tmp_path / 'checkpoint-2'} is passed over" in caplog.text
+    assert f"{tmp_path / 'checkpoint-2'} is skipped" in caplog.text
     assert name in caplog.text

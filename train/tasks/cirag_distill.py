@@ -85,8 +85,8 @@ class TrajectorySection(TextSection):
         if self.max_prompt_tokens is None and 64 <= self.max_tokens < 2 * REPLY_ROOM:
             found.append(
                 f"data.max_prompt_tokens is not set, and data.max_tokens {self.max_tokens} leaves prompts only "
-                f"{self.prompt_limit} beside a reply of {REPLY_ROOM}, so that what was retrieved would be left out: "
-                "set it, or raise data.max_tokens"
+                f"{self.prompt_limit} beside a reply of {REPLY_ROOM}, too few for retrieved triples: set it, or "
+                "raise data.max_tokens"
             )
         if self.max_prompt_tokens is not None and not 0 < self.max_prompt_tokens < self.max_tokens:
             found.append(

@@ -34,7 +34,7 @@ class OnPolicyTrainSection(StudentTrainSection):
         if not self.teacher:
             found.append("train.teacher: name the teacher")
         if self.packing:
-            found.append("train.packing: there is nothing to pack: replies are written at every step")
+            found.append("train.packing: there is nothing to pack, since replies are generated at every step")
         if self.preference:
             found.append("train.preference: the student learns from its own replies: leave it out")
         return found
@@ -49,7 +49,7 @@ class OnPolicyConfig(StudentConfig):
     def check(self) -> list[str]:
         found = []
         if self.data.rounds == "separate":
-            found.append("data.rounds: every round is asked for by itself anyway; leave it out")
+            found.append("data.rounds: every round is separate anyway; leave it out")
         if self.data.learn == "everything":
             found.append("data.learn: the student learns from its own replies alone; leave it out")
         return found
@@ -68,7 +68,7 @@ class PromptTask(TextTask):
         prompts = per_step * self.together // self.copies
         if len(rows) < prompts:
             raise ValueError(
-                f"there are {len(rows)} prompts, and {prompts} are replied to at once: lower train.batch_size "
+                f"there are {len(rows)} prompts, but {prompts} get replies at once: lower train.batch_size "
                 "or train.gradient_accumulation (or train.records_per_step, or train.rollout_steps)"
             )
         order = super().sampler(rows, prompts)

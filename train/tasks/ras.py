@@ -264,9 +264,7 @@ class GraphTask(TrainingTask):
         limit, found = self.config.data.max_label_tokens, []
         template = str(getattr(self.processor.tokenizer, "chat_template", None) or "[INST]")
         if self.config.data.prompt_format == "llama2" and "[INST]" not in template:
-            found.append(
-                "data.prompt_format llama2: the base model's own chat template has no [INST]; chat is its form"
-            )
+            found.append("data.prompt_format llama2: the base model's chat template has no [INST]; take chat")
         for name, rows in (("training", self.train), ("validation", self.validation)):
             counts = rows_meta(rows) if rows is not None else {}
             for what, happened in (("truncated_labels", "were cut"), ("skipped_labels", "are left out")):

@@ -100,7 +100,7 @@ class LLMOptions(CheckedOptions):
         if own := sorted(_OWN_FIELDS & set(found or ())):
             raise ValueError(
                 f"extra holds {', '.join(own)}: leave that out; model, temperature, top_p and seed have options, and "
-                "the rest of it is the program's"
+                "the program sets the rest"
             )
         return found
 

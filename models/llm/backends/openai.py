@@ -84,7 +84,7 @@ class HostedBackend(Backend):
         self.host, name = parts.netloc, str(parts.hostname)
         self.official = any(name == host or name.endswith(f".{host}") for host in self.hosts)
         if self.official and not api_key:
-            raise ValueError(f"{name} wants a key: set {self.key_variable}, or api_key_env if you set url yourself")
+            raise ValueError(f"{name} needs a key: set {self.key_variable}, or api_key_env if you set url yourself")
         # In functions, so that no print of this object shows a key.
         self._key, self._redact = lambda: api_key or "none", lambda text: redact(text, [api_key or ""])
         self.model = options.ledger_name
@@ -117,7 +117,7 @@ class HostedBackend(Backend):
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise TransientError(f"{self.host} sent a reply that is no JSON object: {self._quote(response.text)}")
+            raise TransientError(f"{self.host} sent a reply that is not a JSON object: {self._quote(response.text)}")
         completion = self.read(found)
         if completion is None:
             # Some gateways wrap an upstream failure into a response with status 200.
@@ -187,8 +187,8 @@ def sampling_fields(sampling: Sampling, send: bool) -> dict[str, float]:
     if sampling.temperature in (0, 1) and sampling.top_p == 1:
         return {}
     raise SetupError(
-        f"temperature {sampling.temperature} and top_p {sampling.top_p} can't be had: send_temperature says that "
-        "none is sent. Set it to yes if this model takes them, else ask for temperature 1 and top_p 1"
+        f"temperature {sampling.temperature} and top_p {sampling.top_p} are not sent because of send_temperature. "
+        "Set it to yes if this model takes them, else set temperature and top_p to 1"
     )
 
 

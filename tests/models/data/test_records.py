@@ -70,7 +70,7 @@ def test_a_bad_record_is_one_error_with_its_place(change, message):
         (b"\x1f\x8b\x08\x00\xff\n", r"rows.jsonl: the gzip file is damaged or cut off"),
         (b'{"a": 1}\n{"a": ' + b"[" * 200_000 + b"\n", r"rows.jsonl:2: not valid JSON .*recursion"),
         (b'{"a": 1}\n{"a": ' + b"9" * 6_000 + b"}\n", r"rows.jsonl:2: not valid JSON .*digits"),
-        (b'{"a": NaN}\n', r"rows.jsonl:1: not valid JSON \(NaN is no number"),
+        (b'{"a": NaN}\n', r"rows.jsonl:1: not valid JSON \(NaN is not a number"),
         (gzip.compress(b'{"a": 1}\n' * 9, mtime=0)[:-9], r"rows.jsonl: the gzip file is damaged or cut off"),
     ],
 )

@@ -305,7 +305,7 @@ def test_import_keeps_what_is_there(path, tmp_path):
     [
         (lambda line: line[:-5], ":2: not valid JSON"),
         (lambda line: line.replace('"status": "ok"', '"status": "new"'), "status 'new' is not one of"),
-        (lambda line: line.replace('"content": "b"', '"content": "x"'), ":2: its key is not that of"),
+        (lambda line: line.replace('"content": "b"', '"content": "x"'), ":2: its key does not match"),
         (lambda line: line.replace('"content": "b"', '"content": 7'), ":2: messages[0].content must be text, found 7"),
         (
             lambda line: re.sub(r'"messages": \[.*?\]', '"messages": null', line),
@@ -336,7 +336,7 @@ def test_verify_finds_a_changed_row(filled):
     sql(filled, "UPDATE calls SET messages = replace(messages, 'b', 'x') WHERE text = 're: b'")
     ran = run("ledger", "verify", filled)
     assert ran.code == 1
-    assert f"call {call('b').key}: its key is not that of" in ran.out
+    assert f"call {call('b').key}: its key does not match" in ran.out
     assert "1 problems; calls: 3 ok, 1 failed, 1 pending\n" in ran.out
     sql(filled, "UPDATE calls SET text = '' WHERE text = 're: a'")
     shown = "calls: 2 ok, 1 failed, 1 pending, 1 ok without text, which the next run asks again\n"

@@ -230,7 +230,7 @@ def test_a_prompt_without_room_names_the_question(begin_task, records):
 
 def test_prompt_formats_that_do_not_fit_the_tokenizer(begin_task, tmp_path, tiny_llama, caplog):
     begin_task("ras", {"data.prompt_format": "llama2"})
-    assert "llama2: the base model's own chat template has no [INST]" in caplog.text
+    assert "llama2: the base model's chat template has no [INST]" in caplog.text
     base = shutil.copytree(tiny_llama, tmp_path / "base")
     (base / "chat_template.jinja").unlink()
     caplog.clear()

@@ -174,7 +174,7 @@ def test_the_name_of_the_token_field(url, field):
 # What goes wrong.
 
 
-FAULTS = {"rate_limit": "slow down", "server_error": "failed", "cut_off": "no JSON", "drop": "no connection"}
+FAULTS = {"rate_limit": "slow down", "server_error": "failed", "cut_off": "not a JSON", "drop": "no connection"}
 
 
 @pytest.mark.parametrize(("kind", "fault"), [(OpenAIBackend, fault) for fault in FAULTS] + [(AnthropicBackend, "drop")])
@@ -195,7 +195,7 @@ def test_faults_are_transient(kind, fault):
         (OpenAIBackend, Reply(status=503, headers={"retry-after-ms": "1500"}), "503", 1.5),
         (AnthropicBackend, Reply(status=529), "529", None),
         (OpenAIBackend, Reply(status=400, headers={"x-should-retry": "true"}), "400", None),
-        (OpenAIBackend, Reply(raw="<html>Bad gateway</html>"), "no JSON object: <html>", None),
+        (OpenAIBackend, Reply(raw="<html>Bad gateway</html>"), "not a JSON object: <html>", None),
         (AnthropicBackend, Reply(raw="{}"), "without a reply", None),
         (OpenAIBackend, Reply(raw='{"choices": null, "error": {"message": "upstream died"}}'), "upstream died", None),
     ],
