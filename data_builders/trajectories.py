@@ -66,9 +66,7 @@ class TrajectoryOptions(CheckedOptions):
         (), "calls to learn, for example resolve; repeatable (default: all; of cirag integrate, as in the paper)"
     )
     model: str | None = setting(None, "learn only calls of this model, by its name in the ledger")
-    min_score: tuple[str, ...] = setting(
-        (), "minimum score of the answer, for example exact_match=1 or f1=0.8; repeatable"
-    )
+    min_score: tuple[str, ...] = setting((), "minimum score, for example exact_match=1 or f1=0.8; repeatable")
     no_repairs: bool = setting(False, "leave out chats with a repaired or recovered reply")
     no_repeated_query: bool = setting(False, "leave out questions that ended with a repeated query")
     min_recall: float | None = setting(None, "minimum share of supporting passages that were retrieved")

@@ -60,16 +60,14 @@ class QuestionOptions(SuiteOptions, SystemOptions):
     retry_errors: bool = rare(False, "ask the failed questions of an earlier run again")
     concurrency: int = setting(64, "questions asked at once", at_least=1)
     gold: str | None = setting(
-        None, "gold links of --corpus, from `build corpus` (default: the questions' contexts in --corpus)"
+        None, "gold links of --corpus, from `build corpus` (default: by the questions' contexts)"
     )
     answers: str | None = setting(None, "with --system answers: another program's answers, JSON lines of id, answer")
     set: list[str] = setting([], SET_HELP)
     llm: list[str] = setting([], LLM_HELP)
     price: list[str] = setting([], PRICE_HELP)
     control: Control | None = rare(None, "control: let --model read this instead of the loop's facts")
-    control_run: str | None = rare(
-        None, "with control=other_…: folder of the same run without control, which has the other facts"
-    )
+    control_run: str | None = rare(None, "with control=other_…: the same run without control, for the other facts")
     integrator: str | None = setting(None, "with --system cirag: local model that integrates, instead of the teacher")
     oracle: str | None = setting(None, "use a perfect teacher: DIR/SPLIT of a `build world` folder")
 

@@ -52,7 +52,7 @@ class SearchOptions:
         "OpenAI-compatible server (OPENAI_BASE_URL, OPENAI_API_KEY)",
     )
     vectors: VectorSearch = rare(
-        "flat", "compare a query with all vectors (flat), or search an HNSW graph, for a million and more"
+        "flat", "compare a query with all vectors (flat), or search an HNSW graph (a million and more)"
     )
     query_prompt: str | None = rare(None, "text before each query (default: the encoder's)", needs="encoder")
     text_prompt: str | None = rare(None, "text before each passage or triple (default: the encoder's)", needs="encoder")

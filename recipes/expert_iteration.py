@@ -53,9 +53,7 @@ class ExpertConfig:
     student: str = setting("", "the student to begin with: run, adapter or export")
     rounds: int = setting(2, "number of rounds", at_least=1)
     samples: int = setting(4, "K, runs per question and round", at_least=1)
-    loop: dict[str, Any] = setting(
-        {}, "options of `tripletune eval run` and of the system, by name, without student and data"
-    )
+    loop: dict[str, Any] = setting({}, "options of `tripletune eval run` and of the system, without student and data")
     questions: dict[str, Any] = setting({}, "options for the training questions, such as data and corpus")
     exam: dict[str, Any] = setting({}, "options for the held-out questions")
     draw: str = setting("student", "model that samples its replies at temperature 1", choices=("student", "teacher"))

@@ -58,9 +58,7 @@ class PassageOptions(CheckedOptions):
     """How documents are cut."""
 
     size: int = setting(1000, "maximum characters of a passage (about 250 tokens)", at_least=50)
-    text_column: tuple[str, ...] = setting(
-        TEXTS, "text column of JSONL, CSV and Parquet; the first that exists is read"
-    )
+    text_column: tuple[str, ...] = setting(TEXTS, "text column of JSONL, CSV and Parquet; the first found is read")
     title_column: tuple[str, ...] = setting(TITLES, "title column")
 
 

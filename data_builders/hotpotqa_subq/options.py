@@ -95,9 +95,7 @@ class BuildOptions(FolderOptions):
     first_subquery: FirstSubquery = setting(
         "main_question", "q_0: the main question (the paper) or the first generated sub-query (the authors' code)"
     )
-    distractors: int = setting(
-        0, "add the triples of N non-supporting passages to each step (the paper: none)", at_least=0
-    )
+    distractors: int = setting(0, "add triples of N non-supporting passages to each step (paper: none)", at_least=0)
     failed_searches: float = setting(
         0.0, "share of searches that first bring useless facts, so that the label asks again (the paper: none)",
         at_least=0, below=1,
@@ -110,21 +108,13 @@ class BuildOptions(FolderOptions):
         None, "triples of distractors and failed searches: a store, or JSON lines of title, text, triples"
     )
     corpus: str | None = setting(None, "corpus of the supporting passages that qa rows name by id or title")
-    triples_from: str = setting(
-        "teacher", "source of the triples of kept documents: teacher, or a file like --triple-file"
-    )
-    show_documents: Shown = rare(
-        "supporting", "documents that the teacher's filter sees: the supporting passages (the paper) or all"
-    )
-    prompts: str | None = setting(
-        None, "folder of custom prompts: any of subq_filter.md, subq_query.md, subq_triples.md"
-    )
+    triples_from: str = setting("teacher", "source of kept documents' triples: teacher, or a file like --triple-file")
+    show_documents: Shown = rare("supporting", "documents for the teacher's filter: supporting ones (paper) or all")
+    prompts: str | None = setting(None, "folder of custom prompts: subq_filter.md, subq_query.md, subq_triples.md")
     json_schema: bool = rare(
         False, "send a JSON schema with each call, for OpenAI-compatible servers; this changes the ledger keys"
     )
-    on_call_error: Literal["stop", "drop"] = setting(
-        "stop", "when a retry cannot fix a call: stop, or drop the question"
-    )
+    on_call_error: Literal["stop", "drop"] = setting("stop", "if a retry cannot fix a call: stop, or drop the question")
     concurrency: int = setting(64, "questions labelled at once", at_least=1)
     direct_answer_model: str | None = setting(
         None, "base model of the direct-answer test: hub id, folder or pypi:package (default: no test)",

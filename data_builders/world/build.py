@@ -51,18 +51,14 @@ class WorldOptions(CheckedOptions):
     train: int = setting(600, "questions in the train split (0: no split)", at_least=0)
     validation: int = setting(60, "questions in the validation split (0: no split)", at_least=0)
     test: int = setting(100, "questions in the test split (0: no split)", at_least=0)
-    common_knowledge: float = setting(
-        0.12, "share of questions that need no retrieval, of all questions", at_least=0, at_most=1
-    )
+    common_knowledge: float = setting(0.12, "share of all questions without retrieval", at_least=0, at_most=1)
     one_hop: float = setting(0.25, "weight of one-hop questions among those that need retrieval", at_least=0)
     two_hop: float = setting(0.40, "weight of two-hop questions", at_least=0)
     three_hop: float = setting(0.12, "weight of three-hop questions", at_least=0)
     four_hop: float = setting(0.05, "weight of four-hop questions", at_least=0)
     comparison: float = setting(0.10, "weight of comparisons", at_least=0)
     intersection: float = setting(0.08, "weight of intersections", at_least=0)
-    noise: float = setting(
-        0.03, "share of names with commas, brackets, quotes, accents or another script", at_least=0, at_most=1
-    )
+    noise: float = setting(0.03, "share of names with punctuation, accents or another script", at_least=0, at_most=1)
     articles_per_question: float = setting(
         1.0, f"articles per question (a split has at least {MINIMUM_ARTICLES})", at_least=0, at_most=1000
     )

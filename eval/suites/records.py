@@ -59,9 +59,7 @@ class RecordOptions(SuiteOptions):
     split: str = setting("validation", "split of the folder")
     evidence: Evidence | None = setting(None, "read triples or text of a step (default: as in training)")
     triples: str | None = other_default(SearchOptions, "triples", None)
-    extractor: str | None = setting(
-        None, "take this extractor's triples, where --triples holds several", needs="triples"
-    )
+    extractor: str | None = setting(None, "take this extractor's triples, if --triples holds several", needs="triples")
     untrained: bool = setting(False, "allow an untrained base model, as a reference")
     batch_size: int = setting(16, "inputs per forward pass", at_least=1)
     dtype: str | None = setting(None, DTYPE_HELP)

@@ -64,9 +64,7 @@ class PromptSettings:
         "interleaved, a question is one growing sequence with a graph token per step, and one row in training",
         choices=("instruction_first", "history_first", "interleaved"),
     )
-    max_input_tokens: int = rare(
-        2500, "maximum prompt tokens; triples of the oldest step are dropped first", at_least=16
-    )
+    max_input_tokens: int = rare(2500, "maximum prompt tokens; the oldest triples are dropped first", at_least=16)
     max_label_tokens: int = rare(300, "maximum label tokens, end-of-sequence token included", at_least=2)
 
 

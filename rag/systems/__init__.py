@@ -87,20 +87,14 @@ class LoopOptions(AnswerOptions):
     planning: bool = setting(True, 'no: retrieve once, then answer (ablation "without planning")')
     retrieval: bool = setting(True, 'no: answer directly (ablation "without retrieval")')
     evidence: Evidence = setting("triples", "read a step's triples (the default) or its text")
-    first_query: FirstQuery = setting(
-        "main_question", "q_0: the main question (paper), or the planner's first sub-query"
-    )
+    first_query: FirstQuery = setting("main_question", "q_0: main question (paper), or the planner's first sub-query")
     context: Context = rare(
         "none",
         "use of passages that come with a question: none; first, as t_0 instead of the first search (PopQA, "
         "TriviaQA); static, one per round without plans and searches (ASQA, ELI5)",
     )
-    triples_per_step: int | None = rare(
-        None, "maximum triples per step, in the order of the passages; none keeps all", at_least=1
-    )
-    triples_share: float = rare(
-        1.0, "share of a step's triples to keep, drawn at random (figure 4)", above=0, at_most=1
-    )
+    triples_per_step: int | None = rare(None, "maximum triples per step, in passage order; none keeps all", at_least=1)
+    triples_share: float = rare(1.0, "share of a step's triples to keep, at random (figure 4)", above=0, at_most=1)
     triples_shuffled: bool = rare(False, "show drawn triples in the order of the draw, as in figure 4")
     share_seed: int = rare(0, "seed of the draw; the paper averages over five")
     graph: bool = rare(True, 'no: leave out the graph token (ablation "No GraphEncode" at inference)')

@@ -49,9 +49,7 @@ class T2RAGOptions(AnswerOptions):
     top_k: int = setting(5, "k, passages per round", at_least=1)
     candidates: int = setting(100, "propositions to find per clue before all are ranked together", at_least=1)
     passages: bool = setting(True, 'no: show the model propositions alone ("w/o chunk", figure 5)')
-    unit: Literal["triples", "passages"] = setting(
-        "triples", 'search triples, or passages ("chunk-based slot-filling", table 5)'
-    )
+    unit: Literal["triples", "passages"] = setting("triples", 'search triples or passages (table 5, "chunk-based")')
     fallback: Literal["once", "always", "stop"] = setting("once", "when no clue can be searched, search the question "
         "once or always (section 4.3), or stop (D.3)")  # fmt: skip
     question_too: bool = setting(False, "search with the question in every round, as the public code does")

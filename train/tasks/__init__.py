@@ -108,9 +108,7 @@ class DataSection:
     validation_split: str = rare("validation", "shards to evaluate on, where a folder is given")
     max_train_records: int | None = setting(None, "train on the first N records", above=0)
     max_validation_records: int | None = rare(None, "evaluate on the first N records", above=0)
-    cache: str | None = rare(
-        None, "folder of tokenised rows and embeddings, which runs may share (default: output_dir/cache)"
-    )
+    cache: str | None = rare(None, "folder of tokenised rows and embeddings, also shared (default: output_dir/cache)")
 
     def check(self) -> list[str]:
         named = {name: value for name, value in vars(self).items() if name in _FILES and value is not None}
@@ -147,28 +145,22 @@ class TrainSection:
         choices=("auto", "true", "false"),
     )
     gradient_checkpointing: bool = setting(False, "recompute activations: less memory, about 30 % more time")
-    group_by_length: bool = rare(
-        True, "put rows of similar length into a micro-batch; micro-batches come in random order"
-    )
+    group_by_length: bool = rare(True, "put rows of similar length into a micro-batch; shuffle micro-batches")
     torch_compile: bool = setting(False, "compile the language model's layers (needs a C++ compiler)")
     logging_steps: int = rare(10, "optimiser steps between log lines", above=0)
     eval_steps: int | None = setting(None, "optimiser steps between evaluations (default: only at the end)", above=0)
     eval_batch_size: int = rare(8, "rows in an evaluation batch", above=0)
     best_metric: str | None = rare(
-        None, "choose final/ by this loss or score of evaluations.jsonl (default: the last step)"
+        None, "choose final/ by this loss or score of evaluations.jsonl (default: last step)"
     )
     best_is: str = rare(
         "auto",
         "auto: lowest for losses and malformed shares, else highest",
         choices=("auto", "highest", "lowest"),
     )
-    patience: int | None = rare(
-        None, "stop after N evaluations without a better best_metric", above=0, needs="best_metric"
-    )
+    patience: int | None = rare(None, "stop after N evaluations without improvement", above=0, needs="best_metric")
     eval_max_new_tokens: int = rare(256, "maximum tokens of a reply in evaluations", above=0)
-    eval_generate_records: int = setting(
-        64, "validation samples to generate replies for and score; 0: none", at_least=0
-    )
+    eval_generate_records: int = setting(64, "validation samples to generate and score; 0: none", at_least=0)
     save_steps: int = setting(500, "optimiser steps between checkpoints", above=0)
     save_minutes: float | None = rare(None, "maximum minutes between checkpoints, besides save_steps", above=0)
     save_total_limit: int | None = rare(2, "checkpoints to keep; none: all", at_least=1)

@@ -72,9 +72,7 @@ class GrpoTrainSection(TrainSection):
     search_cost: float = setting(0.02, "cost of a search", at_least=0)
     kl: float = setting(0.04, "weight of the KL divergence from the teacher; GRPO's is 0.04", at_least=0)
     kl_on: str = setting("all", "use the KL divergence in all runs, or failed ones (DGPO)", choices=("all", "failed"))
-    teacher: str = setting(
-        "", "teacher on this machine, with the student's vocabulary (default: the student at the start)"
-    )
+    teacher: str = setting("", "teacher on this machine, with the student's vocabulary (default: initial student)")
     teacher_revision: str | None = setting(None, "hub revision of the teacher")
 
     def check(self) -> list[str]:
