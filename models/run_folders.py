@@ -1,4 +1,4 @@
-"""Model folders on disk: which one a run means, and whether it is whole.
+"""Model folders on disk: find a run's folder, and check that it is complete.
 
 Everything here is cheap (JSON and file headers), so that a damaged folder is refused before a model is loaded.
 """
@@ -65,7 +65,7 @@ def trained_folder(folder: str | Path) -> Path:
 
 
 def is_run(folder: str | Path) -> bool:
-    """Whether a folder is that of a training run, which holds its result or checkpoints, and not a model itself."""
+    """Whether a folder is a training run, with a result or checkpoints, and not a model."""
     folder = Path(folder)
     return not _holds_model(folder) and (_holds_model(folder / FINAL) or bool(_checkpoints(folder)))
 
@@ -84,7 +84,7 @@ def is_text_model(folder: str | Path) -> bool:
 
 
 def task_of(folder: str | Path) -> dict[str, Any]:
-    """What a model on plain text was made for: the content of `extractor.json` or `student.json`."""
+    """The task of a model on plain text: the content of `extractor.json` or `student.json`."""
     names = [name for name in TASK_FILES if (Path(folder) / name).is_file()]
     if not names:
         raise FileNotFoundError(
@@ -126,7 +126,7 @@ def is_adapter(folder: str | Path) -> bool:
 
 
 def weight_files(folder: str | Path) -> list[Path]:
-    """The safetensors files of an adapter or whole model, all shards included; those missing are named too."""
+    """The safetensors files of an adapter or whole model, all shards, also missing ones."""
     folder = Path(folder)
     if is_adapter(folder):
         return [folder / ADAPTER]
@@ -140,7 +140,7 @@ def weight_files(folder: str | Path) -> list[Path]:
 
 
 def check_weights(file: Path) -> None:
-    """Read the header of a safetensors file, which tells how long the file must be."""
+    """Check a safetensors file's length by its header."""
     from safetensors import SafetensorError, safe_open
 
     if not file.is_file():
@@ -178,7 +178,7 @@ def stored_weights(folder: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def check_finite(weights: Iterable[tuple[str, torch.Tensor]], owner: str | Path) -> None:
-    """Refuse weights that are not finite, of which every reply would be made; the message names their folder."""
+    """Refuse weights that are not finite; the message names their folder."""
     if name := not_finite(weights):
         raise ValueError(
             f"{owner}: weights are not finite (NaN or infinite), for example {name}: training diverged, or they "
@@ -194,7 +194,7 @@ def seconds_until(losses: Path, step: int) -> float:
 
 
 def public(value: Any, keep: tuple[str, ...] = ()) -> Any:
-    """A copy of JSON data that can be shown to others: absolute paths shrink to their last name, secrets to "***"."""
+    """A copy of JSON data for others: absolute paths become their last name, secrets "***"."""
     if isinstance(value, dict):
         return {
             key: "***" if isinstance(item, str) and item and _SECRET_KEY.search(str(key)) else public(item, keep)

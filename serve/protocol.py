@@ -76,7 +76,7 @@ class Asked(BaseModel):
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """What was found so far, for a Graph-LLM."""
+        """The rounds so far, for a Graph-LLM."""
         return (
             tuple(Step.from_json(row, "tripletune.steps") for row in self.tripletune.steps) if self.tripletune else ()
         )

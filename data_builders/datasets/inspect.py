@@ -87,7 +87,7 @@ def count_rows(folder: str | Path, tokenizer: str | None = None) -> tuple[Statis
 
 
 def troubles(folder: str | Path) -> Iterator[str]:
-    """What is wrong with a data set, one line each: rows, repeated ids, what stands in two splits, numbers of rows."""
+    """Faults of a data set, one line each: bad rows, repeated ids, values in two splits, wrong numbers of rows."""
     if (empty := why_empty(folder)) is not None:
         yield empty
         return

@@ -89,7 +89,7 @@ def new_dataset(
 ) -> Iterator[DatasetWriter[R]]:
     """A data set that replaces `options.output` when the block succeeds; call `finish` in it.
 
-    What is read, the `sources`, must survive; locations that are no files (hub ids) are passed over.
+    The `sources` must survive; locations that are no files (hub ids) are passed over.
     """
     read = [str(path) for path in sources if path is not None and Path(path).exists()]
     folder = new_folder(options.output, MADE, options.overwrite, read)

@@ -164,9 +164,9 @@ class FailedSearches:
                 articles += [(question.passages[one.document], one.triples) for one in kept if one.triples]
 
     def draw(self, question: Question, kept: list[Annotation], sought: Annotation) -> list[list[Found]]:
-        """What each failed search for a document brought: facts that do not name what the question is after.
+        """The facts of each failed search for a document, without names that the question asks for.
 
-        Those of its own other passages come first, then those of other questions, best with a predicate that is sought.
+        Its other passages' facts come first, then other questions' facts, if possible with a predicate that is sought.
         """
         chance = random.Random(f"{self.seed} {question.id} {sought.document} failed")
         failures = 0

@@ -163,8 +163,8 @@ class PartTeacher(GoldTeacher):
 
     - **Answering records alone**, since table 4 counts the parts in the answering column, and appendix C.4 explains by
       them why answering records outnumber `[SUFFICIENT]` and `[NO_RETRIEVAL]` labels.
-    - **History.** Without triples none: direct answering. With triples there is one step: q_0 is the question itself
-      and the triples are those of all its passages, as in figure 25.
+    - **History.** Without triples none: direct answering. With triples there is one step: q_0 is the question, with the
+      triples of all its passages, as in figure 25.
     - **The question** has the words of its evaluation task (the roles of table 5). The sub-query is the bare question,
       as in retrieval.
     """

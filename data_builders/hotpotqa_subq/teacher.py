@@ -60,7 +60,7 @@ class LLMTeacher(Teacher):
 
     Args:
         triples_from: Triples that were extracted before (RAS, section F.2); None asks the teacher.
-        shown: What the filter chooses from: the supporting passages, as in figure 7, or all, five times the tokens.
+        shown: Passages for the filter: the supporting ones, as in figure 7, or all, five times the tokens.
         sampling: Temperature, top_p and seed of the calls; the length of replies is `MAX_TOKENS`.
 
     Its counters are explained by `writer.BuildFacts`; `calls` includes calls of the ledger, not repair turns.
@@ -178,7 +178,7 @@ def reply_schema(role: str) -> str:
 
 
 def shown_documents(question: Question, shown: Shown) -> list[int]:
-    """The passages the filter chooses from, in the order of the row: that of the facts is often the reasoning order."""
+    """The passages for the filter in row order, since the order of the facts often gives the reasoning order away."""
     return sorted(question.supporting) if shown == "supporting" else list(range(len(question.passages)))
 
 

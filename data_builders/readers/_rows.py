@@ -153,7 +153,7 @@ def supporting_passages(
 ) -> tuple[tuple[int, ...] | None, int]:
     """The passages that supporting facts name, in order of their first fact; None when a title is not among them.
 
-    The number is that of facts whose sentence index is out of range. Such a fact still names its passage.
+    The number counts facts whose sentence index is out of range. Such a fact still names its passage.
     """
     facts = as_list([] if value is None else value, ("title",), ("sent_id", "sent_idx"))
     found: dict[int | None, None] = {}

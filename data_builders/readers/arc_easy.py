@@ -1,4 +1,4 @@
-"""ARC-Easy (Clark et al., 2018) as a training part of RAS: ARC's own rows, or those of Self-RAG's training data.
+"""ARC-Easy (Clark et al., 2018) as a training part of RAS: ARC's own rows, or Self-RAG's training data.
 
 ARC's rows are read as `multiple_choice` reads them; of Self-RAG's file only the rows of data set `arc_easy` are taken.
 """

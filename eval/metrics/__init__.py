@@ -2,9 +2,9 @@
 
 A new one is one file: `def NAME(prediction: str, answers: Sequence[str]) -> float`, whose docstring begins with the
 sentence that tables print about it. Then a task's YAML can name it. The gold answers have all aliases, and none is
-blank. One whose second argument is `short_answers` gets those of ASQA in its place, the aliases of one reading each;
-one whose second argument is `supporting`, the final ranking of passages (`eval/rescore.py:final_ranking`) and the ids
-that it should hold. One with a `k` is named for each of `CUTS`: `recall@5`.
+blank. One whose second argument is `short_answers` gets ASQA's instead, the aliases of one reading each; one whose
+second argument is `supporting`, the final ranking of passages (`eval/rescore.py:final_ranking`) and the ids that it
+should hold. One with a `k` is named for each of `CUTS`: `recall@5`.
 
 Here are the papers' metrics; each gives 0 to 1, and 0 for an empty prediction. Names keep rules apart that papers mix
 up: `f1` is plain token F1 (RAS, eq. 10-12), `f1_hotpotqa` the official rule of HotpotQA and 2WikiMultiHopQA;
@@ -110,7 +110,7 @@ def str_em(prediction: str, short_answers: Sequence[Sequence[str]]) -> float:
 def rouge_lsum(prediction: str, answers: Sequence[str]) -> float:
     """ROUGE-Lsum, F-measure with stemming, against the closest gold answer (ASQA's ROUGE-L).
 
-    Sentences are those of sentencex; the official script takes NLTK's, whose model can't be bundled.
+    Sentences come from sentencex; the official script takes NLTK's, whose model can't be bundled.
     """
     return _best("rougeLsum", _lines(prediction), [_lines(answer) for answer in answers])
 

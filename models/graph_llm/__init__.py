@@ -222,7 +222,7 @@ class LocalGenerator(DecodingService, Generator, Backend):
         return twin
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
-        """Reply to one input, together with those of other tasks."""
+        """Reply to one input, together with other tasks' inputs."""
         if self._client is None:
             return await self.decode(sample, max_new_tokens, evidence)
         content = {

@@ -107,7 +107,7 @@ class Backend(Endpoint):
 
 
 class LLMClient(Endpoint):
-    """What loops and builders call."""
+    """The client of loops and builders."""
 
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
@@ -116,7 +116,7 @@ class LLMClient(Endpoint):
 
         Args:
             messages: The chat; its last turn is the user's.
-            role: What the call is for, for example "subq.filter"; accounting and trajectories group by it.
+            role: The call's purpose, for example "subq.filter"; accounting and trajectories group by it.
             sampling: `None`: greedy, at most 512 tokens.
             question_id: The question it belongs to, for trajectories.
         """

@@ -86,7 +86,7 @@ def exported(path: Path, role: str | None = None, model: str | None = None) -> I
 
 
 def import_calls(path: Path, source: Path) -> tuple[int, int]:
-    """Put exported calls, or another ledger's, into a ledger; gives how many were new, and how many it had."""
+    """Put exported calls, or another ledger's, into a ledger; returns the numbers of new and known ones."""
     # Read twice, so that a bad line leaves no ledger behind and memory does not grow with the file.
     total = sum(bool(_row(values, where)) for where, values in _calls(source))
     if not total:
@@ -109,7 +109,7 @@ def _calls(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def ledger_troubles(path: Path) -> Iterator[str]:
-    """What is wrong with a ledger: SQLite's own check, and every key computed again."""
+    """Faults of a ledger: SQLite's own check, and every key computed again."""
     with closing(open_ledger(path, create=False)) as connection:
         for (line,) in connection.execute("PRAGMA integrity_check"):
             if line != "ok":
@@ -229,7 +229,7 @@ def _batch_import(arguments: argparse.Namespace) -> int:
 
 
 def _batch_reset(arguments: argparse.Namespace) -> int:
-    """Let calls be written again: those of a request file that was lost, or those that were refused."""
+    """Mark the calls of a lost request file, or refused calls, to be written again."""
     with _existing(arguments.ledger) as ledger:
         calls = reset(ledger, arguments.file)
     if arguments.file is not None and not calls:

@@ -1,9 +1,9 @@
-"""Greedy decoding of many prompts with the batch kept full: a row that has ended makes room for the next prompt.
+"""Greedy decoding of many prompts in a full batch: a finished row makes room for the next prompt.
 
 `generate` of transformers steps on until the longest reply of a batch has ended, and each step copies all keys and
 values it has. Here each row has a place in buffers with room for new tokens: the last row moves to where one has ended,
-and prompts that waited are read and take the places behind. What several prompts begin with is read once. Each row has
-its own positions, so in float32 a reply is the same in any company.
+and prompts that waited are read and take the places behind. A common prefix of prompts is read once. Each row has its
+own positions, so in float32 a reply does not depend on the other rows.
 
 An iterative system asks in rounds, and where a prompt begins as one of an earlier round (`Request.grows`), it is read
 on from there: the keys and values of rows that have ended are kept, of as many tokens as a batch may have, those that
@@ -85,7 +85,7 @@ class ContinuousBatch(Decoder):
         self._buffers: list[list[torch.Tensor]] = [[] for _ in DynamicCache(config=self._model.config).layers]
 
     def _fitting(self) -> int:
-        """How many of the waiting requests may join: at least one when none is under way."""
+        """The number of waiting requests that may join, at least one for an empty batch."""
         longest = max((len(one.sequence) for one in self._going), default=0)
         count = read = 0
         for request in islice(self._waiting, self.rows - len(self._going)):
@@ -157,7 +157,7 @@ class ContinuousBatch(Decoder):
                 buffers[place][:count, :, :held] = old[:count, :, :held]
 
     def _begun(self, request: Request) -> tuple[_Kept | None, int]:
-        """What was kept of the longest beginning of a request, and its tokens; at least one token is left to read."""
+        """The kept keys and values of a request's longest prefix, and its length; one token at least is left."""
         read, best, size = request.read[:-1], None, 0
         for kept in self._kept:
             common = _common(kept.read, read)
@@ -166,7 +166,7 @@ class ContinuousBatch(Decoder):
         return best, size
 
     def _take_on(self, request: Request) -> _Begun:
-        """A request with what it continues, whose place it takes if it needs all of it."""
+        """A request with its kept prefix, whose place it takes if it needs all of it."""
         kept, size = self._begun(request)
         if kept is not None:
             self._kept.remove(kept)
@@ -196,7 +196,7 @@ class ContinuousBatch(Decoder):
     def _forward(
         self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Cache, **more: Any
     ) -> torch.Tensor:
-        """Logits (B, V) after the last column of `ids` (B, columns); `mask` (B, T) tells which columns are tokens."""
+        """Logits (B, V) after the last column of `ids` (B, columns); `mask` (B, T) marks columns that are tokens."""
         usual: dict[str, Any] = {"position_ids": positions, "logits_to_keep": 1}
         output = self._model(
             input_ids=ids,
@@ -257,7 +257,7 @@ def is_sharded(model: Any) -> bool:
 
 @dataclass(eq=False)
 class _Kept:
-    """What was read, T tokens or what stands in their places, and of each layer its keys and values, (H, T, D) both."""
+    """T tokens (or inputs) that were read, and each layer's keys and values, (H, T, D) both."""
 
     read: list[Any]
     layers: list[list[torch.Tensor]]
@@ -268,7 +268,7 @@ _Begun = tuple[Request, _Kept | None, int]
 
 
 def _common(one: list[Any], other: list[Any]) -> int:
-    """How many items two lists begin with alike."""
+    """Length of two lists' common prefix."""
     same, size = 0, min(len(one), len(other))
     while same < size:
         middle = (same + size + 1) // 2
@@ -280,7 +280,7 @@ def _common(one: list[Any], other: list[Any]) -> int:
 
 
 def _alike(begun: Sequence[_Begun]) -> list[list[_Begun]]:
-    """Groups of about as much to read, so that little is padded."""
+    """Groups of similar length, to pad little."""
     groups: list[list[_Begun]] = []
     longest = padded = 0
     for unread, one in sorted(((len(one[0].sequence) - one[2], one) for one in begun), key=lambda pair: -pair[0]):
@@ -293,14 +293,14 @@ def _alike(begun: Sequence[_Begun]) -> list[list[_Begun]]:
 
 
 def _zeros(like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """A buffer: what stands behind or in front of a short row is never looked at, but must be a number."""
+    """A buffer of zeros: padding of short rows is never read, but must be a number."""
     return like.new_zeros((rows, like.shape[1], columns, like.shape[3]))
 
 
 class _Reading(DynamicLayer):
     """Keys and values of one layer while prompts are read; the layer's buffers are made here if there are none.
 
-    `sizes` has of each row its number, and how many tokens it has before, `past` at most, and after.
+    `sizes` has each row's number and its tokens before (at most `past`) and after.
     """
 
     def __init__(
@@ -313,7 +313,9 @@ class _Reading(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write new keys and values (B, H, columns, D), aligned at their end; those of all tokens come back so."""
+        """Write new keys and values (B, H, columns, D), aligned at their end; returns the ones of all tokens, aligned
+        too.
+        """
         if not self._buffers:
             self._buffers += [_zeros(new, *self._shape) for new in (key_states, value_states)]
         keys, values = (self._whole(*pair) for pair in zip(self._buffers, (key_states, value_states)))
@@ -333,7 +335,7 @@ class _Reading(DynamicLayer):
 class _Rows(DynamicLayer):
     """Keys and values of one layer while a token is written to each of its rows.
 
-    `places` (B,) are the tokens' columns, `width` those of the longest row with its new token.
+    `places` (B,) are the tokens' columns, `width` the columns of the longest row with its new token.
     """
 
     def __init__(self, buffers: list[torch.Tensor], places: torch.Tensor, width: int) -> None:
@@ -344,7 +346,7 @@ class _Rows(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the keys and values (B, H, 1, D) of the new tokens; those of all tokens come back."""
+        """Write the keys and values (B, H, 1, D) of the new tokens; returns the ones of all tokens."""
         rows = torch.arange(len(self._places), device=self._places.device)
         for buffer, new in zip(self._buffers, (key_states, value_states)):
             buffer[rows, :, self._places] = new[:, :, 0]

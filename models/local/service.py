@@ -1,4 +1,4 @@
-"""Replies of a model on this machine to calls of many asyncio tasks, which share batches in a thread of their own.
+"""Replies of a model on this machine to many asyncio tasks, which share batches in one thread.
 
 In float32 a reply does not depend on its neighbours; sampled ones don't either, since each call draws from its own
 random generator.
@@ -81,7 +81,7 @@ class DecodingService(Endpoint):
             request.abandoned = True
 
     async def close(self) -> None:
-        """End the thread. Requests that wait fail, and what is under way stops at its next token."""
+        """End the thread. Waiting requests fail, and running ones stop at the next token."""
         error = CallError(f"{self.model}: the model was closed while this call waited")
         for future in self._futures.values():
             if not future.done() and not future.get_loop().is_closed():
@@ -119,7 +119,7 @@ class DecodingService(Endpoint):
             await asyncio.sleep(0)
 
     async def _one_by_one(self, decoder: Decoder, error: Exception) -> None:
-        """After a failure: those under way by themselves, to find the one at fault."""
+        """After a failure, run each request by itself to find the faulty one."""
         self._settle()
         waiting = [request for request in self._futures if request not in self._arrived]
         logger.warning("%s: %s; the %d calls under way run one by one", self.model, error, len(waiting))

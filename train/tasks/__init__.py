@@ -1,7 +1,7 @@
 """The interface of training tasks, and the settings of every run; `train.engine` does the rest.
 
-A file in `train/tasks/` is found by its place: it makes a subclass of `TrainingTask`, names it `TASK`, and adds its own
-settings to those of `RunConfig`. Nothing heavy is imported here, so that `--help` and errors come at once.
+A file in `train/tasks/` is found by its place: it makes a subclass of `TrainingTask`, names it `TASK`, and adds
+settings to `RunConfig`. Nothing heavy is imported here, so that `--help` and errors come at once.
 """
 
 from __future__ import annotations
