@@ -19,7 +19,7 @@ from tripletune.models.llm.question_client import reads_passages
 
 Prices = Mapping[str, tuple[float, float, float]]
 PRICE_HELP = (
-    "dollars per million tokens read and written, as 0.15,0.6, or ROLE=0.15,0.6 for those calls; a third number is for "
+    "dollars per million tokens read and written, for example 0.15,0.6, or ROLE=0.15,0.6; a third number is for "
     "prompts in the provider's cache (default: a tenth of the first); repeatable"
 )
 # What a provider takes for putting a token into its cache, in prices of a token read.

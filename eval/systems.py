@@ -39,12 +39,12 @@ from tripletune.rag.triple_store import TripleStore, is_store
 # The model of `LLMOptions` whose other options alone count.
 UNNAMED = "unnamed"
 SET_HELP = (
-    "an option of the system's own, for example candidates=50 or granularities=triples,passages; with several systems "
-    "cirag.candidates=50 is of one; repeatable"
+    "an option of the system, for example candidates=50 or granularities=triples,passages; cirag.candidates=50 sets it "
+    "for one of several systems; repeatable"
 )
 LLM_HELP = (
-    "a chat model, [ROLE=]BACKEND:MODEL[@URL,URL]: without a role the one that --teacher names otherwise, with one "
-    "that of a system's calls, such as t2rag.resolve=hf:runs/student; several URLs share the calls; repeatable"
+    "chat model, [ROLE=]BACKEND:MODEL[@URL,URL], for all calls or a role's, for example openai:gpt-4o-mini or "
+    "t2rag.resolve=hf:runs/student; several URLs share the calls; repeatable"
 )
 
 
@@ -72,7 +72,7 @@ class QuestionOptions(SuiteOptions, SystemOptions):
     oracle: str | None = setting(None, "use a perfect teacher: DIR/SPLIT of a `build world` folder")
 
 
-# The five flags that most people need first, then the others, as `--help` groups them.
+# The flags in the groups of `--help`.
 _FIRST = ("system", "task", "data", "model", "output")
 _GROUPS: dict[str, tuple[str, ...]] = {
     "the run": ("limit", "concurrency", "overwrite", "retry_errors", "max_failed", "answers"),

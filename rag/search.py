@@ -39,7 +39,7 @@ class SearchOptions:
     extractor: str | None = setting(
         None,
         "take the triples of this extractor in --triples, by number or model; or let a trained model (folder, hub "
-        "id) or '{TEACHER}', the run's chat model, read the retrieved passages that the store --triples (default: in "
+        f"id) or '{TEACHER}', the run's chat model, read the retrieved passages that the store --triples (default: in "
         "--index) lacks",
     )
     extractor_set: tuple[str, ...] = rare(

@@ -183,7 +183,7 @@ def add_chat_model(group: Any, *others: str) -> None:
 
 def add_llm(group: Any) -> None:
     """Give a group of a parser with `--teacher-…` the flag `--llm`."""
-    about = "the chat model, BACKEND:MODEL[@URL,URL], instead of --teacher, --teacher-model and --teacher-url"
+    about = "chat model, BACKEND:MODEL[@URL,URL], for example openai:gpt-4o-mini, instead of --teacher…"
     group.add_argument("--llm", action=_ChatModel, metavar="MODEL", help=about)
 
 
