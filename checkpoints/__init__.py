@@ -51,7 +51,7 @@ from tripletune.models.run_folders import (
 )
 
 if __name__ == "checkpoints":
-    raise ImportError("import tripletune.checkpoints: by its short name it is another module with other classes")
+    raise ImportError("import it as tripletune.checkpoints; under its short name it would be loaded twice")
 
 logger = logging.getLogger(__name__)
 TEMPLATES = "additional_chat_templates"

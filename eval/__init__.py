@@ -26,7 +26,7 @@ from tripletune.models.options import load_config, nearest, not_one_of, setting
 from tripletune.models.program import load_from, names_in
 
 if __name__ == "eval":
-    raise ImportError("import tripletune.eval: by its short name it is another module with other classes")
+    raise ImportError("import it as tripletune.eval; under its short name it would be loaded twice")
 
 logger = logging.getLogger(__name__)
 TASKS = Path(__file__).parent / "tasks"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tripletune.rag.retrievers import Retrieved
 
 if __name__ == "rag":
-    raise ImportError("import tripletune.rag: by its short name it is another module with other classes")
+    raise ImportError("import it as tripletune.rag; under its short name it would be loaded twice")
 
 
 @dataclass(slots=True)

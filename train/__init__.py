@@ -26,7 +26,7 @@ from tripletune.models.tables import printable
 from tripletune.train.tasks import TrainingTask
 
 if __name__ == "train":
-    raise ImportError("import tripletune.train: by its short name it is another module with other classes")
+    raise ImportError("import it as tripletune.train; under its short name it would be loaded twice")
 
 logger = logging.getLogger(__name__)
 TASKS = "tripletune.train.tasks"
