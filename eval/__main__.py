@@ -13,7 +13,7 @@ from tripletune.models.program import CommandParser, load_from, names_in, run_pr
 from tripletune.models.tables import plain_console
 
 SUITES = "tripletune.eval.suites"
-# Commands whose name is not that of their suite's module.
+# Commands that are not named after their suite's module.
 _MODULES = {"run": "questions"}
 # Commands that read results: functions of these modules, imported when they are called.
 _REPORTS = {

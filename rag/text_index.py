@@ -73,7 +73,7 @@ class Bm25Index:
     def __init__(
         self, folder: Path, wanted: dict[str, Any], rows: Rows, language: str, k1: float = 1.5, b: float = 0.75
     ) -> None:
-        # bm25s imports JAX where it is installed, which takes three quarters of a GPU's memory unless told otherwise.
+        # bm25s imports JAX where it is installed, which takes three quarters of a GPU's memory by default.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         import bm25s
 
@@ -170,7 +170,7 @@ class VectorIndex:
         self._graph.hnsw.efSearch = max(2 * k, _IN_VIEW)
         _, (near,) = self._graph.search(vector[None], k)
         rows = np.sort(near[near >= 0])
-        # The same scores as those of an exact search, and the same order of ties.
+        # The same scores and order of ties as in an exact search.
         found = _best(self._scores(vector, rows), k, digits=6)
         return [(int(rows[place]), score) for place, score in found]
 

@@ -69,7 +69,7 @@ def grouped_rows(config: Any, continues: bool) -> int:
     rows = int(config.train.batch_size * processes)
     if not (continues and file.is_file()):
         return rows
-    # Earlier versions grouped those of an optimiser step.
+    # Earlier versions grouped an optimiser step's rows.
     return int(read_json(file).get(GROUPED) or rows * config.train.micro_batches(processes))
 
 
@@ -128,7 +128,7 @@ def check_same_run(config: Any, train_digest: str) -> None:
         changed.append(
             f"records per step were {per_step[0]} on {counts[0]} process(es) and are {per_step[1]} on {counts[1]}"
         )
-    # Optimiser states lie in other files, and those of ZeRO in as many as there were processes.
+    # Optimiser states are in other files, with ZeRO in one per process.
     before_divided, divided = about.get(SHARDING, ""), sharding()
     if before_divided != divided or (divided.startswith("ZeRO") and counts[0] != counts[1]):
         ways = [f"{how or 'DDP or one process'} on {count}" for how, count in zip((before_divided, divided), counts)]

@@ -97,7 +97,7 @@ def _system(name: str) -> str:
     kind: Any = find_system(name).options
     about = (inspect.getdoc(importlib.import_module(f"tripletune.rag.systems.{name}")) or "").split("\n")[0]
     if kind is LoopOptions and name != "ras":
-        return f"## {name}\n\n{about} Its options are those of [ras](#ras) that it has a use for.\n"
+        return f"## {name}\n\n{about} It takes the options of [ras](#ras) that apply.\n"
     shared = [] if kind is LoopOptions else [item.name for item in fields(AnswerOptions)]
     own = [item for item in fields(kind) if "help" in item.metadata and item.name not in shared]
     rows = [(f"`{item.name}`", f"`{default_of(item)}`".replace("``", ""), item.metadata["help"]) for item in own]

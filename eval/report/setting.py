@@ -84,8 +84,8 @@ def check_comparable(groups: Sequence[Sequence[Run]], across: Collection[str]) -
             if found := apart(one, other, across):
                 told = few([f"{name} ({' and '.join(map(told_of, pair))})" for name, pair in found.items()], len(EQUAL))
                 raise ValueError(
-                    f"{one.folder} and {other.folder} differ in {told}, so a difference between their scores would not "
-                    f"be one between systems alone; if that is what is compared, pass --across {','.join(found)}"
+                    f"{one.folder} and {other.folder} differ in {told}, so their scores do not compare systems "
+                    f"alone; to compare this on purpose, pass --across {','.join(found)}"
                 )
 
 

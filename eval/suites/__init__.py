@@ -232,7 +232,7 @@ async def _run_all(
                 if mine:
                     suite.open()
                     log.note(**suite.notes)
-                    # Now, so that the questions per second of the first suite are not those of loading.
+                    # Now, so that the first suite's questions per second do not include loading.
                     for one in suite.clients:
                         one.load()
                     started = time.perf_counter()

@@ -172,7 +172,7 @@ class QuestionSuite(Suite):
         if self.teacher is not None:
             chosen = (self.teacher, options.oracle, tuple(options.llm))
             llm = self.opened.once(chosen, partial(open_chat_model, *chosen))
-            # The model of `--teacher`, or that of `--llm extract=...`.
+            # The model of `--teacher`, or of `--llm extract=...`.
             teacher = in_role(chat_models(options.llm, self.teacher), ROLE, self.teacher)
         index = Path(options.index or self.home / "index")
         self.tools = open_tools(options, system, loop, corpus, index, self.opened, teacher, llm)

@@ -28,7 +28,7 @@ from tripletune.rag.systems import LoopOptions, System, Tools, client_of, need
 
 async def ras(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
     """Answer one question with RAS; see `System.run`."""
-    # A chat model's calls are noted in the trace; their cost is counted below, as that of a Graph-LLM is.
+    # A chat model's calls are noted in the trace; their cost is counted below, like a Graph-LLM's.
     notes = Trace(question)
     trace = Trace(question, tallies=notes.tallies, details=notes.details, cached=notes.cached)
     # A chat model takes the places that no Graph-LLM has: both, or one of them (figure 3).

@@ -21,7 +21,7 @@ from tripletune.models.loading import ALL_LINEAR, DTYPES, changes_base
 from tripletune.models.options import rare, setting
 
 logger = logging.getLogger(__name__)
-# Ours, and those of transformers that need no arguments of their own.
+# Ours, and transformers' kernels without arguments.
 ATTENTION = ("auto", "sdpa", "eager", "blocks", "flash_attention_2", "flash_attention_3", "flex_attention")
 # Those of transformers.
 TRACKERS = (

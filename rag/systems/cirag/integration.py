@@ -53,7 +53,7 @@ _STRICT_MARKER = re.compile(r"\[\[## [a-z_]+ ##\]\]:?")
 _NUMBER = re.compile(r"^(?:[-*•]|\d{1,2}[.)])\s+")
 _QUOTED = re.compile(r"[\"“]([^\"“”]*)[\"”]")
 # A small letter behind a question mark continues it ("Quo Vadis? in 1895"), unless a question word does; behind a
-# full stop, other than that of "Dr. Who", the next query begins with one of its words.
+# full stop, unlike in "Dr. Who", the next query begins with one of its words.
 _NEXT_QUERY = re.compile(
     r"(?<=\?)[\"'”’]?\s+(?=[^a-z\s]|(?:and |or )?[\"'“‘]?(?:who|whom|whose|what|when|where|which|why|how)\b)"
     r"|(?<=[.;!])(?<!\b(?:Dr|Mrs?|Ms|St|Jr|Sr|No|vs|Prof|Gen|Col|Lt|Mt|\w)\.)[\"'”’]?\s+"
@@ -64,7 +64,7 @@ _NOT_A_WORD = re.compile(r"[\W_]+")
 # Only inside a JSON string or in prose can two brackets stand before a number sign.
 _OPENS_MARKER = re.compile(r"\[\[(?=\s*#)")
 _HEADING = f"[[## {CANDIDATES} ##]]\n"
-# Earlier candidates: those of earlier turns, and in one turn those of the section historical_context.
+# Earlier candidates: in earlier turns, and in one turn in the section historical_context.
 _FOUND = re.compile(r"^(facts found: )(.*)$", re.MULTILINE)
 _SHOWN = re.compile(rf"^({re.escape(_HEADING)})(.*)$", re.MULTILINE)
 FORM = (
