@@ -31,7 +31,7 @@ _LOOK = 0.2
 
 def refuse_constant(name: str) -> None:
     """What a decoder of JSON does with NaN and the like."""
-    raise ValueError(f"{name} is no number; write null for what is missing")
+    raise ValueError(f"{name} is not a number; write null for a missing value")
 
 
 JSON = json.JSONDecoder(parse_constant=refuse_constant)
@@ -326,7 +326,7 @@ def push_folder(folder: str | Path, repo: str, kind: str, files: Sequence[str]) 
     except OfflineModeIsEnabled:
         raise ValueError("HF_HUB_OFFLINE is set, so nothing can be pushed: unset it") from None
     except LocalTokenNotFoundError:
-        raise ValueError("the Hub wants a token: run hf auth login, or set HF_TOKEN") from None
+        raise ValueError("the Hub needs a token: run hf auth login, or set HF_TOKEN") from None
     except HFValidationError as error:
         raise ValueError(f"repository {repo}: {error}") from None
     except HfHubHTTPError as error:

@@ -550,8 +550,8 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
             )
         elif isinstance(error, misfit) and name not in ("OutOfMemoryError", "AcceleratorError"):
             text = (
-                f"its {part} does not fit together ({str(error).strip().splitlines()[-1].strip()}): is it that of "
-                "another base model, or of another version of this project?"
+                f"its {part} does not fit together ({str(error).strip().splitlines()[-1].strip()}): does it "
+                "belong to another base model, or to another version of this project?"
             )
         else:
             raise

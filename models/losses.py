@@ -25,7 +25,7 @@ _NOT_FOR_THE_DECODER = ("logits_to_keep", "return_dict", "use_cache")
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """A model in eval mode; afterwards its training mode is as before."""
+    """A model in eval mode; afterwards its training mode is restored."""
     was_training = model.training
     model.eval()
     try:
@@ -59,7 +59,7 @@ def label_loss(
         logits: (N, V).
         targets: (N,) token ids.
         weights: (N,) weights of the tokens; all 1 when left out.
-        num_items_in_batch: What the sum is divided by instead of the weights' sum: that of the whole optimiser step.
+        num_items_in_batch: Divisor of the sum instead of the weights' sum: the weights of the whole optimiser step.
     """
     losses = nn.functional.cross_entropy(logits.float(), targets, reduction="none")
     total = (losses if weights is None else losses * weights).sum()
@@ -79,9 +79,8 @@ def target_loss(
 def learn_labels_only(model: Any) -> bool:
     """Make a causal language model compute logits at label positions alone when it is called with labels.
 
-    Its `forward` is replaced, and not the trainer's loss, because DDP, FSDP and PEFT act on calls of `forward`. Without
-    labels, as in generation, and with `full_logits=True` it does what it did before. Call it before
-    PEFT wraps the model.
+    It replaces `forward`, not the trainer's loss, because DDP, FSDP and PEFT act on calls of `forward`. Without labels,
+    as in generation, and with `full_logits=True` it does what it did before. Call it before PEFT wraps the model.
 
     Returns:
         Whether it does so now. A mixture of experts keeps its own loss, which has a term for the balance of experts;
@@ -124,7 +123,7 @@ def learn_labels_only(model: Any) -> bool:
 
 @torch.no_grad()
 def scales_alike(model: Any) -> bool:
-    """Whether a causal language model does to its logits what `label_logits` does, which a tiny input shows."""
+    """Whether a causal language model changes its logits as `label_logits` does, tested by a tiny input."""
     text_config = model.config.get_text_config()
     ids = torch.arange(1, 5, device=model.device)[None] % text_config.vocab_size
     try:

@@ -1,4 +1,4 @@
-"""Options: a dataclass whose fields say default, help, choices and range. From it come flags, YAML, `--set` and checks.
+"""Options: dataclass fields with default, help, choices and range, the source of flags, YAML, `--set` and checks.
 
 A field's default is the paper's setting. All problems of a configuration are reported at once, each with the nearest
 name that exists. This module imports nothing heavy, so that `--help` and errors come at once.
@@ -49,11 +49,11 @@ class About(typing.TypedDict, total=False):
     """What a setting's value may be, and how it is given.
 
     Attributes:
-        choices: Allowed values, or a function that lists them; of a list, allowed items. A `Literal` type needs none.
+        choices: Allowed values (of a list, items), or a function that lists them; a `Literal` type needs none.
         is_prefix: With a prefix of flags, such as "teacher", the field's flag is the prefix alone: `--teacher`.
         also: A second flag of the same field.
         needs: Name of the field without which this one has no effect.
-        flag: False (`rare`) where few need it: it has no flag of its own, YAML and `--set NAME=VALUE` reach it.
+        flag: False (`rare`) if few need it: it is set by YAML and `--set NAME=VALUE`, without a flag.
     """
 
     choices: Sequence[str] | Callable[[], Sequence[str]]
@@ -82,12 +82,12 @@ rare = partial(setting, flag=False)
 
 
 def other_default(section: type, name: str, default: Any) -> Any:
-    """A base class's setting with another default; its help, choices and range stay."""
+    """A base class's setting with another default."""
     return _field(default, next(item.metadata for item in dataclasses.fields(section) if item.name == name))
 
 
 def problems(config: Any, prefix: str = "") -> list[str]:
-    """What can't work in a configuration: choices, ranges, then what the `check` method of each section says."""
+    """Problems of a configuration: choices, ranges, then the `check` method of each section."""
     found: list[str] = []
     hints = typing.get_type_hints(type(config))
     for item in dataclasses.fields(config):
@@ -110,7 +110,7 @@ def require(config: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckedOptions:
-    """Options that are checked when they are made: all values that make no sense are in one `ValueError`."""
+    """Options that are checked when they are made: one `ValueError` lists all problems."""
 
     def __post_init__(self) -> None:
         require(self)
@@ -151,7 +151,7 @@ def nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
 
 
 def elsewhere(kind: Any, name: str) -> str:
-    """` (here it is X)` for a setting of another section, or of another program by `elsewhere` of the class."""
+    """` (here it is X)` for a setting of another section, or of another program by the class's `elsewhere`."""
     leaf, table = name.rpartition(".")[2].replace("-", "_"), getattr(kind, "elsewhere", {})
     own = [one for one in leaves(kind) if leaf in (one.rpartition(".")[2], *table.get(one, "").split())]
     return f" (here it is {' or '.join(own)})" if own else ""
@@ -160,11 +160,11 @@ def elsewhere(kind: Any, name: str) -> str:
 def misfits(
     name: str, given: Mapping[str, Any], hints: Mapping[str, Any], taken: Collection[str], kind: Any = None
 ) -> list[str]:
-    """What a library would refuse in a mapping of its arguments: names that it does not have, values of another type.
+    """Arguments that a library would refuse: unknown names, values of another type.
 
     Args:
         hints: The type of each of its arguments.
-        taken: Those that are set by settings of their own; `kind` is the configuration: see `elsewhere`.
+        taken: Names with separate settings; `kind` is the configuration: see `elsewhere`.
     """
     from huggingface_hub.dataclasses import type_validator
 
@@ -186,7 +186,7 @@ def misfits(
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Names and values of a YAML file; what its `base:` file says is under what it says itself."""
+    """Names and values of a YAML file, over those of its `base:` file."""
     path, seen = Path(path), []
     tree: dict[str, Any] = {}
     while True:
@@ -367,7 +367,7 @@ def _text(value: Any) -> str:
 
 
 def set_values(kind: type, settings: Sequence[str], owner: str) -> tuple[dict[str, Any], list[str]]:
-    """Values by field of `--set NAME=VALUE` texts, and what is wrong with them; the owner is named in messages."""
+    """Values by field of `--set NAME=VALUE` texts, and their problems, which name the owner."""
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
     found = []
@@ -387,6 +387,6 @@ def set_values(kind: type, settings: Sequence[str], owner: str) -> tuple[dict[st
 
 
 def no_option(owner: str, name: str, known: Collection[str]) -> str:
-    """The sentence that refuses an option that its owner does not have."""
+    """The sentence that refuses an unknown option of an owner."""
     hint = nearest(name, [*known]) or f"; its options are {', '.join(known)}"
     return f"{owner} has no option {name!r}{hint}"

@@ -1,5 +1,5 @@
-"""What every program does around its work: command line, logging, exit codes, one line for an error, and things found
-by their place: a module in the folder of backends, readers, systems or tasks is one more of them.
+"""Common parts of programs: command line, logging, exit codes, errors in one line, and plug-ins: any module in the
+folder of backends, readers, systems or tasks is one more.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def run_program(
     level: int = logging.INFO,
     stopped: str = "stopped; run the same command again to continue",
 ) -> int:
-    """Run a program; what goes wrong becomes one line on stderr (unless `verbose`, without traceback) and an exit code.
+    """Run a program; an error becomes one line on stderr (with `verbose`, a traceback) and an exit code.
 
     Returns:
         0; 2 for bad input; 1 when the disk is full; 130 when it was interrupted; for an exception with an attribute
@@ -120,7 +120,7 @@ def run_program(
 
 
 def _full_disk(error: BaseException | None) -> str:
-    """What an error, or one that led to it, says of a full disk."""
+    """The message on a full disk in an error or its causes."""
     while error is not None:
         line = str(error).partition("\n")[0]
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or _FULL.search(line):
@@ -151,7 +151,7 @@ class _Lines:
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:
-    """Versions of packages; a checkout that is on the path without being installed has none."""
+    """Versions of packages; a checkout that is not installed has none."""
     found = dict[str, str]()
     for name in names:
         try:
@@ -214,12 +214,12 @@ def load_from(package: str, name: str, kind: str) -> ModuleType:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A command line whose errors are one line with the nearest name, and whose help lists settings without a flag.
+    """A command line with errors of one line with the nearest name, and help that lists settings without a flag.
 
     Args:
         example: A command that works. The help opens with it and its options, as those that most people need.
-        how: How settings without a flag are given.
-        others: What else `--set NAME=VALUE` takes; such texts are left in the namespace's `set`.
+        how: How to give settings without a flag.
+        others: Help on other uses of `--set NAME=VALUE`, which stay in the namespace's `set`.
         hands_on: Unknown words are left to the caller of `parse_known_args`.
         kind: The configuration whose settings unknown words may be; see `models.options.elsewhere`.
     """
@@ -312,7 +312,7 @@ class CommandParser(argparse.ArgumentParser):
         return f"unrecognized arguments: {' '.join(unknown)}{told}"
 
     def error(self, message: str) -> typing.NoReturn:
-        """End the program with one line; a misspelt flag is named before the flag that it leaves missing."""
+        """End the program with one line; it names a misspelt flag before the flag that is missing because of it."""
         flags = [word for word in self.words if word.startswith("--") and word != "--"]
         unknown = [flag for flag in flags if flag.split("=")[0] not in self._option_string_actions]
         if unknown and not self.hands_on and message.startswith("the following arguments are required"):
@@ -321,7 +321,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 class _Set(argparse.Action):
-    """`--set NAME=VALUE`: a setting without a flag of its own, or what is left to the program in `set`."""
+    """`--set NAME=VALUE`: a setting without a flag, or a text for the program in `set`."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, text: Any, option_string: Any = None) -> None:
         name, equals, value = text.partition("=")
@@ -413,8 +413,8 @@ def add_arguments(parser: Any, kind: type, prefix: str = "", only: Sequence[str]
 def add_short_flags(parser: Any, kind: type) -> None:
     """Give a parser (or a group of it) a flag for each field of options that the program takes by `--set`.
 
-    `--top-k 5` is short for `--set top_k=5`, and `--no-planning`, of a field that is true by default, for
-    `--set planning=no`. What is given of both stands in the namespace's `set`; the later one counts.
+    `--top-k 5` is short for `--set top_k=5`, and `--no-planning`, of a field that is true by default, for `--set
+    planning=no`. Both go into the namespace's `set`; the later one counts.
     """
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
@@ -448,7 +448,7 @@ class _Repeatable(argparse.Action):
 
 
 def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "", **given: Any) -> T:
-    """The dataclass of a command line that `add_arguments` gave; values in `given` replace those of flags."""
+    """The dataclass of a command line that `add_arguments` gave; `given` replaces values of flags."""
     found: list[str] = []
     values = {}
     hints = typing.get_type_hints(kind)
@@ -471,7 +471,7 @@ def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "
 
 
 def to_arguments(config: Any, prefix: str = "") -> list[str]:
-    """The words of a command line that give these options; what is at its default is left out."""
+    """The command line of these options, without defaults."""
     words = []
     for item in dataclasses.fields(config):
         value, flag = getattr(config, item.name), f"--{_flag(item, prefix)}"

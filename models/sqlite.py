@@ -1,4 +1,4 @@
-"""The one way to open an SQLite file of ours: one of its kind and version, which several processes may use at once.
+"""Open our SQLite files, which have a kind and version and may be used by several processes at once.
 
 The file is in WAL mode with synchronous=NORMAL: readers don't wait for writers, a process that is killed leaves whole
 transactions, and a power cut may take the last moments, never the file. WAL needs a local disk.
@@ -26,7 +26,7 @@ class UnusableFile(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What tells files of one kind from others, by four bytes in their head; the command `file` shows them, too."""
+    """A kind of file, marked by four bytes in its header, which the command `file` shows too."""
 
     name: str
     application: int
@@ -37,8 +37,8 @@ class Kind:
 def open_database(path: Path, kind: Kind, create: bool = True, only_read: bool = False) -> sqlite3.Connection:
     """Open a file, from any thread; no transaction begins by itself.
 
-    Without `create` it must be there, and where there are no rights to write it is only read. A new one can be read by
-    its owner alone. `only_read` is for a short look: what is written meanwhile may not be seen.
+    Without `create` it must exist, and without the right to write it is only read. A new one can be read by its owner
+    alone. `only_read` is for a short look, which may miss later writes.
     """
     if path.is_dir():
         raise UnusableFile(f"{path} is a folder, not a {kind.name}; name a file in it")
@@ -73,7 +73,7 @@ def open_database(path: Path, kind: Kind, create: bool = True, only_read: bool =
 
 
 def unusable(path: Path, kind: Kind, error: sqlite3.Error) -> UnusableFile | OSError:
-    """What SQLite says about a file, as an error of ours."""
+    """SQLite's error about a file, as our error."""
     # Errors of the module itself, such as a parameter of the wrong type, have no code.
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what SQLite adds to it
     if code == sqlite3.SQLITE_FULL:
@@ -96,7 +96,7 @@ def application_of(path: str | Path) -> int | None:
 
 
 def _make(path: Path, kind: Kind) -> None:
-    """Make a file with its tables: beside its place, so that it is never there without them."""
+    """Make a file with its tables beside its place, so that it never exists without them."""
     place = Path(os.path.realpath(path))
     place.parent.mkdir(parents=True, exist_ok=True)
     descriptor, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=place.parent)  # its owner's alone

@@ -1,6 +1,6 @@
 """Text of data as people see it, and tables: on a terminal, in Markdown and in LaTeX, and of what calls would cost.
 
-Names, replies and counts come from data and other people's files, so whatever writes them escapes them.
+Names and replies come from other people's files, so all output is escaped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def on_one_line(text: object) -> str:
 
 
 def plain(text: object) -> str:
-    """Text of data as one line that Markdown shows as it is: no tag, code, link or picture of it comes to life."""
+    """Text of data as one line of plain Markdown, without active tag, code, link or picture."""
     line = on_one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"[\\`]|\](?=[(\[])", r"\\\g<0>", line)
 
@@ -49,7 +49,7 @@ def code_span(text: object) -> str:
 
 
 def tex(text: object) -> str:
-    """Text of data as one line that LaTeX sets as it is."""
+    """Text of data as one escaped line of LaTeX."""
     return on_one_line(text).translate(_TEX)
 
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 MANIFEST, ROWS = "manifest.json", "rows.npy"
 _BUILDING = "building.json"
 _OFFSETS = "offsets.npy"
-# Passages by which the language of a corpus is told, and characters of each.
+# Passages to detect a corpus's language from, and characters of each.
 _SAMPLE, _READ = 100, 300
 _KEPT = 4096
 _BM25 = ("*.index.json", "*.index.npy", "*.index.jsonl")

@@ -119,13 +119,13 @@ def open_shelf(
     """Open the systems `names`, or all that can run with these options, and the models behind them."""
     require(options)
     if teacher is not None and not load_backend(teacher.backend).sends:
-        raise ValueError(f"--teacher {teacher.backend} answers nothing at once: name a model that does")
+        raise ValueError(f"--teacher {teacher.backend} does not answer at once: name a model that does")
     chosen, left_out = _choose(options, teacher, names)
     if left_out and (names or not chosen):
         # Without names, what RAS lacks says it all: it takes the fewest things.
         raise ValueError("; ".join(left_out.values()) if names else left_out["ras"])
     if integrator and (teacher is None or "cirag" not in chosen):
-        raise ValueError(f"--integrator {integrator}: without effect, since cirag, which takes it, is not offered")
+        raise ValueError(f"--integrator {integrator}: without effect, since cirag, which uses it, is not offered")
     opened, loops = Opened(), dict[str, OpenSystem]()
     for name, (own, chat) in chosen.items():
         if len(chosen) > 1:  # what one of several has no use for is no mistake

@@ -39,7 +39,7 @@ Steps = Callable[[Any, Path | None], None]
 
 
 def main(name: str, description: str = "", argv: Sequence[str] | None = None, run: Steps | None = None) -> int:
-    """Train the task of a module of `train/tasks/` as a command line says, by a recipe's steps or by `fit`."""
+    """Train the task of a module of `train/tasks/` from a command line, by a recipe's steps or `fit`."""
 
     def program() -> None:
         module = load_from(TASKS, name.replace("-", "_"), "training task")

@@ -1,6 +1,5 @@
-"""What loops and builders ask with: system prompts, which a user's folder may replace, and the client of one question.
-
-Each room keeps its prompts in its folder `prompts`.
+"""System prompts of loops and builders, which a user's folder may replace, and the client of one question. Each package
+has its prompts in `prompts`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _LEAST = 100
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """System prompts by name, and the file of each; ours are named from the root of the project."""
+    """System prompts and their files by name; our files have paths from the project's root."""
 
     texts: Mapping[str, str]
     files: Mapping[str, str]
@@ -48,7 +47,7 @@ class PromptSet:
 
 @lru_cache(maxsize=16)
 def load_prompts(names: tuple[str, ...], folder: str | Path | None = None, room: str = "rag") -> PromptSet:
-    """Read the prompts of these names; those that a user's `folder` does not hold are ours, from the room's."""
+    """Read the prompts of these names, from a user's `folder` or else from ours."""
     files = {name: f"{room}/prompts/{name}.md" for name in names}
     paths = {name: _ROOT / file for name, file in files.items()}
     if folder is not None:
@@ -69,7 +68,7 @@ NO_PROMPTS = PromptSet({}, {})
 
 
 def reads_passages(role: str) -> bool:
-    """Whether calls of a role read a passage for whichever question meets it: they are the corpus's, not its own."""
+    """Whether a role's calls read a passage, for the corpus instead of a question."""
     return bool(set(role.split(".")[1:2]) & _READING)
 
 
@@ -84,8 +83,8 @@ class QuestionClient(LLMClient):
             its calls in the ledger begin; to `cached` what of them was not sent.
         sampling: How replies are drawn; their length is each call's own.
         system: The system that asks, for the roles of `ask`; its prompts are `<system>_<call>` each.
-        shorten: A shorter chat in place of one that the model can't take, None where there is none; each prompt that
-            was sent shortened is in the tallies. None: the call fails.
+        shorten: Shortens a chat that the model can't take, or returns None; the tallies count shortened prompts. None:
+            the call fails.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ class QuestionClient(LLMClient):
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
     ) -> Completion:
-        """Reply to a chat; see `LLMClient.chat`. The question's own id counts where none is given."""
+        """Reply to a chat; see `LLMClient.chat`. The default id is the question's."""
         how: Any = {"sampling": sampling or self._sampling, "question_id": question_id or self._question_id}
         sent = messages
         while True:
@@ -161,9 +160,8 @@ class QuestionClient(LLMClient):
 
 
 def less_evidence(messages: Sequence[Message]) -> list[Message] | None:
-    """The chat with 15 % less in its longest user turn: before its question's line, or at its end where that is first.
-
-    Evidence stands there, the best first, so that the worst goes; None where next to nothing is left.
+    """The chat with 15 % less in its longest user turn: before the question's line, or at the end if that is first.
+    This drops the worst evidence; None if almost nothing is left.
     """
     asked = [place for place, turn in enumerate(messages) if turn["role"] == "user"]
     place = max(asked, key=lambda place: len(messages[place]["content"]))

@@ -1,7 +1,7 @@
-"""From a reply's text to what a caller needs: JSON and triples inside prose, and repair turns for bad replies.
+"""Parse replies: JSON and triples inside prose, and repair turns for bad replies.
 
-A repair turn is a chat with the bad reply and what is wrong with it. It is a call of its own in the ledger, under the
-role with `.repair` at its end, so that its cost shows.
+A repair turn is a chat with the bad reply and its fault. It is a separate call in the ledger, under the role with
+`.repair` at its end.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ async def ask(
 
 
 async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
-    """The results of calls that are made together; a failure is raised when all are made, so a batch holds all."""
+    """The results of calls made together; a failure is raised after all calls, so a batch holds all."""
     found = await asyncio.gather(*calls, return_exceptions=True)
     for one in found:
         if isinstance(one, BaseException):
@@ -192,7 +192,7 @@ def without_thoughts(text: str) -> str:
 
 
 def has_text(reply: str) -> bool:
-    """Whether anything stands in a reply but white space and thoughts."""
+    """Whether a reply has text besides white space and thoughts."""
     tail = re.split("</think(?:ing)?>", reply)[-1]
     # Thoughts are long: what follows the last closing tag is enough to know, if it begins no other thought.
     if "<think" not in tail and tail.strip():
@@ -201,7 +201,7 @@ def has_text(reply: str) -> bool:
 
 
 def silence(completion: Completion) -> str:
-    """Why a reply counts as a failed call: it holds no text; "" for one with text."""
+    """Why a reply without text is a failed call; "" for one with text."""
     more = "; allow it more tokens" if completion.finish_reason == "length" else ""
     return "" if has_text(completion.text) else f"{NO_TEXT} (finish_reason {completion.finish_reason}{more})"
 
@@ -212,9 +212,9 @@ def is_refusal(answer: str) -> bool:
 
 
 def asks_nothing(query: str) -> bool:
-    """Whether a text in the place of a query says that there is none: "There are no more questions.", "Enough facts."
+    """Whether a text says, instead of a query, that there is none: "There are no more questions.", "Enough facts."
 
-    What holds a question mark, or a clause that begins as queries do, is one.
+    A text with a question mark, or a clause that begins like a query, is a query.
     """
     clauses = [one.strip("\"'`*<>()[]- ") for one in re.split(r"[.,;:!\n]+", query.replace("\u2019", "'"))]
     asks = "?" in query or any(re.match(QUERY_START, one, re.IGNORECASE) for one in clauses)
@@ -230,12 +230,11 @@ def without_refusals(text: str) -> str:
 def find_json(text: str, *kinds: type[Any], advice: str = "", notes: Counter[str] | None = None) -> Any:
     """The JSON object or array of a reply that may have code fences and prose around it.
 
-    A value inside another does not count: in `[{"a": 1}]` there is an array and no object. Where several values are
-    of the right kind, one in a code fence goes before one outside, and a later one before an earlier: models think
-    first and answer last. Text between `<think>` tags is passed over. Where none is valid JSON, one is taken that has
-    trailing commas or is written as Python writes (single quotes, True, tuples); what is cut off never is. Strings stay
-    as they are: in one with a backslash that begins no escape of JSON, all backslashes are text (LaTeX, paths).
-    Without `kinds` both are taken; `notes` counts `REPAIRED`.
+    Values inside others do not count: `[{"a": 1}]` holds an array and no object. Among several values one in a code
+    fence goes before others, then the last, since models think first and answer last. Text between `<think>` tags is
+    skipped. If none is valid JSON, one with trailing commas or in Python's form (single quotes, True, tuples) is taken,
+    but never one that is cut off. Strings stay as they are: in one with a backslash that begins no escape of JSON, all
+    backslashes are text (LaTeX, paths). Without `kinds` both are taken; `notes` counts `REPAIRED`.
     """
     wanted, plain = kinds or (dict, list), without_thoughts(text)
     found = _scan(plain)[0]
@@ -260,14 +259,14 @@ def find_json(text: str, *kinds: type[Any], advice: str = "", notes: Counter[str
 def json_values(text: str, *kinds: type[Any]) -> list[Any]:
     """All JSON objects and arrays of a reply that do not stand inside another, from left to right.
 
-    Of tuples those of three; numbers are texts, as they were written.
+    Tuples count if they have three items; numbers stay as written, as text.
     """
     found = _scan(without_thoughts(text), _AS_WRITTEN)[0]
     return [one.value for one in found if isinstance(one.value, kinds or (dict, list))]
 
 
 def without_json(text: str) -> str:
-    """A text of the same length, in which closing brackets stand for its JSON: what begins there is no mark of ours."""
+    """A text of the same length with closing brackets instead of JSON, so that none of our marks begins there."""
     return _masked(text, _scan(text)[0])
 
 
@@ -331,7 +330,7 @@ class _Found(NamedTuple):
 
 
 def _masked(text: str, found: Iterable[_Found]) -> str:
-    """A text in which closing brackets stand for values."""
+    """A text with closing brackets instead of values."""
     parts, end = [], 0
     for one in found:
         parts += [text[end : one.start], "}" * (one.end - one.start)]
@@ -340,7 +339,7 @@ def _masked(text: str, found: Iterable[_Found]) -> str:
 
 
 def _meant(values: Sequence[Any]) -> list[Any] | None:
-    """The rows of all lists of triples, and the triples beside them; None where nothing is meant as a triple."""
+    """The rows of all lists of triples, and single triples; None without any."""
     alone = all(map(_is_row, values))  # "[1]" cites a passage
     meant = (one for one in values if not _is_row(one) or triple_of(one) or (alone and len(one) > 1))
     known = [rows for one in meant if (rows := _rows_in(one)) is not None]
@@ -356,7 +355,7 @@ def _is_row(value: Any) -> bool:
 
 
 def _rows_in(value: Any, depth: int = 0) -> list[Any] | None:
-    """What is meant as a triple in an object or array, good or bad; None where it is not clear."""
+    """Good and bad triples in an object or array; None if unclear."""
     if _is_row(value) or depth > _DEEPEST:
         return [value]
     if isinstance(value, list):
@@ -375,7 +374,7 @@ def _rows_in(value: Any, depth: int = 0) -> list[Any] | None:
 
 
 def _scan(text: str, decoder: json.JSONDecoder | None = None) -> tuple[list[_Found], list[int]]:
-    """The outermost objects, arrays and tuples of a text, and where there are others that can't be read."""
+    """The outermost objects, arrays and tuples of a text, and positions of unreadable ones."""
     found: list[_Found] = []
     vain: list[int] = []
     position = 0
@@ -446,5 +445,5 @@ _AS_WRITTEN = json.JSONDecoder(parse_constant=refuse_constant, strict=False, par
 
 
 def repair_digest() -> dict[str, str]:
-    """SHA-256 of the prompt of a repair turn, by its file, for cards of what was made with it."""
+    """SHA-256 of the repair turn's prompt, by its file, for cards."""
     return {"models/prompts/repair.md": hashlib.sha256(_REPAIR_PROMPT.encode()).hexdigest()}

@@ -1,7 +1,7 @@
-"""Decoding on this machine: prompts that wait for replies, how tokens are chosen, and `generate` of transformers.
+"""Decoding on this machine: waiting prompts, choice of tokens, and transformers' `generate`.
 
-`GenerateBatch` is for what `models.local.continuous_batch` can't do: beams, encoder-decoders, models whose attention
-forgets, and models that are sharded over processes. Requests of similar length run together, so that little is padded.
+`GenerateBatch` is for cases beyond `models.local.continuous_batch`: beams, encoder-decoders, limited attention, sharded
+models. Requests of similar length run together, to pad little.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CELLS = 16_384
 
 
 class Draw:
-    """Sampling of one reply, with a random generator of its own: neighbours in the batch don't change it.
+    """Sampling of one reply with its own random generator, whatever its neighbours in the batch.
 
     The arg max of log-probabilities plus Gumbel noise is a sample (the Gumbel-max trick). Without a seed one is drawn.
     """
@@ -63,17 +63,17 @@ class Draw:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One prompt and its reply as it is written.
+    """One prompt and its growing reply.
 
     Attributes:
-        shared: How many tokens at the start of the prompt other prompts begin with too, so that they are read once.
+        shared: Number of tokens at the start that other prompts share, and that are read once.
         criterion: Stopping criterion, asked after every token where there are no beams.
-        inputs: What the model reads besides tokens, such as graphs, under the number of its place in the prompt.
-        grows: Whether prompts may come that continue this one, or its reply: its keys and values are kept.
+        inputs: Other inputs of the model, such as graphs, by position in the prompt.
+        grows: Whether later prompts may continue this one or its reply, so that keys and values are kept.
         tokens: The reply so far, without the token that ends it.
         stopped: Whether the stopping criterion has; else it was cut off at the limit.
-        abandoned: Set by who no longer waits for it: it is dropped at its next token.
-        seconds: Its share of the time: that of each step, divided by the rows under way.
+        abandoned: Set when nobody waits for it any more: it is dropped at its next token.
+        seconds: Its share of the time of each step, divided by the number of rows.
     """
 
     prompt: list[int]
@@ -125,7 +125,7 @@ class Request:
         )
 
     def resume(self) -> Request:
-        """Keep what was written, to be read again with the prompt; a sample, drawn number by number, starts again."""
+        """Keep the reply so far, to read it again with the prompt; a sampled one starts again."""
         return self if self.draw is None and not self.done else self.again()
 
     def again(self) -> Request:
@@ -148,7 +148,7 @@ class Decoder:
 
     Args:
         cells: Most tokens, rows times the longest, that are kept for them; a single row may have more.
-        inputs: What the model reads besides tokens; it must not be of shared prefixes.
+        inputs: Other inputs of the model, not inside shared prefixes.
     """
 
     def __init__(
@@ -169,11 +169,11 @@ class Decoder:
         self._stopped = False
 
     def add(self, request: Request) -> None:
-        """Let a request wait for its turn; it may be called while `run` works in another thread."""
+        """Let a request wait for its turn; also while `run` works in another thread."""
         self._arrived.append(request)
 
     def run(self) -> list[Request]:
-        """Work until a reply is done; gives the requests that are done now, none when there is nothing to do.
+        """Work until a reply is done; returns the finished requests, none if nothing waits.
 
         Raises:
             torch.OutOfMemoryError: one request alone does not fit the device. What waits is kept.
@@ -194,7 +194,7 @@ class Decoder:
         self._waiting = deque(one for one in (*self._waiting, *arrived) if not one.abandoned)
 
     def _halve(self, requests: Sequence[Request], rows: int) -> None:
-        """After the device ran out of memory with that many rows: let these wait again, and take half as many."""
+        """After the device ran out of memory with these rows: let them wait again, and take half as many."""
         self._waiting.extendleft(reversed(requests))
         if rows == 1:
             raise torch.OutOfMemoryError("one prompt and its reply don't fit the device's memory")

@@ -1,7 +1,7 @@
-"""Chats of a local model: from turns to the tokens of a prompt, and what holds a reply to the format of triples.
+"""Chats of a local model: from turns to prompt tokens, and a grammar for replies of triples.
 
 The grammar needs xgrammar (the extra `grammar`). It accepts what `models.data.triples.format_triples` writes, nothing
-at all, and the word for "no facts". It can't keep a reply that is cut off at its limit from ending within a triple.
+at all, and the word for "no facts". A reply that is cut off at its limit may still end within a triple.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class ChatEncoder:
     """A tokenizer with its chat template.
 
     Args:
-        template_options: More arguments of the template. Unless they are among them, templates that show a date get
-            `DATE`, and those that let a model think `enable_thinking` false, in training and at use alike.
+        template_options: More arguments of the template. By default templates with a date get `DATE`, and thinking is
+            off (`enable_thinking`), in training and use alike.
         plain: For base models, which have no template: the turns' texts, with blank lines between them.
     """
 
@@ -72,7 +72,7 @@ class ChatEncoder:
         return self.tokens(self.render(messages))
 
     def shared(self, messages: Sequence[Message], ids: Sequence[int]) -> int:
-        """How many tokens at the start of a prompt (`ids`) all chats with the same system turn start with."""
+        """The number of a prompt's first tokens (`ids`) that all chats with its system turn share."""
         if len(messages) < 2 or messages[0]["role"] != "system":
             return 0
         known = self._prefix(messages[0]["content"])
@@ -94,11 +94,11 @@ class ChatEncoder:
         raise CallError(f"{self.model}: its chat template refuses the turns {roles}: {refused}")
 
     def as_text(self, content: str) -> str:
-        """A turn's text as `render` writes it: what it spells like a control token is marked."""
+        """A turn's text as `render` writes it, with marks in what looks like a control token."""
         return self._spelled.sub(lambda match: match[0] + _MARK, content)
 
     def tokens(self, text: str) -> list[int]:
-        """Tokens of a text that `render` made; those of its turns are no control tokens."""
+        """Tokens of a text from `render`, without control tokens inside turns."""
         return self.tokens_of([text])[0]
 
     def tokens_of(self, texts: Sequence[str]) -> list[list[int]]:
@@ -129,7 +129,7 @@ class ChatEncoder:
 
 
 def eos_token_ids(tokenizer: Any, generation_config: Any = None) -> list[int]:
-    """Every token that ends a reply: chat models often have one more than their tokenizer says."""
+    """Every token that ends a reply: chat models often have one more than their tokenizer."""
     found = getattr(generation_config, "eos_token_id", None)
     tokens = found if isinstance(found, list) else [found]
     return sorted({int(token) for token in [*tokens, tokenizer.eos_token_id] if token is not None})
@@ -196,7 +196,7 @@ class Repetition:
         self._closing = {token for text, token in tokenizer.get_vocab().items() if ")" in text}
 
     def found(self, request: Request) -> bool:
-        """Whether a reply ends with a whole triple, and its last four stood there before."""
+        """Whether a reply ends with a whole triple and its last four are repetitions."""
         if len(request.tokens) < _FEWEST_TOKENS or request.tokens[-1] not in self._closing:
             return False
         text = self._tokenizer.decode(request.tokens, skip_special_tokens=True).rstrip(" ,")

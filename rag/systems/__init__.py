@@ -25,7 +25,7 @@ from tripletune.rag.triple_store import StoredTriples
 
 FirstQuery = Literal["main_question", "generated"]
 Context = Literal["none", "first", "static"]
-SHORT = "--top-k 5 is short for --set top_k=5; without it, the system's paper decides"
+SHORT = "--top-k 5 is short for --set top_k=5; the default is the paper's"
 _PACKAGE = "tripletune.rag.systems"
 
 
