@@ -112,8 +112,9 @@ class Material:
 
     def drafts(self, part: str) -> Iterator[Draft]:
         """The drafts of a part, at most `tries` times the wanted questions."""
-        seed, most = f"{self.options.seed}/{part}", round(self.options.tries * self.options.wanted()[part])
-        return islice(self.graph.drafts(set(self.numbers[part]), self.options.weights(), seed, self.counts), most)
+        options, own = self.options, set(self.numbers[part])
+        most = round(options.tries * options.wanted()[part])
+        return islice(self.graph.drafts(own, options.weights(), options.seed, self.counts), most)
 
     def of(self, draft: Draft) -> list[Passage]:
         """The passage of each fact."""

@@ -18,6 +18,7 @@ from datetime import datetime
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+from tripletune.data_builders.datasets.writer import drawn
 from tripletune.data_builders.hotpotqa_subq import BRACKETED
 from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON, INTERSECTION
 from tripletune.models.data.records import Passage, normalize_answer, passage_id
@@ -30,7 +31,7 @@ CROSSING = "paths whose passages lie in both parts, dropped"
 _LONGEST, _CHOICES, _PASSES, _HUB = 8, 40, 6, 50
 # Questions of a kind that one fact may be in; predicates that do not say what is meant.
 _USES, _VAGUE = 4, ("is", "are", "was", "were", "has", "have", "had")
-_YES_NO, _STARTS = 0.4, 12
+_YES_NO, _STARTS, _BETTER = 0.4, 12, 1.25
 _DATES = ("%d %B %Y", "%B %d, %Y", "%Y-%m-%d", "%B %Y")
 _QUANTITY = re.compile(r"((?:about|around|nearly|over|some)?\W*)(\d[\d,.]*)(\D*)")
 _POSSESSIVE = re.compile(r"[’']s\b")
@@ -148,20 +149,23 @@ class FactGraph:
                 found[one, two] += 1
         return found
 
-    def drafts(self, part: set[int], weights: Mapping[str, float], seed: str, counts: Counter[str]) -> Iterator[Draft]:
+    def drafts(self, part: set[int], weights: Mapping[str, float], seed: int, counts: Counter[str]) -> Iterator[Draft]:
         """Distinct drafts over a part of the passages, kinds by weight while they last. Counts `CROSSING`."""
-        streams = {kind: self._stream(kind, part, random.Random(f"{seed}/{kind}"), counts) for kind in weights}
-        drawn = Counter[str]()
+        streams = {kind: self._stream(kind, part, f"{seed}/{kind}", counts) for kind in weights}
+        taken = Counter[str]()
         while streams:
-            kind = min(streams, key=lambda kind: (drawn[kind] + 0.5) / weights[kind])
-            drawn[kind] += 1
+            kind = min(streams, key=lambda kind: (taken[kind] + 0.5) / weights[kind])
+            taken[kind] += 1
             if (draft := next(streams[kind], None)) is None:
                 del streams[kind]
             else:
                 yield draft
 
-    def _stream(self, kind: str, part: set[int], rng: random.Random, counts: Counter[str]) -> Iterator[Draft]:
-        """The distinct drafts of a kind; each pass gives one for every possible first fact."""
+    def _stream(self, kind: str, part: set[int], seed: str, counts: Counter[str]) -> Iterator[Draft]:
+        """The distinct drafts of a kind; each pass gives one for every possible first fact.
+
+        Order and choices depend on that fact: when a document changes, most drafts and their calls stay as they are.
+        """
         starts = [f for f in self.facts if f.passage in part and (kind == INTERSECTION or self._is_single(f))]
         peers: dict[str, list[StatedFact]] = defaultdict(list)
         for fact in starts:
@@ -169,11 +173,12 @@ class FactGraph:
                 peers[name].append(fact)
         make: Callable[[StatedFact, Mapping[str, list[StatedFact]], random.Random], Draft | None]
         make = {COMPARISON: self._comparison, INTERSECTION: self._intersection}.get(kind, partial(self._chain, kind))
-        seen, uses, idle = set[str](), Counter[tuple[str, str, str]](), 0
+        seen, uses, idle, turn = set[str](), Counter[tuple[str, str, str]](), 0, 0
         while idle < _PASSES:
-            idle += 1
-            rng.shuffle(starts)
-            for draft in (found for fact in starts if (found := make(fact, peers, rng)) and found.id not in seen):
+            idle, turn = idle + 1, turn + 1
+            starts.sort(key=lambda fact: drawn(turn, f"{seed} {fact[2:]}"))
+            made = (make(fact, peers, random.Random(f"{seed}/{turn}/{fact[2:]}")) for fact in starts)
+            for draft in (found for found in made if found and found.id not in seen):
                 seen.add(draft.id)
                 if not part.issuperset(fact.passage for fact in draft.facts):
                     counts[CROSSING] += 1
@@ -264,9 +269,9 @@ def hold_out(sizes: Mapping[str, int], links: Mapping[tuple[str, str], int], sha
     for (one, other), count in links.items():
         near[one][other] = near[other][one] = count
     best, total = (-1.0, set[str]()), sum(sizes.values())
-    order = random.Random(f"{seed}/documents").sample(sorted(sizes), len(sizes))
+    order = sorted(sizes, key=lambda name: drawn(seed, name))
     for start in sorted(order, key=lambda name: not near[name])[:_STARTS]:
-        part, ties, spare, waiting, left = set[str](), Counter[str](), iter(order), [(0.0, start)], share * total
+        part, ties, spare, waiting, left = set[str](), Counter[str](), iter(order), [(0.0, start)], 0.9 * share * total
         while left > 0 and len(part) + 1 < len(sizes):
             one = heapq.heappop(waiting)[1] if waiting else next(spare)
             if one not in part:
@@ -277,5 +282,7 @@ def hold_out(sizes: Mapping[str, int], links: Mapping[tuple[str, str], int], sha
                     heapq.heappush(waiting, (-ties[other] / near[other].total(), other))
         inside = sum(count for pair, count in links.items() if part.issuperset(pair))
         touched = sum(count for pair, count in links.items() if not part.isdisjoint(pair))
-        best = max(best, (inside / (1 + touched - inside), part), key=lambda found: found[0])
+        ratio = inside / (1 + touched - inside)
+        # Clearly better: after a small change the same documents stay held out.
+        best = (ratio, part) if ratio > _BETTER * best[0] else best
     return best[1]
