@@ -63,8 +63,7 @@ def read_settings(place: str, name: str) -> Any:
 
 
 class NodeEncoder:
-    """A sentence-transformers model run by transformers alone: mean or first token, and unit length if its settings ask
-    for it.
+    """A sentence-transformers model run by transformers alone: mean or first token, optionally of unit length.
 
     Vectors are rounded to float16, as in training.
     """

@@ -81,8 +81,9 @@ class OtherFacts:
             raise ValueError("the facts of questions are to be exchanged, and fewer than two questions have a history")
 
     def of(self, question: str, asked: Sequence[Step]) -> tuple[Step, ...]:
-        """The sub-queries asked, each with facts of one other question, the same in every run. If no other question has
-        enough steps, its facts are repeated.
+        """The sub-queries asked, each with facts of one other question, the same in every run.
+
+        If no other question has enough steps, its facts are repeated.
         """
         others = [name for name in self._longest if name != question]
         enough = [name for name in others if len(self._longest[name]) >= len(asked)]

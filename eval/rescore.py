@@ -139,6 +139,7 @@ def final_ranking(trace: Mapping[str, Any]) -> Sequence[str]:
 
 def mauve(args: argparse.Namespace, console: Console) -> None:
     """`tripletune eval mauve`: the similarity of all answers of a run and all gold answers, written into its folder.
+
     The authors' package `mauve-text` (Pillutla et al., 2021) computes it from hidden states of `args.model`. Texts are
     question and answer, the first 100 words, as in ALCE (Gao et al., 2023). Only scores with the same model and number
     of texts compare; the papers take GPT-2 large.

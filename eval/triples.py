@@ -216,8 +216,10 @@ def spoken_fields(triple: Triple) -> tuple[str, str, str]:
 
 
 def soft_matches(similarities: np.ndarray) -> int:
-    """The largest number of one-to-one pairs of predicted and gold triples that agree in all three fields. Not in their
-    mean, since a triple with one wrong field states another fact. Cosines have the shape (3, predicted, gold).
+    """The largest number of one-to-one pairs of predicted and gold triples that agree in all three fields.
+
+    Not in their mean, since a triple with one wrong field states another fact. Cosines have the shape (3, predicted,
+    gold).
     """
     if not similarities.size:
         return 0

@@ -54,9 +54,7 @@ class ChatGenerator(Generator):
 
 
 def prompt_files(*used: str, names: tuple[str, ...] = PROMPTS) -> Callable[[Any], Mapping[str, str]]:
-    """`System.files` of a system that uses the prompts `used` of the replaceable `names`, each with the common
-    reader's.
-    """
+    """`System.files` of a system with the prompts `used` of the replaceable `names`, and the common reader's."""
     names = tuple(dict.fromkeys((*names, READER)))
 
     def files(options: Any) -> Mapping[str, str]:

@@ -278,9 +278,7 @@ def with_entities(source: str, names: Sequence[str]) -> str:
 
 
 def choose_shots(data: str | Path, count: int) -> tuple[tuple[str, str], ...]:
-    """Source texts and replies of short training pairs with two to eight triples, chosen by hash from the split
-    "train".
-    """
+    """Source texts and replies of short training pairs (2 to 8 triples), chosen by hash from the split "train"."""
     if not count:
         return ()
     least, most = _SHOT_TRIPLES

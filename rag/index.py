@@ -1,5 +1,7 @@
-"""Indexes of a corpus on disk, each with a manifest of its sources. When these change it is rebuilt, reusing unchanged
-rows. Several programs may share one folder of indexes: the second waits until the first has built what is missing.
+"""Indexes of a corpus on disk, each with a manifest of its sources.
+
+When these change it is rebuilt, reusing unchanged rows. Several programs may share one folder of indexes: the second
+waits until the first has built what is missing.
 """
 
 from __future__ import annotations

@@ -100,8 +100,9 @@ def main() -> None:
 
 
 def walk(steps: Sequence[tuple[str, str, str]], home: Path = Path(), fine: Sequence[int] = (0,)) -> int:
-    """Run commands in order, except steps whose file in `home` exists; returns the exit code of a failed one. A step is
-    a title, its command, and that file or ""; it continues after exit codes in `fine`.
+    """Run commands in order, except steps whose file in `home` exists; returns the exit code of a failed one.
+
+    A step is a title, its command, and that file or ""; it continues after exit codes in `fine`.
     """
     began = time.monotonic()
     for number, (title, command, done) in enumerate(steps, 1):

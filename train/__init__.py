@@ -154,8 +154,9 @@ def library_misfits(config: Any) -> list[str]:
 
 
 def _start_process(timeout: int) -> bool:
-    """Join the group of processes, and return whether this is the first; the others log only warnings. Their time-out
-    can be set only here, where the group begins.
+    """Join the group of processes, and return whether this is the first; the others log only warnings.
+
+    Their time-out can be set only here, where the group begins.
     """
     import datasets
     import torch

@@ -124,8 +124,9 @@ def rows_digest(dataset: Any) -> str:
 
 
 def pack_rows(dataset: Any, tokens: int) -> Any:
-    """Pack rows by TRL's best-fit packing, once, in blocks of a thousand; each row stays whole and separate. The packs
-    have `input_ids`, `labels` and `seq_lengths`, the lengths of their rows.
+    """Pack rows by TRL's best-fit packing, once, in blocks of a thousand; each row stays whole and separate.
+
+    The packs have `input_ids`, `labels` and `seq_lengths`, the lengths of their rows.
     """
     from datasets import Dataset
     from trl import pack_dataset
@@ -282,9 +283,11 @@ def pair_batch(collate: Callable[..., dict[str, Any]], rows: Sequence[dict[str, 
 
 
 def chain_records(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of one question; a record that is a prefix of another becomes a part of it. In the order `interleaved` a
-    prompt begins with the previous prompt and reply. At a reply's end its end-of-sequence token is learned, and the
-    triples found follow. Records that are not prefixes, such as before a shortened prompt, stay separate rows.
+    """Rows of one question; a record that is a prefix of another becomes a part of it.
+
+    In the order `interleaved` a prompt begins with the previous prompt and reply. At a reply's end its end-of-sequence
+    token is learned, and the triples found follow. Records that are not prefixes, such as before a shortened prompt,
+    stay separate rows.
     """
     chains: list[dict[str, Any]] = []
     for row in sorted(rows, key=lambda row: -row["length"]):

@@ -362,9 +362,10 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, *args: Any,
         compute_entropy: bool = False, **options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor, Any]:  # fmt: skip
-        """Log-probabilities and entropies, (B, C) each, 0 for tokens that the student did not write. On a GPU this is
-        TRL's kernel, if it knows the model; on a CPU that would take most of a step, since the student writes one token
-        in eight.
+        """Log-probabilities and entropies, (B, C) each, 0 for tokens that the student did not write.
+
+        On a GPU this is TRL's kernel, if it knows the model; on a CPU that would take most of a step, since the student
+        writes one token in eight.
         """
         if input_ids.is_cuda:
             options |= {"compute_entropy": compute_entropy}

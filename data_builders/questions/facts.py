@@ -262,8 +262,10 @@ def _some(facts: Sequence[StatedFact], rng: random.Random) -> list[StatedFact]:
 
 
 def hold_out(sizes: Mapping[str, int], links: Mapping[tuple[str, str], int], share: float, seed: int) -> set[str]:
-    """Documents with about this share of all facts and few links to the others. From several starts the part grows by
-    the document with the largest share of links to it; the part with the best ratio of kept to cut links wins.
+    """Documents with about this share of all facts and few links to the others.
+
+    From several starts the part grows by the document with the largest share of links to it; the part with the best
+    ratio of kept to cut links wins.
     """
     near: dict[str, Counter[str]] = defaultdict(Counter)
     for (one, other), count in links.items():

@@ -41,8 +41,9 @@ _EACH_STEP = {"loss": "loss", "reward": "reward", "tokens": "tokens of a run", "
 
 
 def read_curve(folder: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Read a run's `losses.jsonl`, joined with `rewards.jsonl`, and `evaluations.jsonl`, by step. The folder may be a
-    checkpoint's or a killed run's.
+    """Read a run's `losses.jsonl`, joined with `rewards.jsonl`, and `evaluations.jsonl`, by step.
+
+    The folder may be a checkpoint's or a killed run's.
     """
     places = [Path(folder), Path(folder).parent]
     files = [[one / LOSSES, one / EVALUATIONS] for one in places]

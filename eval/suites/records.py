@@ -1,9 +1,10 @@
-"""A model's plans and answers on SUBQ records with gold histories (`tripletune eval records`). Without retrieval this
-is fast, so training logs it. A planning record asks for one action; with the paper's q_0 = Q all records without
-history have the label `[SUBQ] Q`, so planning scores are also given for records with at least one step. Intervals draw
-whole questions, because the records of one question share most of their text. With `--triples` an extractor's triples
-replace each step's gold ones (RAS, section 3.2), which shows the cost of its mistakes. With `--controls` records are
-also scored under controls (`eval/controls.py`).
+"""A model's plans and answers on SUBQ records with gold histories (`tripletune eval records`).
+
+Without retrieval this is fast, so training logs it. A planning record asks for one action; with the paper's q_0 = Q all
+records without history have the label `[SUBQ] Q`, so planning scores are also given for records with at least one step.
+Intervals draw whole questions, because the records of one question share most of their text. With `--triples` an
+extractor's triples replace each step's gold ones (RAS, section 3.2), which shows the cost of its mistakes. With
+`--controls` records are also scored under controls (`eval/controls.py`).
 """
 
 from __future__ import annotations

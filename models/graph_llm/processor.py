@@ -42,8 +42,7 @@ _INSTRUCTION, _BODY = "\ue000instruction\ue001", "\ue000body\ue001"
 
 @dataclass(kw_only=True)
 class ProcessorSettings(PromptSettings):
-    """Settings of a processor besides its tokenizer, saved beside the weights; the instructions are INST_Plan,
-    INST_Ans.
+    """Settings of a processor, saved beside its tokenizer; the instructions are INST_Plan, INST_Ans.
 
     `prompt_format` "plain" writes instruction, blank line, body, line break; "llama2" the same within [INST] … [/INST].
     """

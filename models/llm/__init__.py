@@ -49,8 +49,9 @@ class Sampling:
     schema: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as keys of ledgers and triple stores have them. To keep earlier keys, newer fields are left out
-        at their default, and "stop" of earlier versions stays.
+        """The settings as keys of ledgers and triple stores have them.
+
+        To keep earlier keys, newer fields are left out at their default, and "stop" of earlier versions stays.
         """
         # 0 and 0.0 are the same temperature and must be the same text.
         found = {"temperature": float(self.temperature), "top_p": float(self.top_p), "max_tokens": self.max_tokens}

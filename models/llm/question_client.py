@@ -1,5 +1,6 @@
-"""System prompts of loops and builders, which a user's folder may replace, and the client of one question. Each package
-has its prompts in `prompts`.
+"""System prompts of loops and builders, which a user's folder may replace, and the client of one question.
+
+Each package has its prompts in `prompts`.
 """
 
 from __future__ import annotations
@@ -161,6 +162,7 @@ class QuestionClient(LLMClient):
 
 def less_evidence(messages: Sequence[Message]) -> list[Message] | None:
     """The chat with 15 % less in its longest user turn: before the question's line, or at the end if that is first.
+
     This drops the worst evidence; None if almost nothing is left.
     """
     asked = [place for place, turn in enumerate(messages) if turn["role"] == "user"]

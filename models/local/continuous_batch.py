@@ -313,9 +313,7 @@ class _Reading(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write new keys and values (B, H, columns, D), aligned at their end; returns the ones of all tokens, aligned
-        too.
-        """
+        """Write new keys and values (B, H, columns, D), aligned at their end; returns all tokens' ones."""
         if not self._buffers:
             self._buffers += [_zeros(new, *self._shape) for new in (key_states, value_states)]
         keys, values = (self._whole(*pair) for pair in zip(self._buffers, (key_states, value_states)))

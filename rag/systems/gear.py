@@ -145,9 +145,7 @@ class _Gear:
             return []
 
     async def reason(self) -> str:
-        """Why the memory does not answer the question (eq. 6); the trace notes when it does, or the reply is
-        unreadable.
-        """
+        """Why the memory does not answer the question (eq. 6); the trace notes if it does, or an unreadable reply."""
         user = f"Facts:\n{_shown(self.gist)}\n\nQuestion: {one_line(self.question)}"
         try:
             verdict = await self.llm.ask("reason", user, _read_verdict, self.options.max_thought_tokens)

@@ -548,8 +548,9 @@ def has_split(path: str, split: str) -> bool:
 
 
 def spread(model: Any, items: Sequence[Any], work: Callable[[Sequence[Any]], list[str]]) -> list[str]:
-    """Results of work for items, in order, on every process; each does a part. Processes that share a sharded model
-    must call it together, so each does all.
+    """Results of work for items, in order, on every process; each does a part.
+
+    Processes that share a sharded model must call it together, so each does all.
     """
     from accelerate import PartialState
     from accelerate.utils import gather_object

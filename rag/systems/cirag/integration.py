@@ -308,9 +308,7 @@ def shorten(
 
 
 def fewer_candidates(messages: Sequence[Message]) -> list[Message] | None:
-    """The chat with about 15 % less: without candidates of earlier rounds, else the last of the newest; None: of one
-    alone.
-    """
+    """The chat with about 15 % less: without earlier candidates, else the last new ones; None: of one alone."""
     size = sum(len(turn["content"]) for turn in messages)
     kept, left_out = shorten(messages, lambda chat: sum(len(turn["content"]) for turn in chat), int(0.85 * size))
     turn = messages[-1]["content"]
