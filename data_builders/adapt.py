@@ -88,10 +88,9 @@ def adapt_rows(options: AdaptOptions) -> Counter[str]:
 def _adaptable(location: str) -> Iterator[tuple[str, Row]]:
     whole = whole_object(location)
     if whole is None or "data" in whole:
-        yield from source_rows(location)
-        return
+        return source_rows(location)
     rows = checked(whole, location, {"docs?": [{}]}).get("docs", [whole])
-    yield from ((f"{location}: {number}", row) for number, row in enumerate(rows, 1))
+    return ((f"{location}: {number}", row) for number, row in enumerate(rows, 1))
 
 
 def _adapted(

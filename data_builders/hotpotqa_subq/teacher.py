@@ -15,6 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,6 +38,8 @@ from tripletune.models.llm.question_client import PromptSet, load_prompts
 from tripletune.models.llm.replies import UnusableReply, ask
 
 PROMPT_NAMES = ("subq_filter", "subq_query", "subq_triples")
+# The three system prompts; those that a folder does not hold are ours.
+load_subq_prompts = partial(load_prompts, PROMPT_NAMES, room="data_builders")
 FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, DIRECT_ROLE = "subq.filter", "subq.query", "subq.triples", "subq.direct"
 # Longest replies in tokens. A paragraph of HotpotQA gives 13 triples on average, some 25 tokens each as JSON.
 MAX_TOKENS = {FILTER_ROLE: 128, QUERY_ROLE: 192, TRIPLES_ROLE: 1536}
@@ -48,11 +51,6 @@ _FIELDS: dict[str, dict[str, Any]] = {
 }
 T = TypeVar("T")
 _REASONS = {reason.value: reason for reason in DropReason}
-
-
-def load_subq_prompts(folder: str | Path | None = None) -> PromptSet:
-    """The three system prompts; those that `folder` does not hold are ours."""
-    return load_prompts(PROMPT_NAMES, folder, "data_builders")
 
 
 class LLMTeacher(Teacher):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple
 
 from tripletune.data_builders.hotpotqa_subq.checks import read_subquery
@@ -24,6 +24,9 @@ from tripletune.models.llm.replies import UnusableReply, all_of, ask, find_json,
 WORD_ROLE, READ_ROLE, RECALL_ROLE = "questions.word", "questions.read", "questions.recall"
 # Longest replies in tokens.
 MAX_TOKENS = {WORD_ROLE: 512, READ_ROLE: 64, RECALL_ROLE: 64}
+_PROMPT_NAMES = tuple(role.replace(".", "_") for role in MAX_TOKENS)
+# The three system prompts; those that a folder does not hold are ours.
+load_question_prompts = partial(load_prompts, _PROMPT_NAMES, room="data_builders")
 _REPLY = 'write one JSON object {"question": "...", "subqueries": ["...", ...]} and nothing else'
 
 
@@ -48,11 +51,6 @@ class Wording(NamedTuple):
 
     question: str
     subqueries: tuple[str, ...]
-
-
-def load_question_prompts(folder: str | Path | None = None) -> PromptSet:
-    """The three system prompts; those that `folder` does not hold are ours."""
-    return load_prompts(tuple(role.replace(".", "_") for role in MAX_TOKENS), folder, "data_builders")
 
 
 async def make_question(

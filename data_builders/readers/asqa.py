@@ -37,9 +37,8 @@ def read_questions(location: str, issues: Issues = None, source: str = "asqa") -
 def _rows(location: str) -> Iterator[tuple[str, Row]]:
     splits = checked(whole_object(location) or {}, location, {"train?": {"": {}}, "dev?": {"": {}}})
     if rows := splits.get("train") or splits.get("dev"):
-        yield from ((f"{location}: question {name}", {"sample_id": name} | row) for name, row in rows.items())
-    else:
-        yield from source_rows(location)
+        return ((f"{location}: question {name}", {"sample_id": name} | row) for name, row in rows.items())
+    return source_rows(location)
 
 
 def _question(row: Row, where: str, source: str) -> Question | None:
