@@ -18,7 +18,6 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-BESIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "benchmarks/README.md", "examples/README.md")
 HOME = "runs/site"
 COMMANDS = f"""\
 tripletune build world --output {HOME}/world --seed 3 --train 0 --validation 0 --test 40
@@ -92,16 +91,18 @@ def on_startup(**_: object) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Replace the files of docs/ by the same at their paths in the repository, with those beside it."""
-    inside = [f"docs/{file.src_uri}" for file in files if file.src_dir == config.docs_dir]
+    """Replace the files of docs/ by those at the same paths in the repository, with all that they link."""
+    pages = ["README.md", *(f"docs/{file.src_uri}" for file in files if file.src_dir == config.docs_dir)]
+    for page in pages:
+        pages += [link for link in _links(page) if link not in pages and (ROOT / link).is_file()]
     found = Files([file for file in files if file.src_dir != config.docs_dir])
-    for name in (*BESIDE, *(name for name in inside if not name.endswith(".py"))):
-        found.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
+    for page in pages:
+        found.append(File(page, str(ROOT), config.site_dir, config.use_directory_urls))
     found.append(File.generated(config, "docs/python.md", content=PYTHON))
     found.append(File.generated(config, "docs/example_report.md", content=REPORT))
     made = str(ROOT / HOME / "report/report.html")
     found.append(File.generated(config, "docs/report.html", abs_src_path=made))
-    config.nav = _navigation()
+    config.nav = _navigation([page for page in pages if page.endswith(".md")])
     return found
 
 
@@ -116,20 +117,27 @@ def on_page_content(html: str, **_: object) -> str:
     return re.sub("<td>.*?</td>", lambda cell: cell[0].replace(r"\|", "|"), html, flags=re.DOTALL)
 
 
-def _navigation() -> list[dict[str, str | list[str]]]:
+def _navigation(pages: list[str]) -> list[dict[str, str | list[str]]]:
     evidence, reference = _section("docs/evidence/README.md"), _section("docs/reference/README.md")
-    elsewhere = (*BESIDE, *evidence, *reference)
+    inside = [page for page in _section("docs/README.md") if page.startswith("docs/")]
     return [
         {"Start": "README.md"},
-        {"Guide": [page for page in _section("docs/README.md") if page not in elsewhere]},
+        {"Guide": [page for page in inside if page not in evidence + reference]},
         {"Evidence": evidence},
         {"Reference": reference},
         {"Python": "docs/python.md"},
         {"Report": "docs/example_report.md"},
-        {"Project": [page for page in BESIDE[1:] if page.endswith(".md")]},
+        {"Project": [page for page in pages[1:] if not page.startswith("docs/")]},
     ]
 
 
 def _section(readme: str) -> list[str]:
-    links = re.findall(r"\]\(([\w./]+\.md)", (ROOT / readme).read_text(encoding="utf-8"))
-    return [readme, *dict.fromkeys(normpath(join(dirname(readme), link)) for link in links)]
+    return [readme, *(link for link in _links(readme) if link.endswith(".md"))]
+
+
+def _links(page: str) -> list[str]:
+    """Paths in the repository that a page links."""
+    if not page.endswith(".md"):
+        return []
+    links = re.findall(r"\]\(([^)\s#:]+)[)#]", (ROOT / page).read_text(encoding="utf-8"))
+    return list(dict.fromkeys(normpath(join(dirname(page), link)) for link in links))
