@@ -13,17 +13,19 @@ Options, dry run and resume: see `ras_multitask.py`.
 import sys
 from pathlib import Path
 
-from tripletune.train import engine_of, main
+from tripletune.train import main
 from tripletune.train.tasks.cirag_distill import StudentTask
 
 
 def run(task: StudentTask, checkpoint: Path | None) -> None:
     """Rows -> model -> engine -> save."""
-    task.open_model()
+    from tripletune.train.engine import Engine
+
+    model = task.open_model()
     # A trajectory is one sequence, of which the teacher's decisions are learned.
-    task.open_rows()
-    # transformers' Trainer, or TRL's with `train.preference`, with our data order, logs and resume.
-    engine = engine_of(task)
+    rows, validation = task.open_rows()
+    # A trainer of TRL's where a setting asks for it (`train.preference`), else transformers' with our data order.
+    engine = task.trainer() or Engine(model, rows, task.collator(), task.config, validation=validation, task=task)
     engine.run(checkpoint)
     engine.save_result()
 

@@ -14,19 +14,21 @@ that was stopped continues when the same command is given again.
 import sys
 from pathlib import Path
 
-from tripletune.train import engine_of, main
+from tripletune.train import main
 from tripletune.train.tasks.ras import GraphTask
 
 
 def run(task: GraphTask, checkpoint: Path | None) -> None:
     """Rows -> model -> engine -> save."""
+    from tripletune.train.engine import Engine
+
     # A language model with LoRA; graph encoder and projector are trained in full.
-    task.open_model()
+    model = task.open_model()
     # Of each record the prompt, the label and the graph, as integers, tokenised once into the cache.
-    task.open_rows()
+    rows, validation = task.open_rows()
     # The collator pads records, and batches their graphs with the vectors of node and edge texts.
-    # transformers' Trainer, or TRL's with `train.preference`, with our data order, logs and resume.
-    engine = engine_of(task)
+    # A trainer of TRL's where a setting asks for it (`train.preference`), else transformers' with our data order.
+    engine = task.trainer() or Engine(model, rows, task.collator(), task.config, validation=validation, task=task)
     engine.run(checkpoint)
     engine.save_result()
 

@@ -80,10 +80,6 @@ def engine_of(task: TrainingTask) -> Any:
     """The engine, or the task's own trainer, once the model is loaded and the rows are made."""
     from tripletune.train.engine import Engine
 
-    if task.config.train.preference:
-        from tripletune.train.trl_trainers import PreferenceTrainer
-
-        return PreferenceTrainer(task)
     return task.trainer() or Engine(
         task.model, task.train, task.collator(), task.config, validation=task.validation, task=task
     )

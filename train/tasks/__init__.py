@@ -477,8 +477,12 @@ class TrainingTask:
         return EpochSampler(lengths, min(grouped, per_step), seed, train.group_by_length)
 
     def trainer(self) -> Any:
-        """The task's own trainer, with `train.engine.EngineMixin`; None takes `train.engine.Engine`."""
-        return None
+        """A trainer of TRL's, with `train.engine.EngineMixin`; None takes `train.engine.Engine`."""
+        if not self.config.train.preference:
+            return None
+        from tripletune.train.trl_trainers import PreferenceTrainer
+
+        return PreferenceTrainer(self)
 
     def prepare(self) -> None:
         """Learn before the first step, with the model on its device; not called in a resumed run."""
