@@ -88,8 +88,8 @@ def task_questions(task: Task, data: str, notes: Counter[str] | None = None) -> 
         if isinstance(item, Question):
             if not item.answers and task.gold is None:
                 raise ValueError(
-                    f"{data}: question {item.id!r} has no gold answer; the task qa, or `tripletune ask --questions`, "
-                    "asks without"
+                    f"{data}: question {item.id!r} has no gold answer: give one, or take the task qa or "
+                    "`tripletune ask --questions`"
                 )
             yield item
         else:

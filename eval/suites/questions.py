@@ -59,7 +59,7 @@ _OF_TASK = ("data", "corpus", "triples", "gold", "index", "answers")
 class QuestionSuite(Suite):
     """A system that answers a task's questions in its loop.
 
-    Several runs share what is `opened`, and indexes and the corpus of contexts in the folder `home`.
+    Several runs share `opened`, and the folder `home` of indexes and the corpus of contexts.
     """
 
     unit = "question"

@@ -52,8 +52,8 @@ class RetriesExhausted(CallError):
 class Retry:
     """Number and timing of attempts at a call that fails for now.
 
-    The wait before attempt n is drawn between 0 and `first_wait` * 2^(n-2) seconds, at most `longest_wait`. A server
-    that says how long to wait is waited for at least that long.
+    The wait before attempt n is drawn between 0 and `first_wait` * 2^(n-2) seconds, at most `longest_wait`. If a server
+    asks for a wait, the wait is at least that long.
 
     Attributes:
         patience: Seconds; if a server asks to wait longer (a day's quota), the call is not tried again.
