@@ -31,13 +31,15 @@ PANELS: dict[str, dict[str, str]] = {
         "planning/subquery_f1_with_history": "sub-query F1",
     },
     "answering": {"answering/exact_match": "exact match", "answering/f1": "F1"},
+    "pairs": {"rewards/accuracies": "better reply gained more"},
 }
 MALFORMED_OUTPUT = "malformed_output"
 # The training loss jumps from step to step; it is drawn as means of this many stretches.
 _STRETCHES = 60
 LOSSES, EVALUATIONS, REWARDS = "losses.jsonl", "evaluations.jsonl", "rewards.jsonl"
 # What every step of a run can have, with its title; all but the loss stand in `rewards.jsonl`.
-_EACH_STEP = {"loss": "loss", "reward": "reward", "tokens": "tokens of a run", "kl": "KL divergence"}
+_EACH_STEP = {"loss": "loss", "reward": "reward", "tokens": "tokens of a run", "kl": "KL divergence",
+               "rewards/margins": "margin of rewards"}  # fmt: skip
 
 
 def read_curve(folder: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

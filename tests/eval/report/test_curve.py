@@ -57,6 +57,7 @@ def test_a_run_under_way_or_of_another_kind(run, capsys):
         "answering/f1": 0.9,
     }
     assert list(panels_of([{"step": 5, **scores}])) == ["planning", "answering"], "a Graph-LLM: its main scores alone"
+    assert list(panels_of([{"step": 5, "rewards/accuracies": 1.0, "logps/chosen": -9.0}])) == ["pairs"]
     (run / "losses.jsonl").unlink()
     assert draw_curve(*read_curve(run)).startswith(b"\x89PNG")
 
