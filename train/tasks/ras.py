@@ -323,6 +323,8 @@ class GraphTask(TrainingTask):
         self.processor.save_pretrained(folder)
 
     def notes(self) -> list[str]:
+        if self.config.train.preference:
+            return []
         share, weight = self.answer_shares()
         base, attention = self.graph_llm, self.config.model.attention
         reasons = {
