@@ -46,10 +46,11 @@ def bare(wheel, tmp_path_factory):
     """Programs of a new environment that holds the wheel; dependencies are read where the tests have them."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder, symlinks=True)
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "--disable-pip-version-check", "-q"]
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--no-compile", wheel], env=CLEAN, check=True)
+    # Only now: pip would find the tripletune that is installed there.
     (packages,) = folder.glob("lib/*/site-packages")
     (packages / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
-    pip = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "--disable-pip-version-check", "-q"]
-    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--no-compile", wheel], check=True)
     return folder / "bin"
 
 
@@ -153,7 +154,7 @@ def test_a_checkout_without_links_imports_and_builds_no_wheel(tmp_path):
         )  # fmt: skip
 
     assert imported("tripletune.models.options").stdout.strip() == str(checkout / "models/options.py")
-    assert "ImportError: import tripletune.models" in imported("models.options").stderr
+    assert "ImportError: import it as tripletune.models" in imported("models.options").stderr
     failed = _build(checkout)
     assert failed.returncode != 0
     assert "the links in tripletune/ are missing" in failed.stdout
