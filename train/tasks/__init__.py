@@ -478,11 +478,7 @@ class TrainingTask:
 
     def trainer(self) -> Any:
         """A trainer of TRL's, with `train.engine.EngineMixin`; None takes `train.engine.Engine`."""
-        if not self.config.train.preference:
-            return None
-        from tripletune.train.trl_trainers import PreferenceTrainer
-
-        return PreferenceTrainer(self)
+        return None
 
     def prepare(self) -> None:
         """Learn before the first step, with the model on its device; not called in a resumed run."""
