@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from tripletune.checkpoints import DTYPES, MADE, export_adapter, merge_adapter
@@ -11,6 +13,7 @@ from tripletune.checkpoints.gguf_file import TYPES, write_gguf
 from tripletune.checkpoints.verify import TOLERANCE, verify
 from tripletune.models.files import add_push, push_folder
 from tripletune.models.program import CommandParser, run_program
+from tripletune.models.run_folders import is_run
 
 
 def _parser() -> CommandParser:
@@ -58,7 +61,8 @@ def _parser() -> CommandParser:
     add("--output", required=True, metavar="FILE", help="file to write")
     add("--quantize", choices=TYPES, default="f16", help="type of the weights (default: %(default)s)")
 
-    add_push(command(_push, "verify a folder and upload it to the Hugging Face Hub", "exports/h1 me/h1"))
+    about = "verify a folder, or export a run, and upload it to the Hugging Face Hub"
+    add_push(command(_push, about, "exports/h1 me/h1"))
     for one in (export, merge):
         one.add_argument("--overwrite", action="store_true", help="replace an existing model folder")
     return top
@@ -101,10 +105,12 @@ def _gguf(folder: str, output: str, quantize: str) -> None:
 
 
 def _push(folder: str, repo: str) -> None:
-    for one in verify(folder):
-        if not one.passed:
-            raise ValueError(f"{folder} does not verify, so it is not pushed: {one}")
-    print(f"pushed to {push_folder(folder, repo, 'model', MADE)}")
+    with tempfile.TemporaryDirectory() as scratch:
+        pushed = export_adapter(folder, Path(scratch, Path(repo).name)) if is_run(folder) else Path(folder)
+        for one in verify(pushed):
+            if not one.passed:
+                raise ValueError(f"{folder} does not verify, so it is not pushed: {one}")
+        print(f"pushed to {push_folder(pushed, repo, 'model', MADE)}")
 
 
 if __name__ == "__main__":

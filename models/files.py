@@ -312,28 +312,46 @@ def _do_once(folder: Path, done: Sequence[Path], work: Callable[[], None]) -> bo
 def push_folder(folder: str | Path, repo: str, kind: str, files: Sequence[str]) -> str:
     """Upload files (names or patterns) of a folder to the Hugging Face Hub in one commit; gives the address there.
 
-    The repository, of kind "model" or "dataset", is created as private if missing. The token comes from `hf auth login`
-    or HF_TOKEN and is not stored.
+    See `make_repository` for `repo` and `kind`.
     """
-    from huggingface_hub import HfApi, ModelCard
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub import ModelCard
 
-    folder, api = Path(folder), HfApi(library_name="tripletune")
-    try:
-        ModelCard(read_text(folder / "README.md")).validate(repo_type=kind)
-        place: Any = api.create_repo(repo, repo_type=kind, private=True, exist_ok=True)
+    with _hub(repo) as api:
+        ModelCard(read_text(Path(folder) / "README.md")).validate(repo_type=kind)
+        place = make_repository(repo, kind)
         api.upload_folder(repo_id=place.repo_id, folder_path=folder, repo_type=kind, allow_patterns=list(files))
-    except OfflineModeIsEnabled:
+    return str(place)
+
+
+def make_repository(repo: str, kind: str) -> Any:
+    """Create a repository of kind "model" or "dataset" on the Hub, private, unless it exists.
+
+    The token comes from `hf auth login` or HF_TOKEN and is not stored.
+    """
+    with _hub(repo) as api:
+        return api.create_repo(repo, repo_type=kind, private=True, exist_ok=True)
+
+
+@contextmanager
+def _hub(repo: str) -> Iterator[Any]:
+    """The Hub's client; what it refuses becomes one line."""
+    from huggingface_hub import HfApi, errors
+
+    api = HfApi(library_name="tripletune")
+    try:
+        yield api
+    except errors.OfflineModeIsEnabled:
         raise ValueError("HF_HUB_OFFLINE is set, so nothing can be pushed: unset it") from None
-    except LocalTokenNotFoundError:
+    except errors.LocalTokenNotFoundError:
         raise ValueError("the Hub needs a token: run hf auth login, or set HF_TOKEN") from None
-    except HFValidationError as error:
+    except errors.HFValidationError as error:
         raise ValueError(f"repository {repo}: {error}") from None
-    except HfHubHTTPError as error:
+    except errors.HfHubHTTPError as error:
         more = "; run hf auth login, or set HF_TOKEN" if error.response.status_code in (401, 403) else ""
         reason = " ".join(str(error.server_message or error).split())
         raise OSError(f"{api.endpoint} refused {repo} ({error.response.status_code}): {reason}{more}") from None
-    return str(place)
+    except errors.HTTPError as error:
+        raise OSError(f"no connection to {api.endpoint}: {error}") from None
 
 
 def add_push(parser: Any) -> None:

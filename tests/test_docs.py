@@ -145,7 +145,7 @@ def troubles_of(command):
     # `-h, --help` and `--licence ID, --license ID` are two flags each; a flag ends where a name can't go on.
     known = set(re.findall(r"(?<![\w-])--[A-Za-z][\w.-]*", usage))
     listed = usage.partition("more settings, by --SECTION.FIELD")[2]
-    known |= {f"--{name}" for name in re.findall(r"(?<![\w.])(?:[a-z]+\.[a-z]\w*|run_name)", listed)}
+    known |= {f"--{name}" for name in re.findall(r"(?<![\w.])(?:[a-z]+\.[a-z]\w*|run_name|push_to_hub)", listed)}
     choices = {flag: values.split(",") for flag, values in _CHOICES.findall(usage)}
     found = []
     arguments = own_arguments(command.words)

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import math
 import os
 import re
+import shlex
+import subprocess
 import sys
 import typing
 from collections.abc import Callable, Sequence
@@ -20,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tripletune.models.data.records import IGNORED
+from tripletune.models.files import make_repository
 from tripletune.models.options import ConfigError, misfits, not_one_of, to_yaml
 from tripletune.models.program import load_from, parse_command_line, run_program
 from tripletune.models.tables import printable
@@ -62,6 +66,8 @@ def train(task: TrainingTask, dry_run: bool = False, run: Steps | None = None) -
     checkpoint = check(task, dry_run)
     if not dry_run:
         (run or fit)(task, checkpoint)
+        if task.config.push_to_hub and PartialState().is_main_process:
+            push_result(task)
         return
     task.begin()
     if PartialState().is_main_process:
@@ -74,6 +80,18 @@ def fit(task: TrainingTask, checkpoint: Path | None) -> None:
     engine = engine_of(task)
     engine.run(checkpoint)
     engine.save_result()
+
+
+def push_result(task: TrainingTask) -> None:
+    """Push what a run made, by the program that exports and verifies it; the run's own weights make room on the GPU."""
+    import torch
+
+    task.model = None
+    gc.collect()
+    torch.cuda.empty_cache()
+    folder, words = task.config.output_dir, ["checkpoints", "push", task.config.output_dir, task.config.push_to_hub]
+    if subprocess.run([sys.executable, "-m", "tripletune", *words], check=False).returncode:
+        raise OSError(f"{folder} is trained, but not pushed; push it with: tripletune {shlex.join(words)}")
 
 
 def engine_of(task: TrainingTask) -> Any:
@@ -112,6 +130,8 @@ def check(task: TrainingTask, dry_run: bool) -> Path | None:
         return None
     if first:
         check_tracking(config.report_to)
+        if config.push_to_hub:
+            make_repository(config.push_to_hub, "model")
     return checkpoint_to_continue(config, task.digest)
 
 
@@ -131,6 +151,7 @@ def library_misfits(config: Any) -> list[str]:
     hints = {**typing.get_type_hints(LoraConfig), "init_lora_weights": inits}
     found = misfits("model.lora_options", model.lora_options, hints, _OURS_OF_LORA, kind)
     hints, own = typing.get_type_hints(TrainingArguments), own_arguments(config)
+    hints = {name: hint for name, hint in hints.items() if not name.startswith("hub_")}
     found += misfits("train.arguments", train.arguments, hints, own, kind)
     optimizers, schedulers = ([one.value for one in names] for names in (OptimizerNames, SchedulerType))
     if train.optimizer not in (None, *optimizers):

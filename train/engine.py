@@ -91,6 +91,8 @@ def own_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
         "dataloader_pin_memory": not use_cpu,
         "use_cpu": use_cpu,
         "report_to": config.report_to,
+        # It would push checkpoints, with optimiser states, and a card of its own.
+        "push_to_hub": False,
         "remove_unused_columns": False,
         "label_names": ["labels"],
         "disable_tqdm": True,

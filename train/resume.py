@@ -52,6 +52,7 @@ PACKAGES = (
 # What may change between two starts: how a run is watched, kept and computed, not what is learned.
 _FREE = {
     "output_dir", "run_name", "report_to", "resume", "project", "entity", "group", "tags", "artifacts",
+    "push_to_hub",
     "data.train", "data.validation", "data.validation_split", "data.max_validation_records", "data.cache",
     "train.gradient_checkpointing", "train.torch_compile", "train.logging_steps", "train.workers", "train.ddp_timeout",
     "model.attention", "train.patience",

@@ -74,6 +74,8 @@ def test_settings_that_cannot_work(settings, message):
         ({"model.lora_options": "{layers_to_transform: all}"}, r"'all' is not .*list\[int\], int"),
         ({"train.arguments": "{learning_rate: 1}"}, r"\(here it is train\.learning_rate\)"),
         ({"train.arguments": "{neftune_noise: 1}"}, r"\(did you mean neftune_noise_alpha\?\)"),
+        ({"train.arguments": "{hub_model_id: me/m}"}, r"no 'hub_model_id' to set \(here it is push_to_hub\)"),
+        ({"train.arguments": "{push_to_hub: true}"}, r"no 'push_to_hub' to set \(here it is push_to_hub\)"),
     ],
 )
 def test_what_the_libraries_would_refuse(settings, message, monkeypatch):

@@ -47,6 +47,7 @@ _ELSEWHERE = {
     "train.scheduler": "lr_scheduler_type lr_scheduler", "train.scheduler_arguments": "lr_scheduler_kwargs",
     "train.eval_batch_size": "per_device_eval_batch_size", "train.eval_steps": "eval_strategy evaluation_strategy",
     "train.save_steps": "save_strategy", "train.workers": "dataloader_num_workers",
+    "push_to_hub": "hub_model_id hub_strategy hub_token hub_private_repo",
 }  # fmt: skip
 # Losses of TRL's DPOTrainer that need no settings of their own.
 _PAIR_LOSSES = ("sigmoid", "hinge", "ipo", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop")
@@ -237,6 +238,7 @@ class EngineConfig(_Run):
 class RunConfig(_Run):
     """A whole run; a task replaces these sections by its own."""
 
+    push_to_hub: str | None = rare(None, "push the result to this repository of the Hub, OWNER/NAME")
     model: ModelSection = field(default_factory=ModelSection)
     data: DataSection = field(default_factory=DataSection)
     train: TrainSection = field(default_factory=TrainSection)

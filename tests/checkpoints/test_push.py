@@ -1,6 +1,10 @@
 import base64
 import json
+import shutil
+import subprocess
+import sys
 import threading
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
@@ -10,6 +14,8 @@ import pytest
 from tests.cli import run
 from tripletune.checkpoints import __main__ as program
 from tripletune.models.files import push_folder
+from tripletune.train import train
+from tripletune.train.tasks.ras import GraphTask
 
 CARD = "---\nlicense: mit\n---\n# A model\n"
 
@@ -100,6 +106,42 @@ def test_only_a_folder_that_verifies_is_pushed(passed, hub, folder, monkeypatch)
     assert [one["visibility"] for one in hub.made] == ["private"] * passed
     assert ("does not verify" in ran.err) is not passed
     assert set(hub.files) == ({"README.md", "config.json"} if passed else set())
+
+
+def test_no_connection_is_one_line(hub, folder, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.HfApi, "__init__", _init("http://127.0.0.1:9"))
+    with pytest.raises(OSError, match="no connection to http"):
+        push_folder(folder, "me/m", "model", ["*"])
+
+
+@pytest.mark.parametrize("status", [200, 403])
+def test_a_run_is_exported_and_pushed_at_its_end(status, hub, make_config, tiny_run, same_process, monkeypatch):
+    def child(words, original=subprocess.run, **options):
+        if words[0] != sys.executable:  # git, for the code's version
+            return original(words, **options)
+        hub.status = status
+        ran = run(words[3], *words[4:])
+        assert status == 200 or "refused me/m (403)" in ran.error
+        return SimpleNamespace(returncode=ran.code)
+
+    monkeypatch.setattr("tripletune.train.subprocess.run", child)
+    config = make_config({"push_to_hub": "me/m"})
+    refused = pytest.raises(OSError, match=rf"trained, but not pushed.*checkpoints push {config.output_dir} me/m")
+    with refused if status == 403 else nullcontext():
+        train(
+            GraphTask(config),
+            run=lambda task, checkpoint: shutil.copytree(tiny_run, config.output_dir, dirs_exist_ok=True),
+        )
+    assert [one["visibility"] for one in hub.made] == ["private"] * (2 if status == 200 else 1)
+    assert ("adapter_model.safetensors" in hub.files) is (status == 200)
+    assert not [name for name in hub.files if name.startswith(("checkpoint", "optim", "training"))]
+    assert b"/home/someone" not in b"".join(hub.files.values())
+
+
+def test_a_run_that_can_not_be_pushed_does_not_begin(hub, make_config):
+    hub.status = 403
+    with pytest.raises(OSError, match=r"refused me/m \(403\)"):
+        train(GraphTask(make_config({"push_to_hub": "me/m"})), run=lambda task, checkpoint: pytest.fail("it began"))
 
 
 def test_a_data_set_in_order_is_pushed(hub, tmp_path, records, write_records):
