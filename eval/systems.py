@@ -78,7 +78,10 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     "the run": ("limit", "concurrency", "overwrite", "retry_errors", "max_failed", "answers"),
     "retrieval": (*(item.name for item in dataclasses.fields(SearchOptions) if item.name != "overwrite"), "gold"),
     "the loop": ("control", "control_run"),
-    "models": ("untrained", "planner_model", "batch_size", "dtype", "ledger", "integrator", "student_seed", "oracle"),
+    "models": (
+        *("untrained", "planner_model", "batch_size", "dtype", "prompt_embeds", "ledger"),
+        *("integrator", "student_seed", "oracle"),
+    ),
 }
 
 
@@ -150,6 +153,8 @@ def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> dict
             settings[role] = {"spec": resolved, "weights": model_fingerprint(resolved)}
     if options.student_seed is not None:
         settings["student_seed"] = options.student_seed
+    if options.prompt_embeds is not None:
+        settings["prompt_embeds"] = options.prompt_embeds.partition("@")[0]
     if teacher is None:
         return settings
     settings["sampling"] = [teacher.temperature, teacher.top_p, teacher.seed]

@@ -54,6 +54,9 @@ class SystemOptions(SearchOptions):
     untrained: bool = setting(False, "allow an untrained base model, as a reference")
     batch_size: int = rare(16, "inputs per forward pass of --model", at_least=1)
     dtype: str | None = setting(None, DTYPE_HELP)
+    prompt_embeds: str | None = rare(
+        None, "NAME@URL: run the language model of --model in this vLLM server (--enable-prompt-embeds)", needs="model"
+    )
     ledger: str | None = setting(
         None,
         "SQLite file that stores all calls (default: OUTPUT/ledger.sqlite of `eval run` for a teacher, none for "
@@ -254,6 +257,7 @@ def open_generator(
     ledger: str | None = None,
     seed: int | None = None,
     graph: bool = True,
+    prompt_embeds: str | None = None,
 ) -> LocalGenerator:
     """Load a Graph-LLM; a `seed` draws replies at temperature 1, and without `graph` no prompt holds its token."""
     spec = model_spec(spec, untrained)
@@ -261,7 +265,12 @@ def open_generator(
         check_model_folder(spec)
     from tripletune.models.graph_llm import load_generator
 
-    generator = load_generator(spec, batch_size=batch_size, dtype=usual_dtype(dtype), ledger=ledger)
+    kept = None if prompt_embeds else ledger
+    generator = load_generator(spec, batch_size=batch_size, dtype=usual_dtype(dtype), ledger=kept)
+    if prompt_embeds:
+        from tripletune.models.graph_llm.prompt_embeds import PromptEmbedsGenerator
+
+        generator = PromptEmbedsGenerator(generator, prompt_embeds, ledger)
     if seed is not None:
         generator.sampling = Sampling(1.0, seed=seed)
     if not graph:
@@ -328,8 +337,8 @@ def open_tools(
     graph = not isinstance(loop, LoopOptions) or loop.graph
     how = (options.untrained, options.batch_size, options.dtype, options.ledger, options.student_seed, graph)
     planner, answerer = (
-        once((spec, how), partial(open_generator, spec, *how)) if spec else None
-        for spec in (options.planner_model, options.model)
+        once((spec, how, server), partial(open_generator, spec, *how, server)) if spec else None
+        for spec, server in ((options.planner_model, None), (options.model, options.prompt_embeds))
     )
     # What is loaded stays: full collections would walk through it and hold up the event loop for tenths of a second.
     gc.freeze()

@@ -85,7 +85,8 @@ class Shelf:
             await reranker.scores("Who?", ["Someone."])
         for client in dict.fromkeys(one for system in self.loops.values() for one in clients_of(system.tools)):
             await asyncio.to_thread(client.load)
-            if hasattr(client, "decode"):  # a Graph-LLM, whose sentence encoder comes with the first graph
+            # A Graph-LLM here, whose sentence encoder comes with the first graph.
+            if hasattr(client, "decode") and not client.address:
                 await client.decode(_WARM, 1)
 
     async def close(self) -> None:

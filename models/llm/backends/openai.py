@@ -199,10 +199,11 @@ def count(usage: Any, *names: str) -> int:
 
 
 def read_chat(found: Mapping[str, Any]) -> Completion | None:
-    """The reply in the body of a chat completion; None when there is none."""
+    """The reply in the body of a completion, of a chat or a prompt; None when there is none."""
     try:
         choice = found["choices"][0]
-        text, refusal = choice["message"].get("content"), choice["message"].get("refusal")
+        message = choice["message"] if "message" in choice else {"content": choice["text"]}
+        text, refusal = message.get("content"), message.get("refusal")
     except (KeyError, IndexError, TypeError, AttributeError):
         return None
     if isinstance(text, list):  # parts, as some servers send
