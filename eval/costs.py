@@ -49,7 +49,7 @@ def read_prices(texts: Sequence[str]) -> Prices:
 
 
 def unused_roles(named: Iterable[str], met: Iterable[str]) -> list[str]:
-    """Roles of `--price` or `--llm` that match no call's role or its prefix."""
+    """Roles of `--price` or `--llm` that no call's role is or starts with."""
     return [role for role in named if role and not any(in_role({role: True}, one) for one in met)]
 
 

@@ -1,6 +1,6 @@
 """Read small files, and write results as files and folders.
 
-Output appears complete or not at all, from one program at a time, and never replaces input or files of other programs.
+Output appears complete or not at all. One program writes at a time, and never over input or files of others.
 Symbolic links are followed.
 """
 

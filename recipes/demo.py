@@ -1,4 +1,4 @@
-"""The main job, end to end, in a quarter of an hour on two CPU cores: `make demo`.
+"""The main job, end to end, in 6 to 30 minutes on two CPU cores: `make demo`.
 
 Every step is a command that a user can run alone; this file runs them one after the other and shows each. A demo that
 was stopped continues where it was (`--fresh` starts again).

@@ -97,7 +97,7 @@ class BuildOptions(FolderOptions):
     )
     distractors: int = setting(0, "add triples of N non-supporting passages to each step (paper: none)", at_least=0)
     failed_searches: float = setting(
-        0.0, "share of searches that first bring useless facts, so that the label asks again (the paper: none)",
+        0.0, "share of searches that first find only useless facts; the label then asks again (the paper: none)",
         at_least=0, below=1,
     )  # fmt: skip
     check_facts: Literal["drop", "count", "off"] = setting(

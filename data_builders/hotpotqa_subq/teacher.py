@@ -86,7 +86,7 @@ class LLMTeacher(Teacher):
         }
 
     async def annotate(self, question: Question) -> list[Annotation]:
-        """See `Teacher`; of several errors what ends the build is raised, else what waits, else the first reason."""
+        """See `Teacher`; of several errors, raises one that ends the build, else a pending one, else the first."""
         documents = await self.helpful_documents(question)
         calls: list[Coroutine[Any, Any, Any]] = [self.subqueries(question, documents)]
         calls += [self.triples(question, document) for document in documents]

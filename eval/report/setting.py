@@ -137,7 +137,7 @@ def defaults_of(run: Run) -> dict[str, Any]:
 
 
 def _content(value: Any) -> Any:
-    """A setting without the folders of models with known weights, since equal weights are one model."""
+    """A setting with known weights in place of model folders: equal weights are one model."""
     if not isinstance(value, Mapping):
         return value
     weights = value.get("weights") or value.get("model_weights")

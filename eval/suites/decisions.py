@@ -153,8 +153,8 @@ def decision_cases(trajectories: Iterable[Trajectory]) -> Iterator[Case]:
     for trajectory in trajectories:
         if trajectory.role != INTEGRATE_ROLE:
             raise ValueError(
-                f"trajectory {trajectory.id!r} is of the role {trajectory.role}: what is scored here are decisions of "
-                f"{INTEGRATE_ROLE}"
+                f"trajectory {trajectory.id!r} has role {trajectory.role}, but only decisions of {INTEGRATE_ROLE} are "
+                "scored here"
             )
         earlier: list[Triple] = []
         number = 0

@@ -94,7 +94,10 @@ def _reference(change):
     [
         (_cut_weights, "adapter_model.safetensors cannot be read"),
         (lambda folder: (folder / "verify.json").unlink(), "has no verify.json"),
-        (lambda folder: _scale(folder, "lora_B", math.nan), "export: weights are not finite (NaN or infinite), base_"),
+        (
+            lambda folder: _scale(folder, "lora_B", math.nan),
+            "export: weights are not finite (NaN or infinite), for example base_",
+        ),
         (_reference(lambda cases: None), "verify.json: cases must be a list, found null"),
         (_reference(lambda cases: [None]), "cases[0] must be an object, found null"),
         (

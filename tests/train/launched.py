@@ -7,6 +7,8 @@ import json
 import os
 import sys
 import zlib
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import sentence_transformers  # noqa: F401
@@ -31,13 +33,9 @@ def digest_of_replies(_: Any, replies: list[str], *__: Any) -> dict[str, Any]:
 def prepare() -> None:
     """Make a CPU good enough for DeepSpeed and accelerate's FSDP."""
     torch.distributed.init_process_group("gloo")
-    try:
-        import deepspeed.comm.torch
-
-        # An operation for CPUs alone, which takes a minute to compile.
-        deepspeed.comm.torch.build_shm_op = lambda: None
-    except ImportError:
-        pass
+    with suppress(ImportError):
+        # An operation for CPUs alone, which takes two cores a minute to compile. The package's name `torch` is torch.
+        vars(import_module("deepspeed.comm.torch"))["build_shm_op"] = lambda: None
 
 
 def run(environment: dict[str, str], task: str, words: list[str]) -> None:

@@ -109,7 +109,9 @@ class DataSection:
     validation_split: str = rare("validation", "shards to evaluate on, where a folder is given")
     max_train_records: int | None = setting(None, "train on the first N records", above=0)
     max_validation_records: int | None = rare(None, "evaluate on the first N records", above=0)
-    cache: str | None = rare(None, "folder of tokenised rows and embeddings, also shared (default: output_dir/cache)")
+    cache: str | None = rare(
+        None, "folder of tokenised rows and embeddings; runs may share it (default: output_dir/cache)"
+    )
 
     def check(self) -> list[str]:
         named = {name: value for name, value in vars(self).items() if name in _FILES and value is not None}

@@ -217,7 +217,7 @@ async def integrate(
     """K_D of eq. 1: filter the candidates and find the next query.
 
     A reply without a decision to continue or stop is sent back, at most `options.repairs` times. If that fails, the
-    decision has no query, and the readable rest.
+    decision is what was readable, without a query.
     """
     messages = messages_of(llm.prompts.texts[INTEGRATION_PROMPT], question, candidates, history, options.history)
     left_out = 0

@@ -135,7 +135,7 @@ def test_what_results_depend_on(store, tmp_path):
     file = tmp_path / "triples.jsonl"
     file.write_text("{}\n")
     assert len(triples_settings(str(file))) == 64
-    with pytest.raises(ValueError, match="no extraction store"):
+    with pytest.raises(ValueError, match="is not an extraction store"):
         triples_settings(str(file), "model")
 
 
