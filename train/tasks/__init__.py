@@ -171,7 +171,6 @@ class TrainSection:
     ddp_timeout: int = rare(14400, "seconds that processes wait for each other in a training step", above=0)
     # Of runs that set neither gradient_accumulation nor records_per_step.
     default_accumulation: ClassVar[int] = 1
-    preference: ClassVar[str | None] = None
 
     def check(self) -> list[str]:
         found = []
@@ -206,7 +205,7 @@ class TrainSection:
 class ReplySection(TrainSection):
     """Optimisation, also on pairs of replies."""
 
-    preference: str | None = rare(  # type: ignore[misc]
+    preference: str | None = rare(
         None, "loss of TRL's DPOTrainer on pairs, without dropout and weights; sigmoid is DPO", choices=_PAIR_LOSSES
     )
     beta: float = rare(0.1, "how near to the reference, model.adapter or the base", above=0, needs="preference")
@@ -246,8 +245,10 @@ class RunConfig(_Run):
     train: TrainSection = field(default_factory=TrainSection)
 
     def check(self) -> list[str]:
+        if not (isinstance(self.train, ReplySection) and self.train.preference):
+            return []
         wrong = {"model.tune": self.model.tune != "lora", "train.packing": getattr(self.train, "packing", False)}
-        found = [name for name, is_so in wrong.items() if is_so and self.train.preference]
+        found = [name for name, is_so in wrong.items() if is_so]
         return [f"{name}: train.preference needs an adapter (model.tune lora) and no packing" for name in found]
 
 

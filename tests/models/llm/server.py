@@ -1,9 +1,9 @@
 """A mock of the hosted model APIs on loopback, in a thread: replies, delays, faults and a record.
 
-It speaks OpenAI's chat completions (`/v1/chat/completions`) and Anthropic's messages (`/v1/messages`); a request for
-embeddings (`/v1/embeddings`) is answered by a raw body. A reply function gets the request's JSON body and gives back a
-text or a `Reply`. Which fault meets a request depends on the seed, the request's body and its attempt number alone,
-never on the order in which requests arrive.
+It speaks OpenAI's chat completions (`/v1/chat/completions`) and Anthropic's messages (`/v1/messages`); requests for
+completions and embeddings (`/v1/completions`, `/v1/embeddings`) are answered by a raw body. A reply function gets the
+request's JSON body and gives back a text or a `Reply`. Which fault meets a request depends on the seed, the request's
+body and its attempt number alone, never on the order in which requests arrive.
 """
 
 from __future__ import annotations
@@ -132,6 +132,7 @@ class MockServer:
         async def run() -> None:
             app = web.Application(client_max_size=64 * 2**20)
             app.router.add_post("/v1/chat/completions", self._handle)
+            app.router.add_post("/v1/completions", self._handle)
             app.router.add_post("/v1/messages", self._handle)
             app.router.add_post("/v1/embeddings", self._handle)
             # Requests that still hang when the server stops are cut at once.
