@@ -70,9 +70,11 @@ def test_a_killed_run_is_one_offline_run_of_wandb(make_config, make_task, tmp_pa
         "WANDB_CACHE_DIR": str(tmp_path / "c"),
     }
     secret = {"WANDB_MODE": "offline", "WANDB_API_KEY": KEY, "HF_TOKEN": f"hf_{KEY}"}
+    # A service of W&B that an earlier test has left would outlive the kills, and hold the run's id.
+    ours = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
     done = subprocess.run(
         [sys.executable, "-c", KILLED, "--config", str(tmp_path / "run.yaml")],
-        env={**os.environ, **away, **secret, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, cwd=tmp_path,
+        env={**ours, **away, **secret, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, cwd=tmp_path,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "[-9, -9, 0]", done.stderr
     folders = sorted(tmp_path.glob("wandb/offline-run-*"), key=lambda folder: folder.stat().st_mtime)
