@@ -49,7 +49,7 @@ def test_the_notebook_runs_and_the_recorded_teacher_answers_every_call(make, tmp
             _ = ended and asyncio.run(ended)
         assert not cell.get("outputs")
     home = names["home"]
-    assert "qa: 180 questions labelled, 0 left out" in said
+    assert "qa: 112 questions labelled, 0 left out" in said
     # Triples, questions and records are made as the recipe makes them.
     assert commands[2:5] == [{*one.split()[1:]} for one in make.road(home, calls="calls")[2:5]]
     assert names["trace"].answer in names["question"]["answers"]
