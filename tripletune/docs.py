@@ -24,6 +24,7 @@ from tripletune.eval import find_metrics, load_task, task_names
 from tripletune.models.options import default_of
 from tripletune.models.program import names_in
 from tripletune.rag.systems import AnswerOptions, LoopOptions, find_system, system_names
+from tripletune.train.tasks import EngineConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 _PLACE = re.compile(r"\b(eq\.|algorithm|figures?|tables?|sections?|papers? leaves?) (\d|[A-Z]\.\d|a choice)", re.I)
@@ -88,8 +89,11 @@ def _options(parser: Any) -> str:
 
 
 def _head_of(path: Path) -> str:
-    """The text at the head of a YAML file, up to its commands."""
-    lines = itertools.takewhile(lambda line: re.match("# (?! )", line), path.read_text(encoding="utf-8").splitlines())
+    """The text at the head of a YAML file, up to its commands; the first line of a program's docstring."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        return (ast.get_docstring(ast.parse(text)) or "").split("\n")[0]
+    lines = itertools.takewhile(lambda line: re.match("# (?! )", line), text.splitlines())
     return " ".join(line[2:] for line in lines).removesuffix(" Command:")
 
 
@@ -132,8 +136,10 @@ def pages() -> dict[str, str]:
     made["systems"] = "An option is `--set NAME=VALUE`.\n\n" + "\n".join(map(_system, system_names()))
     readers = {name: inspect.getdoc(importlib.import_module(f"{_READERS}.{name}")) for name in names_in(_READERS)}
     made["readers"] = _table(("reader", "what"), [(f"`{k}`", (v or "").split("\n")[0]) for k, v in readers.items()])
-    configs = sorted(ROOT.glob("recipes/configs/**/*.yaml"))
-    made["recipes"] = _table(("file", "what"), [(f"`{one.relative_to(ROOT)}`", _head_of(one)) for one in configs])
+    files = [*sorted(ROOT.glob("recipes/[!_]*.py")), *sorted(ROOT.glob("recipes/configs/**/*.yaml"))]
+    made["recipes"] = _table(("file", "what"), [(f"`{one.relative_to(ROOT)}`", _head_of(one)) for one in files])
+    names = _table(("there", "here"), [(f"`{there}`", f"`{here}`") for here, there in EngineConfig.elsewhere.items()])
+    made["train"] += f"\n## Names in other trainers\n\ntransformers, TRL, axolotl and LLaMA-Factory.\n\n{names}"
     made["papers"] = _table(("code", "what it says of its paper"), sorted(_papers()))
     made["README"] = "\n".join(f"- [{name}]({name}.md)" for name in sorted(made)) + "\n"
     return {name: f"# {name.replace('README', 'Reference')}\n\n{NOTE}\n\n{text}" for name, text in made.items()}
