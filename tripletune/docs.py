@@ -138,8 +138,9 @@ def pages() -> dict[str, str]:
     made["readers"] = _table(("reader", "what"), [(f"`{k}`", (v or "").split("\n")[0]) for k, v in readers.items()])
     files = [*sorted(ROOT.glob("recipes/[!_]*.py")), *sorted(ROOT.glob("recipes/configs/**/*.yaml"))]
     made["recipes"] = _table(("file", "what"), [(f"`{one.relative_to(ROOT)}`", _head_of(one)) for one in files])
-    names = _table(("there", "here"), [(f"`{there}`", f"`{here}`") for here, there in EngineConfig.elsewhere.items()])
-    made["train"] += f"\n## Names in other trainers\n\ntransformers, TRL, axolotl and LLaMA-Factory.\n\n{names}"
+    names = [(f"`{there}`".replace(" ", "`, `"), f"`{here}`") for here, there in EngineConfig.elsewhere.items()]
+    made["train"] += "\n## Names in other trainers\n\ntransformers, TRL, axolotl and LLaMA-Factory.\n\n"
+    made["train"] += _table(("there", "here"), names)
     made["papers"] = _table(("code", "what it says of its paper"), sorted(_papers()))
     made["README"] = "\n".join(f"- [{name}]({name}.md)" for name in sorted(made)) + "\n"
     return {name: f"# {name.replace('README', 'Reference')}\n\n{NOTE}\n\n{text}" for name, text in made.items()}
