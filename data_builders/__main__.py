@@ -49,7 +49,7 @@ class ReleasedOptions:
 
     input: str = setting(HUB_ID, "a .jsonl, .json or .parquet file, or a hub id")
     validation_fraction: float = setting(0.05, "share of the questions for validation", at_least=0, below=1)
-    split_name: str | None = setting(None, "put everything into one split of this name instead")
+    split_name: str | None = setting(None, "put all records into one split of this name")
     seed: int = setting(0, "seed of the split")
     limit: int | None = setting(None, "read only the first N records", at_least=1)
 
@@ -67,9 +67,9 @@ class ExplagraphsOptions:
 
 
 def stats(arguments: argparse.Namespace) -> None:
-    """Print the numbers of a data set, its splits, and the card's facts on the build."""
+    """Print the statistics of a data set, its splits, and the card's facts on the build."""
     stored = stored_statistics(arguments.folder)
-    facts = BuildFacts(**stored["build"]) if stored else BuildFacts("", "", notes=[f"build: unknown, no {STATISTICS}"])
+    facts = BuildFacts(**stored["build"]) if stored else BuildFacts("", "", notes=[f"build: unknown (no {STATISTICS})"])
     kind: RowKind[Any]
     if (empty := why_empty(arguments.folder)) is not None:
         _say(empty)
@@ -81,7 +81,7 @@ def stats(arguments: argparse.Namespace) -> None:
         one.show(plain_console(120))
     _say("splits: " + listed(numbers["splits"]))
     if empty is None:
-        _say("leakage: " + (listed(leaks) or f"no {kind.name} stands on two sides of a split"))
+        _say("leakage: " + (listed(leaks) or f"no {kind.name} is in two splits"))
     _say("\n".join(facts.notes))
 
 
@@ -93,7 +93,7 @@ def validate(arguments: argparse.Namespace) -> int:
             _say(trouble)
     if count > _MOST_TROUBLES:
         _say(f"... and {count - _MOST_TROUBLES} more")
-    well = f"every {'row' if count else kind_of(arguments.folder).name} is in order"
+    well = f"every {'row' if count else kind_of(arguments.folder).name} is valid"
     _say(f"{arguments.folder}: {f'{count} problem(s)' if count else well}")
     return 1 if count else 0
 
@@ -111,12 +111,12 @@ def peek(arguments: argparse.Namespace) -> None:
 def push(arguments: argparse.Namespace) -> None:
     """Validate a data set and upload it to the Hugging Face Hub."""
     for trouble in troubles(arguments.folder):
-        raise ValueError(f"{arguments.folder} is not in order, so it is not pushed: {trouble}")
+        raise ValueError(f"{arguments.folder} is not valid, so it was not pushed: {trouble}")
     _say(f"pushed to {push_folder(arguments.folder, arguments.repo, 'dataset', MADE)}")
 
 
 def released(arguments: argparse.Namespace) -> None:
-    """Turn the training data the RAS authors released into records."""
+    """Convert the training data that the RAS authors released into records."""
     options, folder = from_arguments(ReleasedOptions, arguments), from_arguments(FolderOptions, arguments)
     drops, issues = Counter[str](), Counter[str]()
     with new_dataset(folder, RECORDS, [options.input]) as dataset:
@@ -124,10 +124,10 @@ def released(arguments: argparse.Namespace) -> None:
             split = split_of(record.question, options.seed, options.validation_fraction)
             dataset.write(record, options.split_name or split)
         if not dataset.statistics.records:
-            raise ValueError(f"{options.input}: no row could be read ({listed(drops) or 'there is none'})")
+            raise ValueError(f"{options.input}: no row could be read ({listed(drops) or 'the file is empty'})")
         facts = BuildFacts(
             title="Released RAS records",
-            summary="The training data that the authors of RAS released, read back from their prompts into records.",
+            summary="The training data that the authors of RAS released, converted from prompts to records.",
             drops={"ras_released": dict(drops)} if drops else {},
             issues=dict(+issues),
             options=asdict(options),
@@ -138,7 +138,7 @@ def released(arguments: argparse.Namespace) -> None:
 
 
 def explagraphs(arguments: argparse.Namespace) -> None:
-    """Turn an ExplaGraphs file into answering records, split 60/20/20 at random with a seed."""
+    """Convert an ExplaGraphs file into answering records, split 60/20/20 at random with a seed."""
     options, folder = from_arguments(ExplagraphsOptions, arguments), from_arguments(FolderOptions, arguments)
     issues: Counter[str] = Counter()
     records = list(read_explagraphs(options.input, issues))
@@ -147,12 +147,12 @@ def explagraphs(arguments: argparse.Namespace) -> None:
     split: dict[str, str] = {}
     with new_dataset(folder, RECORDS, [options.input]) as dataset:
         for record, drawn in zip(records, split_names(len(records), options.seed)):
-            # A pair of arguments that occurs again stays with its first occurrence.
+            # A repeated pair of arguments goes into the split of its first occurrence.
             dataset.write(record, split.setdefault(normalize_answer(record.question), drawn))
         facts = BuildFacts(
             title="ExplaGraphs records",
             summary="Stance prediction on commonsense graphs (Saha et al., 2021), split at random 60/20/20 as "
-            "G-Retriever does, with a seed of our own: the test rows are not the ones of its paper.",
+            "G-Retriever does, but with another seed: the test rows differ from those of the G-Retriever paper.",
             issues=dict(+issues),
             options=asdict(options),
         )
@@ -161,7 +161,7 @@ def explagraphs(arguments: argparse.Namespace) -> None:
 
 
 def adapt(arguments: argparse.Namespace) -> None:
-    """Turn a corpus, triples or questions of another project into a file for this one."""
+    """Convert a corpus, triples or questions of another project into a file that TripleTune reads."""
     options = from_arguments(AdaptOptions, arguments)
     _say(f"{options.output}: {listed(adapt_rows(options))}")
 
@@ -188,7 +188,7 @@ def _parser() -> argparse.ArgumentParser:
     command(validate, "runs/subq")
     add = command(peek, "runs/subq --label sufficient --number 3").add_argument
     add("--id", help="show the row with this id, or all rows of the question with this id")
-    add("--number", type=int, help="index of the row to show, from 1, after the other filters")
+    add("--number", type=int, help="index of the row to show, counted from 1 after the other filters")
     add("--label", help="show only rows with this label: subq, sufficient, no_retrieval, answer, direct_answer "
         "(records); facts, no_facts, name (pairs)")  # fmt: skip
     add("--split", help="show only rows of this split")
@@ -199,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         added = command(function, example)
         add_arguments(added, kind)
-        add_arguments(added.add_argument_group("where and how it is written"), FolderOptions)
+        add_arguments(added.add_argument_group("output"), FolderOptions)
     add_push(command(push, "runs/subq me/subq"))
     example = "--input musique_corpus.json --output musique.corpus.jsonl"
     add_arguments(command(adapt, example), AdaptOptions)
@@ -207,7 +207,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; bad input ends it with one line and exit code 2."""
+    """Run the command line; bad input prints one line and gives exit code 2."""
     values = _parser().parse_args(arguments)
     return run_program(lambda: values.run(values))
 

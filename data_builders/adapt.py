@@ -35,26 +35,26 @@ _NO_PHRASE = re.compile("[^A-Za-z0-9 ]")
 class AdaptOptions:
     """Options of `tripletune data adapt`."""
 
-    input: str = field(metadata={"help": "the file: JSON lines, a JSON array or object, or Parquet; or a hub id"})
-    output: str = field(metadata={"help": "the JSON lines to write; a file that is there is replaced"})
-    aliases: str | None = setting(None, "2WikiMultiHopQA's id_aliases.json, for its questions")
+    input: str = field(metadata={"help": "file (JSON lines, a JSON array or object, or Parquet) or hub id"})
+    output: str = field(metadata={"help": "JSON-lines file to write; an existing file is replaced"})
+    aliases: str | None = setting(None, "id_aliases.json of 2WikiMultiHopQA, for its questions")
     piece_limit: int = setting(
         4800,
-        "maximum characters (about 1,200 tokens); articles and books (body, context) are cut between sentences",
+        "maximum characters of a piece (1,200 tokens); articles and books (body, context) are cut between sentences",
         at_least=1,
     )
-    piece_overlap: int = setting(400, "maximum characters repeated from the last piece (about 100 tokens)", at_least=0)
+    piece_overlap: int = setting(400, "maximum characters repeated from the previous piece (100 tokens)", at_least=0)
 
 
 def adapt_rows(options: AdaptOptions) -> Counter[str]:
-    """Adapt a file; gives counts of what was written, of triples also the graph's.
+    """Adapt a file and return counts of what was written; for triples, also the graph's nodes, relations and triples.
 
-    HippoRAG counts it so: names in lower case, of letters and digits alone, make its nodes, predicates its relations.
+    As in HippoRAG, nodes and relations are names and predicates in lower case, with letters and digits only.
     """
     check_new(options.output, [options.input, *([options.aliases] if options.aliases else [])])
     counts, aliases = Counter[str](), None
     if options.aliases:
-        # 2WikiMultiHopQA counts a country's demonyms among its names.
+        # 2WikiMultiHopQA counts demonyms among the names of a country.
         aliases = {
             required_text(row, ("Q_id",), where): [name for key in _ALIASES for name in name_list(row, where, key)]
             for where, row in read_jsonl(options.aliases)
@@ -120,8 +120,8 @@ def _adapted(
             made["title"], text = head.strip() if key == "passage" else head.strip().strip('"'), rest.strip()
     if not key:
         raise ValueError(
-            f"{where}: the row has no layout that is known; it has {', '.join(row) or 'nothing'} (`tripletune build "
-            "passages` reads rows with any column of text)"
+            f"{where}: the layout of the row is unknown; it has {', '.join(row) or 'no fields'} (`tripletune build "
+            "passages` reads rows with any text column)"
         )
     made["text"] = text
     if "extracted_triples" in row or "triples" in row:

@@ -1,13 +1,13 @@
-"""Questions and their corpus, by the IRCoT procedure (CIRAG, sections 4.1 and B.1).
+"""Draw questions and build their corpus by the IRCoT procedure (CIRAG, sections 4.1 and B.1).
 
-All paragraphs of the questions drawn from a benchmark file, supporting or not, make one corpus. Each paragraph is in it
-once, and copies may differ in spaces and character encoding. The gold links say which passages support a question, for
-the recall of retrieval.
+The corpus holds all paragraphs of the questions that are drawn from a benchmark file, supporting or not. Copies that
+differ only in spaces or character encoding are stored once. The gold links name the passages that support a question,
+to measure the recall of retrieval.
 
     tripletune build corpus --reader hotpotqa --train train.json --evaluation dev.json --output runs/hotpotqa
 
 writes `<split>.jsonl` (the drawn questions, as they stand in the benchmark's file), `<split>.corpus.jsonl`,
-`<split>.gold.jsonl` and `corpus.json`. The paper draws 1,000 questions per split; the same options give the same bytes.
+`<split>.gold.jsonl` and `corpus.json`. The paper draws 1,000 questions per split. The same options give the same bytes.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ class CorpusOptions(CheckedOptions):
     """What to build."""
 
     reader: str = field(metadata={"help": "reader of the benchmark's files: hotpotqa, musique, two_wiki, ..."})
-    train: str | None = setting(None, "the benchmark's training file or hub id; none: no training split")
+    train: str | None = setting(None, "training file or hub id of the benchmark (default: no training split)")
     evaluation: str | None = setting(
-        None, "file to draw evaluation questions from, usually the development set; none: no evaluation split"
+        None, "file of the evaluation questions, usually the development set (default: no evaluation split)"
     )
-    train_count: int = setting(1000, "questions to draw for training; 0: all", at_least=0)
-    evaluation_count: int = setting(1000, "questions to draw for evaluation; 0: all", at_least=0)
+    train_count: int = setting(1000, "questions to draw for training; 0 draws all", at_least=0)
+    evaluation_count: int = setting(1000, "questions to draw for evaluation; 0 draws all", at_least=0)
     seed: int = setting(0, "seed of the draws")
 
     def check(self) -> list[str]:
-        """Problems of several values."""
-        return [] if self.train or self.evaluation else ["name --train, --evaluation or both: the files to draw from"]
+        """The problem that no file is named."""
+        return [] if self.train or self.evaluation else ["no file to draw from: name --train, --evaluation or both"]
 
     def files(self) -> dict[str, str]:
         """The file of each given split."""
@@ -62,7 +62,7 @@ class CorpusOptions(CheckedOptions):
 
 
 def build_corpus(options: CorpusOptions, output: str | Path, overwrite: bool = False) -> dict[str, Any]:
-    """Draw questions and write their corpora; returns the manifest."""
+    """Draw questions, write their corpora, and return the manifest."""
     made = [MANIFEST, *(f"{split}.*jsonl" for split in SPLITS)]
     files = options.files()
     manifest: dict[str, Any] = {"options": asdict(options), "splits": {}}
@@ -74,29 +74,29 @@ def build_corpus(options: CorpusOptions, output: str | Path, overwrite: bool = F
             logger.info("%s: %s", split, json.dumps(manifest["splits"][split]))
         write_json(folder / MANIFEST, manifest)
     if shared := manifest["splits"].get("evaluation", {}).get("also_in_train"):
-        logger.warning("%d evaluation questions are training questions too: draw them from another file", shared)
+        logger.warning("%d evaluation questions are also training questions: draw them from another file", shared)
     return manifest
 
 
 def _draw(options: CorpusOptions, split: str, location: str) -> tuple[set[int] | None, dict[str, Any]]:
-    """Indices of the drawn questions among the usable ones (None for all), and counts."""
+    """Return the indices of the drawn questions among the usable ones (None for all), and counts."""
     count = getattr(options, f"{split}_count")
     drops = Counter[str]()
     usable = sum(1 for _ in _usable(options.reader, location, drops))
     if usable < max(count, 1):
         left_out = f" ({', '.join(f'{reason}: {n}' for reason, n in drops.items())})" if drops else ""
         raise ValueError(
-            f"{location}: {count or 'some'} questions are to be drawn and {usable} can be used{left_out}: "
-            f"ask for fewer (--{split}-count), or for all with 0"
+            f"{location}: cannot draw {count or 'any'} questions, since only {usable} can be used{left_out}: "
+            f"lower --{split}-count, or set it to 0 to draw all"
         )
     digest = file_digest(location) if Path(location).is_file() else None
-    # A source of chance for each split, so that a file added later leaves the other draw alone.
+    # Each split has its own random generator, so that a file added later does not change the other draw.
     numbers = set(random.Random(f"{options.seed}/{split}").sample(range(usable), count)) if count else None
     return numbers, {"file": location, "sha256": digest, "usable": usable, "left_out": dict(drops)}
 
 
 def _usable(reader: str, location: str, drops: Counter[str]) -> Iterator[tuple[Row, Question]]:
-    """Rows with their questions: answerable, with supporting passages, each id once."""
+    """Yield rows and questions that are answerable and have supporting passages, each id once."""
     questions = get_reader(reader)(location)
     with SeenTable() as seen:
         for (where, row), item in zip(source_rows(location), questions, strict=True):
@@ -104,7 +104,7 @@ def _usable(reader: str, location: str, drops: Counter[str]) -> Iterator[tuple[R
                 drops[str(item.reason)] += 1
             elif item.id not in (name_field(row, where, "_id"), name_field(row, where, "id")):
                 raise ValueError(
-                    f"{where}: reader {reader!r} does not give one question a row, so it can't be used here"
+                    f"{where}: reader {reader!r} does not give one question per row, so it can't be used here"
                 )
             elif not any(item.passages[index].text.strip() for index in item.supporting):
                 drops[str(DropReason.NO_SUPPORT)] += 1
@@ -143,7 +143,7 @@ def _write(
 
 
 def _write_passage(passage: Passage, corpus: IO[str], seen: SeenTable, counts: Counter[str]) -> str:
-    """The passage's id in the corpus, which has it once; "" without text."""
+    """Write a passage unless the corpus has it, and return its id in the corpus; "" for a passage without text."""
     if not passage.text.strip():
         counts["without_text"] += 1
         return ""
@@ -157,7 +157,7 @@ def _write_passage(passage: Passage, corpus: IO[str], seen: SeenTable, counts: C
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; bad input ends it with one line and exit code 2."""
+    """Run the command line; bad input prints one line and gives exit code 2."""
     parser = CommandParser(
         prog="tripletune build corpus",
         description="Draw questions from a benchmark and build the corpus that answers them.",

@@ -1,12 +1,12 @@
 """Trajectories from a call ledger: join the calls of one role and question into chats.
 
-The last call of a loop's chat holds all earlier turns, so a trajectory is this call and its reply. A call continues
-another if its messages begin with the other's and continue with an assistant turn; calls without continuation end a
-chat. An assistant turn counts as the teacher's when the ledger has the call that it answers, so examples inside a
-prompt are never learned.
+The last call of a loop's chat holds all earlier turns, so a trajectory is this call and its reply. Call B continues
+call A if B's messages begin with those of A and an assistant turn; a call that no other call continues ends a chat. An
+assistant turn counts as the teacher's if the ledger has the call that it answers, so examples inside a prompt are never
+learned.
 
-Only how a reply is understood depends on the system: a decision of CIRAG is written as the loop would have written it
-into the next round, and every deviation of a reply has a name.
+Only the reading of replies depends on the system: a decision of CIRAG is written as the loop would write it into the
+next round, and every fault of a reply has a name.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
     def __init__(self, path: str | Path, role: str, model: str | None = None) -> None:
         self.role, self._model = role, model
         self._connection = open_ledger(path, create=False)
-        # The ledger looks calls up by key; by question there is no index, so one is made on disk beside it.
+        # The ledger has no index of calls by question, so a temporary one is made on disk.
         self._connection.execute("PRAGMA temp_store = FILE")
         self._connection.execute("CREATE TEMP TABLE chosen (question_id TEXT, repair INTEGER, call_id INTEGER)")
         self._connection.execute(
@@ -61,7 +61,7 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
     def chats(self, question_id: str, keys: Sequence[str] | None = None) -> list[Chat]:
         """The chats of a question, in the order in which their last calls were stored.
 
-        Of several runs of a question `keys` names the calls of one, by the beginnings of their keys; None takes all.
+        `keys` selects the calls of one run of the question, by the start of their keys; None takes all calls.
         """
         calls, repairs = (list(self._calls(question_id, repair, keys)) for repair in (False, True))
         answers = {call.name(): call.text for call in calls}
@@ -69,7 +69,7 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
         return [self._chat(call, answers, repairs) for call in calls if call.name() not in continued]
 
     def corpus_chats(self) -> Iterator[Chat]:
-        """Calls for a corpus instead of a question, streamed, each as a chat."""
+        """Stream the calls that read a corpus instead of a question, each as a chat."""
         repairs = list(self._calls("", True))
         return (self._chat(call, {}, repairs) for call in self._calls("", False))
 
@@ -112,14 +112,14 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
 
 
 class _Call(NamedTuple):
-    """One answered call. A call; `maker` is model and sampling."""
+    """An answered call; `maker` is its model and sampling."""
 
     maker: tuple[str, str]
     messages: list[Message]
     text: str
 
     def name(self, count: int | None = None) -> str:
-        """Equal for calls with the same first messages."""
+        """A name that calls with the same first `count` messages share."""
         return json.dumps([*self.maker, *([one["role"], one["content"]] for one in self.messages[:count])])
 
 
@@ -128,7 +128,7 @@ def _assistant_turns(messages: Sequence[Message]) -> list[int]:
 
 
 def _repaired(call: _Call, repairs: Sequence[_Call]) -> str | None:
-    """The last reply of a repair of a call: it follows the call's messages, or is in the last one."""
+    """The last reply of a call's repair, whose messages continue those of the call or extend the last of them."""
     *kept, last = call.messages
     for one in reversed(repairs):
         *before, asked = one.messages[: len(call.messages)]
@@ -138,7 +138,7 @@ def _repaired(call: _Call, repairs: Sequence[_Call]) -> str | None:
 
 
 def calls_in(ledger: Path) -> set[tuple[str, str]]:
-    """Role and model of a ledger's calls, without repairs."""
+    """Pairs of role and model of a ledger's calls, without repairs."""
     with closing(open_ledger(ledger, create=False)) as connection:
         found = set(connection.execute("SELECT DISTINCT role, model FROM uses JOIN calls ON calls.id = call_id"))
     return {(role, model) for role, model in found if not role.endswith(REPAIR_ROLE)}

@@ -1,4 +1,4 @@
-"""Published training data that need no teacher: RAS's own, and ExplaGraphs.
+"""Read published training data that needs no teacher: the data of RAS, and ExplaGraphs.
 
 **RAS** (hub data set `pat-jj/ras_train_data`, `train_data.jsonl`). A row is `{"input", "label", "graphs"}` with the
 finished prompt in `input` (figures 9-13):
@@ -10,13 +10,13 @@ finished prompt in `input` (figures 9-13):
     ...
     Question: Q
 
-Without history it is `Question: Q`, or `[NO_RETRIEVAL]` and `Question: Q`, or the bare question. The task is
+Without history the body is `Question: Q`, or `[NO_RETRIEVAL]` and `Question: Q`, or the bare question. The task is
 read from the instruction, else from the label; the question's id is a hash of its normalised text. Planning rows have
-no answers, steps no text; repeated triples of a step are kept once. `graphs`, the same triples, is not read.
+no answers, and steps have no text. Repeated triples of a step are kept once. `graphs` repeats them and is not read.
 
 **ExplaGraphs** (Saha et al., 2021): does argument 2 support argument 1? The file is tab-separated `arg1, arg2, label,
-graph`, the graph written `(s; p; o)(s; p; o)`. A row becomes an answering record whose only step holds the graph.
-G-Retriever (He et al., 2024) splits the 2,766 rows at random 60/20/20; `split_names` does, with another seed.
+graph`, with graphs as `(s; p; o)(s; p; o)`. A row becomes an answering record whose only step holds the graph.
+G-Retriever (He et al., 2024) splits the 2,766 rows at random 60/20/20. `split_names` does the same with another seed.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from tripletune.models.data.triples import Triple, parse_triples
 from tripletune.models.files import read_text
 
 HUB_ID = "pat-jj/ras_train_data"
-REPEATED_TRIPLES = "triples that repeat another of their step, kept once"
+REPEATED_TRIPLES = "triples that repeat another triple of their step, kept once"
 MALFORMED_TRIPLES = "malformed triples, left out"
 _SOURCE = "ras_released"
 _GRAPH = "Retrieved Graph Information:"
 _BODY = re.compile(r"^(?:\[SUBQ\]\s|Question: |\[NO_RETRIEVAL\]\s*Question: )", re.MULTILINE)
 _SUBQ = re.compile(r"\[SUBQ\]\s+")
-# Of the list of triples belongs all up to the next step or the question.
+# The list of triples ends at the next step or the question.
 _NEXT = re.compile(r"\n\s*(?=\[SUBQ\]\s|Question: )")
 
 
@@ -53,7 +53,7 @@ class MalformedRow(ValueError):
 
 def read_released(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[Record]:
     """Stream the records of the released data."""
-    # The number makes an id unique: the data has rows that say the same.
+    # The number makes an id unique, since the data has repeated rows.
     for number, (_, row) in enumerate(source_rows(location), 1):
         try:
             yield released_record(row, number, issues)
@@ -65,14 +65,14 @@ def released_record(row: Row, number: int, issues: Counter[str]) -> Record:
     """Row `number` as a record."""
     text, label = row.get("input"), row.get("label")
     if not isinstance(text, str) or not isinstance(label, str) or not text.strip() or not label.strip():
-        raise MalformedRow("input or label is missing, empty or no text")
+        raise MalformedRow("input or label is missing, empty or not text")
     instruction, body = _split_instruction(text.replace("\r\n", "\n"))
     steps, question = _parse_body(body, issues)
     plan = parse_plan(" ".join(label.split()))
     role = re.search(r"\b(planner|answerer)\b", instruction)
     planning = role[0] == "planner" if role else plan.action is not None
     if planning and plan.action is None:
-        raise MalformedRow("the label of a planning row is no action")
+        raise MalformedRow("the label of a planning row is not an action")
     answering = Action.SUFFICIENT if steps else Action.NO_RETRIEVAL
     identity = hashlib.blake2b(normalize_answer(question).encode(), digest_size=8).hexdigest()
     name, asked = f"{_SOURCE}:{number}", f"{_SOURCE}-{identity}"
@@ -82,10 +82,10 @@ def released_record(row: Row, number: int, issues: Counter[str]) -> Record:
 
 
 def _split_instruction(text: str) -> tuple[str, str]:
-    """Instruction and body; no line of an instruction begins like a body."""
+    """Return instruction and body; no line of an instruction begins like a body."""
     if start := _BODY.search(text):
         return text[: start.start()], text[start.start() :]
-    # A bare question stands behind a blank line, and may hold blank lines itself.
+    # A bare question comes after a blank line, and may contain blank lines.
     head, blank, rest = text.lstrip("\n").partition("\n\n")
     return (head, rest) if blank else (text, "")
 
@@ -110,7 +110,7 @@ def _parse_body(body: str, issues: Counter[str]) -> tuple[tuple[Step, ...], str]
 
 
 def _read_triples(text: str, issues: Counter[str]) -> tuple[Triple, ...]:
-    """The triples of a printed list, or the readable ones of a broken list."""
+    """The triples of a printed list, or the readable triples of a broken list."""
     try:
         items = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -119,7 +119,7 @@ def _read_triples(text: str, issues: Counter[str]) -> tuple[Triple, ...]:
         items = [text]
     found: list[Triple] = []
     for item in items:
-        # Backslashes are no escapes there, and a line break inside a name is a space.
+        # In this list a backslash is not an escape, and a line break inside a name is a space.
         folded = " ".join(item.split()).replace("\\", "\\\\")
         # The authors' code split the list at "), ", so a last bracket may be missing.
         parsed = parse_triples(folded if folded.endswith((")", "]")) else f"{folded})")
@@ -140,7 +140,7 @@ def read_explagraphs(path: str | Path, issues: Counter[str]) -> Iterator[Record]
     for number, line in enumerate(read_text(path).removeprefix("\ufeff").split("\n"), 1):
         if not line.strip():
             continue
-        # By itself: an open quotation mark does not take in the lines after it.
+        # Each line is parsed alone, so that an open quotation mark does not include the lines after it.
         (columns,), where = csv.reader([line], delimiter="\t"), f"{path}:{number}"
         if len(columns) != 4:
             raise ValueError(f"{where}: expected 4 tab-separated columns, found {len(columns)}")
@@ -160,7 +160,7 @@ def read_explagraphs(path: str | Path, issues: Counter[str]) -> Iterator[Record]
 
 
 def parse_graph(text: str) -> tuple[tuple[Triple, ...], int]:
-    """The distinct triples of `(s; p; o)(s; p; o)`, whose names may hold brackets, and how many are malformed."""
+    """Return the distinct triples of `(s; p; o)(s; p; o)` and the number of malformed ones; names may have brackets."""
     text = text.strip()
     triples, malformed = [], 0
     for part in _BETWEEN_TRIPLES.split(text.removeprefix("(").removesuffix(")")) if text else ():

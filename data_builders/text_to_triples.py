@@ -1,10 +1,9 @@
-"""Text-to-triples data for the extractor f_t2t (RAS, section 3.2 and D.1): pairs from many sources in one form.
+"""Build text-to-triples data for the extractor f_t2t (RAS, sections 3.2 and D.1) from many sources.
 
     tripletune build pairs --source triples:runs/world/train.triples.jsonl \\
         --source hotpotqa:hotpotqa_train.jsonl:teacher.jsonl --exclude triples:held_out.jsonl --output runs/t2t_mixed
 
-Files are streamed; look-ups lie in temporary files, so memory grows neither with the data nor with the texts to
-exclude.
+Files are streamed and look-ups use temporary files, so memory grows neither with the data nor with the excluded texts.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 ENTITY_SOURCE = "names"
 PAPER_ROWS = 5_000
-# A small data set would have nothing left to train on.
+# At most a tenth of a small data set is for validation, so that most of it is left for training.
 _LARGEST_SHARE = 10
 _PAIR, _TEXT, _ID = "pair", "text", "id"
 TEXT_CHANGED = "texts with Unicode composed, spaces folded or control characters removed"
@@ -61,19 +60,18 @@ class PairOptions(CheckedOptions):
 
     entity_case: Literal["source", "text"] = setting(
         "source",
-        "spelling of names: as in the source, or as in the text (RAS, figure 19, rule 5; WikiOFGraph lower-cases its "
-        "names)",
+        "spelling of names: as in the source, or as in the text (RAS, figure 19, rule 5), for example for WikiOFGraph",
     )
     predicates: Literal["source", "words"] = setting(
         "source", "spelling of predicates: as in the source, or as words (birthPlace becomes 'birth place')"
     )
     no_facts: Literal["keep", "drop"] = setting(
-        "keep", "texts with an empty list of triples: keep them with an empty target, or leave them out"
+        "keep", "keep texts with an empty list of triples (their target is empty), or drop them"
     )
     entity_share: float = setting(
         0.0,
-        "share of pairs whose title or first subject becomes an extra pair (NAME, is, NAME), by the paper's rule for "
-        "texts that are only a name; the paper's data has none",
+        "share of pairs whose title or first subject becomes an extra pair (NAME, is, NAME), as in the paper's rule "
+        "for texts that are only a name; the paper's data has no such pairs",
         at_least=0,
         at_most=1,
     )
@@ -83,14 +81,14 @@ class PairOptions(CheckedOptions):
         f"number of validation rows (default: the paper's {PAPER_ROWS:,}, at most a tenth of all)",
         at_least=0,
     )
-    split_name: str | None = setting(None, "put everything into one split of this name instead")
+    split_name: str | None = setting(None, "put all pairs into one split of this name")
     seed: int = setting(0, "seed of the split")
 
     def check(self) -> list[str]:
-        """Problems of several values."""
+        """Problems of the split."""
         found = split_name_problems(self.split_name)
         if self.split_name is not None and self.validation_rows is not None:
-            found.append("validation_rows and split_name: with one split for all there are no validation rows")
+            found.append("validation_rows and split_name: a single split has no validation rows; set one of the two")
         return found
 
 
@@ -102,7 +100,7 @@ def build_pairs(
     for source in (*sources, *excluded):
         check_source(source)
         if source.name == ENTITY_SOURCE and source in sources:
-            raise ValueError(f"{source.name!r} stands for the pairs of --entity-share: name the source otherwise")
+            raise ValueError(f"{source.name!r} is the name for pairs of --entity-share: choose another source name")
     build = _Build(sources, excluded, options)
     files = [path for one in (*sources, *excluded) for path in (one.location, one.annotations) if path]
     with new_dataset(folder, PAIRS, files) as dataset:
@@ -110,15 +108,13 @@ def build_pairs(
             dataset.write(pair, side)
         if not dataset.statistics.records:
             reasons = "; ".join(f"{name}: {listed(drops)}" for name, drops in build.drops.items() if drops)
-            raise ValueError(f"not a single pair could be made ({reasons or 'the files hold no rows'})")
+            raise ValueError(f"no pair could be made ({reasons or 'the files hold no rows'})")
         for name, drops in build.drops.items():
             logger.info("%s: left out: %s", name, listed(drops) or "none")
         return dataset.finish(build.facts())
 
 
 class _Build:
-    """The pairs of a build in order, and counts of its sources."""
-
     def __init__(self, sources: Sequence[Source], excluded: Sequence[Source], options: PairOptions) -> None:
         self._sources, self._excluded, self._options = sources, excluded, options
         self._split = CountedSplit(options.validation_rows, options.seed)
@@ -137,7 +133,7 @@ class _Build:
             for row in read_rows(source, Counter(), Counter()):
                 self._excluded_texts += seen.first(_TEXT, text_key(clean_text(row.text))) is None
         if self._excluded and not self._excluded_texts:
-            raise ValueError(f"--exclude {', '.join(source.text for source in self._excluded)}: there is no text in it")
+            raise ValueError(f"--exclude {', '.join(source.text for source in self._excluded)}: no text was found")
         for source in self._sources:
             for pair in self._source_pairs(source, seen):
                 yield pair
@@ -167,7 +163,7 @@ class _Build:
                 yield ExtractionPair(identity, clean.text, clean.title, clean.triples, source.name)
 
     def _name_of(self, pair: ExtractionPair) -> str | None:
-        """The name that becomes an extra pair: a share of the pairs, drawn by a hash of the id."""
+        """The name that becomes an extra pair, for a share of the pairs, drawn by a hash of the id; else None."""
         if not pair.triples or drawn(self._options.seed, pair.id) >= self._options.entity_share * 2**64:
             return None
         name = pair.title or pair.triples[0].subject
@@ -176,7 +172,7 @@ class _Build:
     def facts(self) -> BuildFacts:
         notes = [self._split.sentence()] if self._options.split_name is None else []
         if names := ", ".join(source.text for source in self._excluded):
-            notes.append(f"{self._excluded_texts:,} texts of {names} were kept out.")
+            notes.append(f"{self._excluded_texts:,} texts of {names} were excluded.")
         return BuildFacts(
             title="Text-to-triples pairs",
             summary="Texts with their subject-predicate-object facts, to train the extractor of RAS (section D.1).",
@@ -223,20 +219,20 @@ def clean_row(row: PairRow, options: PairOptions, issues: Counter[str]) -> PairR
 
 
 def clean_text(text: str) -> str:
-    """Unicode composed (NFC), spaces folded, control characters removed."""
+    """Compose Unicode (NFC), fold spaces and remove control characters."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
     return " ".join(_UNSEEN.sub("", text).split())
 
 
 def triples_key(triples: tuple[Triple, ...]) -> str:
-    """Equal for the same triples in any order."""
+    """A key that does not depend on the order of the triples."""
     lines = "\n".join(sorted("\t".join(triple.as_list()) for triple in triples))
     return hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
 
 
 def _spelling(name: str, text: str, lowered: str) -> str:
-    """A name in the text's spelling if it occurs there as whole words, else unchanged."""
+    """A name in the spelling of the text if the text has the name as whole words, else unchanged."""
     wanted = name.lower()
     if len(lowered) != len(text) or len(wanted) != len(name):
         return name
@@ -253,10 +249,10 @@ def _spelling(name: str, text: str, lowered: str) -> str:
 
 @dataclass
 class CountedSplit:
-    """Gives a stream of pairs their splits, in one pass and with memory for the validation rows alone.
+    """Assigns splits to a stream of pairs in one pass; only the validation rows are held in memory.
 
-    The validation rows are those whose texts have the smallest hashes: the same ones in whatever order the rows come,
-    and nearly the same ones when the data grows. Rows of one text fall on one side, so fewer may be `kept` than asked.
+    The validation rows are those whose texts have the smallest hashes, so they do not depend on the order of the rows
+    and hardly change when the data grows. Rows of one text share a split, so `kept` may be smaller than `rows`.
     """
 
     rows: int | None = None
@@ -265,9 +261,9 @@ class CountedSplit:
     kept: int = 0
 
     def split(self, pairs: Iterable[ExtractionPair]) -> Iterator[tuple[ExtractionPair, str]]:
-        """Yield the pairs with "train" or "validation"; a pair that may be for validation waits for the end."""
+        """Yield the pairs with "train" or "validation"; candidates for validation come last."""
         most = PAPER_ROWS if self.rows is None else self.rows
-        # A heap of (minus the hash, minus the number, pair): the largest hash of those kept stands first.
+        # A heap of (minus the hash, minus the number, pair), with the largest hash first.
         heap: list[tuple[int, int, ExtractionPair]] = []
         border = 2**64
         for pair in pairs:
@@ -284,7 +280,7 @@ class CountedSplit:
             most = min(most, self.total // _LARGEST_SHARE)
         elif most and most >= self.total:
             raise ValueError(
-                f"validation rows {most}: there are only {self.total:,} pairs; ask for fewer, or for a split name"
+                f"validation rows {most}: there are only {self.total:,} pairs; set fewer, or set split_name"
             )
         while len(heap) > most:
             yield from _from_border(heap, -heap[0][0])
@@ -296,21 +292,21 @@ class CountedSplit:
         """A sentence on the split, for the card."""
         text = (
             f"Validation: the {self.kept:,} of {self.total:,} pairs whose texts have the smallest hashes under seed "
-            f"{self.seed}; no text is on both sides."
+            f"{self.seed}; no text is in both splits."
         )
         if self.rows is None and self.kept < PAPER_ROWS:
-            text += f" The paper keeps {PAPER_ROWS:,}; here it is a tenth, since there are few pairs."
+            text += f" The paper keeps {PAPER_ROWS:,} pairs; this data set is small, so a tenth is kept."
         return text
 
 
 def _from_border(heap: list[tuple[int, int, ExtractionPair]], border: int) -> Iterator[tuple[ExtractionPair, str]]:
-    """Take all pairs with the largest hash out of the heap, so that no text is divided."""
+    """Take all pairs with the largest hash out of the heap, so that the pairs of one text stay together."""
     while heap and -heap[0][0] >= border:
         yield heapq.heappop(heap)[2], "train"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; bad input ends it with one line and exit code 2."""
+    """Run the command line; bad input prints one line and gives exit code 2."""
     parser = CommandParser(
         prog="tripletune build pairs",
         description="Build text-to-triples pairs from published data, a teacher's triples or the fictional world.",
@@ -320,11 +316,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     group.add_argument("--source", action="append", required=True, metavar="[NAME=]READER:FILE[:REPLIES]",
         help="pairs to read: triples, wikiofgraph or genwiki with a file (.jsonl, .json, .parquet) or a hub id "
         "owner/name[@configuration][#split]; or a reader of questions (hotpotqa, ...) with its file and a teacher's "
-        "recorded replies; repeatable; of repeated texts the first row is read")  # fmt: skip
+        "recorded replies; repeatable; only the first row of a text is used")  # fmt: skip
     group.add_argument("--exclude", action="append", default=[], metavar="[NAME=]READER:FILE[:REPLIES]",
         help="leave out the texts of this source, for example a test set; repeatable")  # fmt: skip
     add_arguments(parser.add_argument_group("how pairs are made and split"), PairOptions)
-    add_arguments(parser.add_argument_group("where and how they are written"), FolderOptions)
+    add_arguments(parser.add_argument_group("output"), FolderOptions)
     parsed = parser.parse_args(arguments)
 
     def program() -> None:

@@ -2,19 +2,19 @@
 
 `tripletune eval run` leaves a ledger with every call and results with every score. This builder joins them: the calls
 of a role become chats whose assistant turns are the teacher's decisions, filtered by the results. Retrieved candidates
-are context and not learned (eq. 8); `data.learn` of the recipes adds them.
+are context and not learned (eq. 8), unless `data.learn` of the recipes adds them.
 
     tripletune build trajectories --results runs/eval/cirag_train --output runs/trajectories \\
         --min-score exact_match=1 --no-repairs --no-repeated-query --min-recall 1
     tripletune build trajectories --system t2rag --roles resolve --results runs/eval/t2rag_train --output runs/t2rag
 
-A Graph-LLM has no chats: `--records` writes its plans (or a chat model's) and the gold answers as records.
+A Graph-LLM has no chats: `--records` writes its plans (or those of a chat model) and the gold answers as records.
 
-`--pairs` keeps, of several runs of the same questions, two replies wherever runs part: the one after which most runs
-pass all filters, and the one after which fewest do.
+`--pairs` needs several runs of the same questions. Where the runs give different replies to one prompt, it keeps two:
+the reply after which most runs pass all filters, and the reply after which fewest runs do.
 
-The paper names no filter, so none is the default; the card counts what each left out. All calls without question, such
-as TH-RAG's extraction, are kept.
+The paper names no filter, so no filter is on by default. The card counts what each filter left out. Calls without a
+question, such as the extraction of TH-RAG, are all kept.
 """
 
 from __future__ import annotations
@@ -58,25 +58,25 @@ class TrajectoryOptions(CheckedOptions):
     """Which trajectories are kept."""
 
     system: str = setting("cirag", "learn the calls of this system", choices=system_names())
-    records: bool = setting(False, "write planning and answering records of RAS, whoever planned; no ledger is read")
+    records: bool = setting(False, "write planning and answering records of RAS, of any planner; no ledger is read")
     pairs: bool = setting(
         False, "write a better and a worse reply wherever runs of a question differ, for train.preference"
     )
     roles: tuple[str, ...] = setting(
-        (), "calls to learn, for example resolve; repeatable (default: all; of cirag integrate, as in the paper)"
+        (), "calls to learn, for example resolve; repeatable (default: all; for cirag only integrate, as in the paper)"
     )
     model: str | None = setting(None, "learn only calls of this model, by its name in the ledger")
     min_score: tuple[str, ...] = setting((), "minimum score, for example exact_match=1 or f1=0.8; repeatable")
     no_repairs: bool = setting(False, "leave out chats with a repaired or recovered reply")
     no_repeated_query: bool = setting(False, "leave out questions that ended with a repeated query")
     min_recall: float | None = setting(None, "minimum share of supporting passages that were retrieved")
-    shortest: int | None = setting(None, "keep N runs per question, those with the fewest turns or steps", at_least=1)
+    shortest: int | None = setting(None, "keep the N runs per question with the fewest turns or steps", at_least=1)
     limit: int | None = setting(None, "keep the first N runs of the results; the paper has 3,000", at_least=1)
     validation_fraction: float = setting(0.0, "share of the questions for validation", at_least=0, below=1)
     seed: int = setting(0, "seed of the split")
 
     def check(self) -> list[str]:
-        """Unknown scores, and systems without plans."""
+        """Problems of scores, of systems without plans, and of pairs."""
         found = []
         for text in self.min_score:
             try:
@@ -86,12 +86,12 @@ class TrajectoryOptions(CheckedOptions):
         if self.records and self.system in system_names() and not find_system(self.system).plans:
             found.append(f"records: {self.system} has no plans to learn; name the system of a Graph-LLM: --system ras")
         if self.pairs and (not self.min_score or self.shortest is not None):
-            found.append("pairs: needs min_score, which says what a good run is, and no shortest")
+            found.append("pairs: set min_score, which says what a good run is, and leave out shortest")
         return found
 
     @property
     def kind(self) -> RowKind[Any]:
-        """What is written."""
+        """The kind of rows to write."""
         kind: RowKind[Any] = RECORDS if self.records else TRAJECTORIES
         return with_rejected(kind) if self.pairs else kind
 
@@ -110,7 +110,7 @@ class TrajectoryOptions(CheckedOptions):
         if none := wanted - {role for role, model in known if self.model in (None, model)}:
             asked = f"{', '.join(sorted(none))}{f' by {self.model}' if self.model else ''}"
             held = ", ".join(f"{role} by {model}" for role, model in known)
-            raise ValueError(f"no ledger has a call of {asked}; there are {held or 'none'}")
+            raise ValueError(f"no ledger has a call of {asked}; the ledgers have {held or 'no calls'}")
 
 
 def _score(text: str) -> tuple[str, float]:
@@ -121,7 +121,7 @@ def _score(text: str) -> tuple[str, float]:
 def _sources(results: Sequence[str], ledgers: Sequence[str], records: bool) -> list[tuple[Path, ...]]:
     """Results files with their ledgers (none for records)."""
     if len(ledgers) > 1 and len(ledgers) != len(results):
-        raise ValueError(f"{len(ledgers)} ledgers and {len(results)} results: name one ledger for all, or one for each")
+        raise ValueError(f"{len(ledgers)} ledgers and {len(results)} results: name one ledger for all, or one each")
     files = [Path(text) / RESULTS if Path(text).is_dir() else Path(text) for text in results]
     if missing := [str(file) for file in files if not file.is_file()]:
         raise FileNotFoundError(f"no such file: {', '.join(missing)}")
@@ -129,12 +129,12 @@ def _sources(results: Sequence[str], ledgers: Sequence[str], records: bool) -> l
         return [(file,) for file in files]
     if ledgers:
         return list(zip(files, map(Path, [*ledgers] * (len(files) if len(ledgers) == 1 else 1))))
-    # Beside the results, or in the folder of a run of several systems, which holds DIR/TASK/SYSTEM.
+    # The ledger is beside the results, or in the folder of a run of several systems (DIR/TASK/SYSTEM).
     places = ([folder / LEDGER for folder in file.parents[:3]] for file in files)
     return [(file, next(filter(Path.is_file, some), some[0])) for file, some in zip(files, places)]
 
 
-# By reason, whether a trajectory is kept, given its results row and its chat.
+# Reason for leaving a trajectory out -> whether it is kept, given its row of the results and its chat.
 Filters = dict[str, Callable[[dict[str, Any], Chat], bool]]
 
 
@@ -169,15 +169,15 @@ def build_trajectories(
         for number, run in enumerate(chosen, 1):
             for row in run.rows:
                 dataset.write(row, run.split)
-            # Not islice, which would look at one more run before it ends, and count it.
+            # islice would read, and count, one more run before it ends.
             if number == options.limit:
                 break
         left_out = dict(+drops) | {reason: drops[reason] for reason in filters}
         if not dataset.statistics.records:
             reasons = ", ".join(f"{reason}: {count}" for reason, count in left_out.items()) or "the results are empty"
-            parted = ", or no good and bad run of a question part at the same prompt" if options.pairs else ""
+            parted = ", or good and bad runs of a question never differ at one prompt" if options.pairs else ""
             raise ValueError(f"nothing is left ({reasons}{parted})")
-        about = "What a model has planned in its own runs, and the gold answers."
+        about = "Plans of a model in its own runs, and the gold answers."
         if not options.records:
             roles = sorted({role for _, ledger in sources for role in options.roles_in(ledger)})
             about = f"Chats of {', '.join(roles)}; `learned` marks the turns that count in the loss."
@@ -194,7 +194,7 @@ def build_trajectories(
 
 
 class _Run(NamedTuple):
-    """Output of a run: a trajectory of `size` turns, or records of `size` steps; for pairs, of each reply."""
+    """Rows of a run: a trajectory of `size` turns or records of `size` steps; for pairs, one row per reply."""
 
     question_id: str
     role: str
@@ -211,9 +211,9 @@ def _trajectories(
 
         def made(chat: Chat, role: str, question_id: str, question: str, good: bool = True) -> Iterator[_Run]:
             if not options.pairs and seen.first("chat", canonical(list(chat.messages))) is not None:
-                drops["the same chat was there before"] += 1
+                drops["repeated chat"] += 1
                 return
-            # Several runs of one question, several roles, or a chat per round, give it several trajectories.
+            # A question has several trajectories if it has several runs, several roles, or a chat per round.
             names = (f"{question_id}:{number}" for number in count())
             name = next(name for name in names if seen.first("id", name) is None)
             one = Trajectory(name, question_id, role, chat.model, chat.messages, chat.learned)
@@ -244,7 +244,7 @@ def _own_records(
     chat = Chat("", (), (), (), True)
     for sample, (results,) in enumerate(sources):
         for row in _all_rows(results):
-            # The question as the model read it: a task has words of its own around one.
+            # The question as the model read it, with the words that the task adds.
             trace, name, question = row["trace"], f"{row['id']}:{sample}", row["trace"]["question"]
             steps = tuple(map(Step.from_json, trace["steps"]))
             reasons = {
@@ -261,11 +261,11 @@ def _own_records(
             done = Action.SUFFICIENT if steps else Action.NO_RETRIEVAL
             found = [Record(f"{name}:answer", row["id"], "answering", question, done, steps, "", tuple(row["answers"]))]
             for number, one in enumerate(trace["actions"]):
-                # A sub-query that was not searched had been searched before.
+                # A repeated sub-query was not searched, so it has no step and is not learned.
                 if number < len(steps) or one["action"] != Action.SUBQ:
                     plan = Action(one["action"]), steps[:number], one["subquery"]
                     found.append(Record(f"{name}:{number}", row["id"], "planning", question, *plan))
-            # In pairs there are plans alone: the gold answer is not the model's.
+            # Pairs have only plans, since the gold answer is not a reply of the model.
             wanted = found[1:] if options.pairs else found
             rows = [replace(one, source=options.system) for one in wanted]
             split = split_of(row["question"], options.seed, options.validation_fraction)
@@ -273,7 +273,7 @@ def _own_records(
 
 
 def _shortest(found: Iterable[_Run], most: int, kind: RowKind[Any], drops: Counter[str]) -> Iterator[_Run]:
-    """The shortest runs of a question and role, in order; they wait on disk."""
+    """Yield the shortest runs per question and role, in order; the runs are stored on disk."""
     with closing(sqlite3.connect("")) as table:
         table.execute("CREATE TABLE found (question, role, size, rows, split, good)")
         runs = (one._replace(rows=json.dumps([row.to_json() for row in one.rows])) for one in found)
@@ -284,11 +284,11 @@ def _shortest(found: Iterable[_Run], most: int, kind: RowKind[Any], drops: Count
                 one = _Run(*run)
                 yield one._replace(rows=[kind.read(row, "a row") for row in json.loads(one.rows)])
             else:
-                drops["shorter ones of the same question"] += 1
+                drops["other runs of the question are shorter"] += 1
 
 
 def _replies(one: Trajectory) -> list[Trajectory]:
-    """A trajectory up to each reply of the model, which alone is learned."""
+    """Return, for each reply of the model, the trajectory up to it, with only this reply learned."""
     return [
         replace(one, id=f"{one.id}:{at}", messages=one.messages[: at + 1], learned=(*[False] * at, True))
         for at, turn in enumerate(one.messages)
@@ -297,7 +297,7 @@ def _replies(one: Trajectory) -> list[Trajectory]:
 
 
 def _pairs(found: Iterable[_Run], kind: RowKind[Any]) -> Iterator[_Run]:
-    """The best and the worst of different replies to one prompt, by the share of good runs; the runs wait on disk."""
+    """Pair the best and the worst reply to each prompt, by the share of good runs; the runs are stored on disk."""
     with closing(sqlite3.connect("")) as table:
         table.execute("CREATE TABLE found (question, role, prompt, reply, good, row, split)")
         for run in found:
@@ -336,7 +336,7 @@ def _chats(row: dict[str, Any], opened: Sequence[RoleCalls], drops: Counter[str]
 def _has_score(name: str, least: float, row: dict[str, Any], chat: Chat) -> bool:
     if row["scores"] and name not in row["scores"]:
         raise ValueError(f"the results have no score {name!r}; they have {', '.join(row['scores'])}")
-    # Without a gold answer there are none.
+    # A question without a gold answer has no scores.
     return bool(row["scores"].get(name, -1) >= least)
 
 
@@ -345,14 +345,14 @@ def _has_recall(least: float, row: dict[str, Any], chat: Chat) -> bool:
         if not row["trace"]["steps"]:
             return not row.get("supporting")
         raise ValueError(
-            f"question {row['id']!r}: its results don't say which supporting passages were retrieved: "
+            f"question {row['id']!r}: the results don't say which supporting passages were retrieved: "
             "run eval with --gold (`tripletune build corpus` writes the file), or leave out --min-recall"
         )
     return bool(found >= least)
 
 
 def _all_rows(results: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a results file, with a warning if it is not whole."""
+    """Yield the rows of a results file, and warn if the run did not end."""
     found, about = 0, results.parent / ABOUT
     rows = read_runs(results, "question", "scores", "trace", partial=True)
     for _, row in progress(rows, str(results)):
@@ -360,15 +360,14 @@ def _all_rows(results: Path) -> Iterator[dict[str, Any]]:
         yield row
     whole = read_json(about).get("questions", 0) if about.is_file() else 0
     if found < whole:
-        # Nobody would miss the questions of a run that was stopped before its end.
         logger.warning("%s is of a run that did not end: it has %d of %d questions", results, found, whole)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; bad input ends it with one line and exit code 2."""
+    """Run the command line; bad input prints one line and gives exit code 2."""
     parser = CommandParser(
         prog="tripletune build trajectories",
-        description="Turn the ledger and the results of a loop into trajectories to distil.",
+        description="Convert the ledger and the results of a loop into trajectories to distil.",
         example="tripletune build trajectories --results runs/eval/cirag_train --min-score exact_match=1 "
         "--output runs/trajectories",
     )
@@ -377,9 +376,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="output folder of `tripletune eval run`, or its results file; repeatable")  # fmt: skip
     group.add_argument("--ledger", action="append", default=[], metavar="FILE", dest="ledgers",
         help="one ledger for all results, or one for each (default: ledger.sqlite beside the results, or in "
-        "the folder of their run of several systems)")  # fmt: skip
+        "the folder of a run of several systems)")  # fmt: skip
     add_arguments(parser.add_argument_group("which trajectories"), TrajectoryOptions)
-    add_arguments(parser.add_argument_group("where and how they are written"), FolderOptions)
+    add_arguments(parser.add_argument_group("output"), FolderOptions)
     parsed = parser.parse_args(arguments)
 
     def program() -> None:

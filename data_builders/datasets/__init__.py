@@ -1,7 +1,7 @@
 """Data sets on disk: kinds of rows (`kinds.py`), and statistics of rows.
 
 Quantities are histograms of whole numbers, so medians are exact and memory does not grow with the number of rows. The
-samples of a label are the rows whose ids have the smallest hashes, in any order of reading.
+samples of a label are the rows whose ids have the smallest hashes, so the order of reading does not change them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RowKind(Protocol[R]):
         layout: Types of a stored row: "string" or "bool", `[type]` for a list, `{name: type}` for a structure.
         keys: Keys that identify a stored row of this kind.
         hub_task: The hub's name of the task.
-        labels: Labels of samples by the words of `peek --label`.
+        labels: Labels of samples by the value of `peek --label`.
     """
 
     name: str
@@ -50,19 +50,19 @@ class RowKind(Protocol[R]):
     labels: Mapping[str, str] = {}
 
     def read(self, row: dict[str, Any], where: str) -> R:
-        """Read a stored row; `where` opens the message of the `ValueError` for one that is malformed."""
+        """Read a stored row; a malformed row raises a `ValueError` whose message starts with `where`."""
 
     def label(self, row: R) -> str:
-        """The heading of the row as a sample in the card."""
+        """The heading under which the card shows the row as a sample."""
 
     def text(self, row: R) -> tuple[str, str]:
-        """The model's input, without instruction, and its label."""
+        """The model's input without the instruction, and the row's label."""
 
     def describe(self, row: R, split: str) -> list[str]:
         """Lines that describe the row, and its instruction."""
 
     def sides(self, row: R) -> list[tuple[str, str]]:
-        """The row's values by kind that must not occur in two splits."""
+        """The row's values that must not occur in two splits, as pairs of kind and value."""
 
     def count(self, row: R, statistics: Statistics[R]) -> None:
         """Count a row, by `Statistics.count` and `Statistics.measure`."""
@@ -76,7 +76,7 @@ class RowKind(Protocol[R]):
 
 
 def summary(counts: Counter[int]) -> dict[str, float]:
-    """Count, min, mean, median and max of whole numbers from their frequencies; zeros without any."""
+    """Count, min, mean, median and max of whole numbers from their frequencies; zeros if there are no numbers."""
     total = counts.total()
     if not total:
         return {"count": 0, "min": 0, "mean": 0.0, "median": 0.0, "max": 0}
@@ -88,7 +88,7 @@ def summary(counts: Counter[int]) -> dict[str, float]:
 
 
 class SmallestHashes:
-    """The few items whose keys have the smallest hashes, whatever their order."""
+    """Keeps the few items whose keys have the smallest hashes; the order of the items does not matter."""
 
     def __init__(self, count: int = SAMPLES) -> None:
         self._count = count
@@ -106,11 +106,11 @@ class SmallestHashes:
 
 
 class Statistics(Generic[R]):
-    """Counts of the rows of a data set, and a few samples; lengths are in tokens, or words without a tokenizer."""
+    """Counts the rows of a data set and keeps a few samples; lengths are in tokens, or in words without a tokenizer."""
 
     def __init__(self, kind: RowKind[R], tokenizer: str | None = None) -> None:
         self.kind = kind
-        self.unit = f"tokens of {tokenizer}" if tokenizer else "white-space words, no tokenizer was given"
+        self.unit = f"tokens of {tokenizer}" if tokenizer else "white-space words (no tokenizer was given)"
         self.length = token_counter(tokenizer) if tokenizer else lambda text: len(text.split())
         self.splits: Counter[str] = Counter()
         self._counts: dict[str, dict[str, Counter[str]]] = {}
@@ -138,7 +138,7 @@ class Statistics(Generic[R]):
 
     def to_json(self) -> dict[str, Any]:
         """All counts as plain numbers, and the samples."""
-        # Labels of the kind stand first, in its order.
+        # The labels of the row kind come first, in the order of the kind.
         labels = sorted(self._samples, key=[*self.kind.labels.values(), *sorted(self._samples)].index)
         return {
             "unit": self.unit,
@@ -157,7 +157,7 @@ class Statistics(Generic[R]):
 
 
 def length_table(numbers: dict[str, Any]) -> Table:
-    """The distributions of all measures."""
+    """The table of the distributions of all measures."""
     head = ["min", "mean", "median", "max"]
     named = [(name, one) for group in numbers["lengths"].values() for name, one in group.items()]
     rows = [[name, *(f"{one[key]:,}" for key in head)] for name, one in named]
@@ -170,7 +170,7 @@ def listed(counts: Mapping[str, int]) -> str:
 
 
 def token_counter(spec: str) -> Callable[[str], int]:
-    """Counts the tokens of a text with a model's tokenizer."""
+    """Return a function that counts the tokens of a text with a model's tokenizer."""
     from tripletune.models.loading import load_tokenizer
 
     tokenizer = load_tokenizer(spec)
@@ -179,7 +179,7 @@ def token_counter(spec: str) -> Callable[[str], int]:
 
 _CACHE_KIB = 64 * 1024
 _KEPT_ROWS = 256
-# Results that are done but wait for a slower one before them, for each one at work. Beyond that the work waits too.
+# Finished results per running item that may wait for a slower item before them. Beyond this, no new item is started.
 _WAITING = 4
 
 
@@ -187,7 +187,7 @@ class SeenTable(AbstractContextManager["SeenTable"]):
     """Remembers the note of the first occurrence of every value, under a 16-byte hash; at most 64 MB are in memory."""
 
     def __init__(self) -> None:
-        # An empty name is SQLite's way to ask for a private temporary file, which goes with the process.
+        # For an empty name SQLite opens a private temporary file, which disappears with the connection.
         self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         for setting in (f"cache_size = -{_CACHE_KIB}", "journal_mode = OFF", "synchronous = OFF"):
             self._database.execute(f"PRAGMA {setting}")
@@ -198,14 +198,14 @@ class SeenTable(AbstractContextManager["SeenTable"]):
         self._database.close()
 
     def first(self, kind: str, value: str, note: str = "") -> str | None:
-        """The note of the first occurrence of a value, or None when this is the first."""
+        """The note of the first occurrence of a value, or None if this call adds the value."""
         digest = _digest(kind, value)
         if self._database.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", (digest, note)).rowcount:
             return None
         return self._note(digest)
 
     def get(self, kind: str, value: str) -> str | None:
-        """The note of a value that was there before, else None."""
+        """The note of a value that was added before, else None."""
         return self._note(_digest(kind, value))
 
     def _note(self, digest: bytes) -> str | None:
@@ -214,10 +214,10 @@ class SeenTable(AbstractContextManager["SeenTable"]):
 
 
 class JsonlIndex:
-    """The rows of a JSON-lines file by their key, read when they are asked for.
+    """The rows of a JSON-lines file by their key; a row is read when it is requested.
 
     Args:
-        key_of: Gives the key of "file:line" and row.
+        key_of: Returns the key of a row, given "file:line" and the row.
 
     Attributes:
         repeated_line: Number of the first line that repeats an earlier key; the earlier line is used.
@@ -233,7 +233,7 @@ class JsonlIndex:
                 self.repeated_line = self.repeated_line or int(number)
         self._file = unpacked(self.path)
         self._starts = array("Q", accumulate(map(len, self._file), initial=0))
-        # A teacher asks for the row of a question several times.
+        # A teacher reads the row of a question several times.
         self._row = lru_cache(maxsize=_KEPT_ROWS)(self._read)
 
     def get(self, key: str) -> tuple[str, dict[str, Any]] | None:
@@ -255,8 +255,8 @@ async def in_order(
 ) -> AsyncGenerator[tuple[Item, Result], None]:
     """Run `work` on every item and yield items with results, in the order of the items.
 
-    A sliding window: a slow item holds back the results after it, not the work on them, and a fast reader does not run
-    ahead of a slow teacher. An exception of `work` is raised at its item's turn; nothing is left running.
+    In the sliding window, a slow item delays the results after it but not the work on them, and a fast reader does not
+    run ahead of a slow teacher. An exception of `work` is raised at its item's turn, and no task is left running.
     """
     room = asyncio.Semaphore(concurrency)
     window: deque[tuple[Item, asyncio.Future[Result]]] = deque()
@@ -266,7 +266,7 @@ async def in_order(
             task = asyncio.ensure_future(work(item))
             task.add_done_callback(lambda _: room.release())
             window.append((item, task))
-            # A turn of the event loop: work that never waits would otherwise only start when the window is full.
+            # Let the event loop run: otherwise, work that never waits would start only when the window is full.
             await asyncio.sleep(0)
             while window and (window[0][1].done() or len(window) > _WAITING * concurrency):
                 yield window[0][0], await window[0][1]

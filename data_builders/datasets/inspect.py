@@ -23,7 +23,7 @@ _NO_ENTITY = re.compile(r"[^\w\s.,:!?()/'-]")
 
 
 def dataset_files(folder: str | Path) -> dict[str, list[Path]]:
-    """The shards of a data set folder by split, both in order."""
+    """The shards of a data set folder by split, sorted by name."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {folder}")
@@ -37,28 +37,28 @@ def dataset_files(folder: str | Path) -> dict[str, list[Path]]:
 
 
 def stored_statistics(folder: str | Path) -> dict[str, Any]:
-    """The content of a folder's `statistics.json`; empty where there is none."""
+    """The content of a folder's `statistics.json`; empty if there is no such file."""
     path = Path(folder) / STATISTICS
     content = read_json(path) if path.is_file() else {}
     if content and not (isinstance(content.get("statistics"), dict) and isinstance(content.get("build"), dict)):
-        raise ValueError(f"{path}: not the statistics of a data set; build the data set again")
+        raise ValueError(f"{path}: the file does not hold the statistics of a data set; build the data set again")
     return content
 
 
 def why_empty(folder: str | Path) -> str | None:
-    """A sentence on why a finished data set has no records; None when it has some, or is no data set."""
+    """Say why a finished data set has no records; None if the folder has records or is no data set."""
     content = stored_statistics(folder)
     if not content or content["statistics"]["records"]:
         return None
     counts: Counter[str] = sum(map(Counter, content["build"]["drops"].values()), Counter())
     reasons = "; ".join(f"{n:,} x {reason}" for reason, n in counts.most_common(_MAIN_REASONS))
     more = f"; {len(counts) - _MAIN_REASONS} more reasons" if len(counts) > _MAIN_REASONS else ""
-    shown = f"{Path(folder) / CARD} has all counts, {Path(folder) / DROPPED} the replies"
-    return f"{folder} has no records, no question could be labelled ({reasons}{more}): {shown}"
+    shown = f"{Path(folder) / CARD} has all counts, and {Path(folder) / DROPPED} has the replies"
+    return f"{folder} has no records, since no question could be labelled ({reasons}{more}): {shown}"
 
 
 def kind_of(folder: str | Path) -> RowKind[Any]:
-    """The kind of a data set's rows, by the first one; records if it is unreadable."""
+    """The kind of a data set's rows, according to the first row; records if that row is unreadable."""
     for file in chain(*dataset_files(folder).values()):
         try:
             _, first = next(stored_rows(file), ("", None))
@@ -76,7 +76,7 @@ def _leaks(kind: RowKind[Any], row: Any, split: str, seen: SeenTable) -> list[tu
 
 
 def count_rows(folder: str | Path, tokenizer: str | None = None) -> tuple[Statistics[Any], Counter[str]]:
-    """Counts of a data set, and by kind of value the rows that another split has too."""
+    """Statistics of a data set, and per kind of value the number of values that are also in another split."""
     kind, leaks = kind_of(folder), Counter[str]()
     statistics = Statistics(kind, tokenizer)
     with SeenTable() as seen:
@@ -108,12 +108,12 @@ def troubles(folder: str | Path) -> Iterator[str]:
     expected = stored_statistics(folder).get("statistics", {"splits": counts})["splits"]
     for split in sorted({*counts, *expected}):
         if counts[split] != expected.get(split, 0):
-            here = f"split {split!r} has {counts[split]} rows, the file says {expected.get(split, 0)}"
+            here = f"split {split!r} has {counts[split]} rows, but this file says {expected.get(split, 0)}"
             yield f"{Path(folder) / STATISTICS}: {here}"
 
 
 def _checked(file: Path, kind: RowKind[Any]) -> Iterator[tuple[str, Any]]:
-    """Rows with their places; a bad row comes as its `ValueError`."""
+    """Yield rows with their places; for a bad row, yield its `ValueError`."""
     try:
         for where, row in stored_rows(file):
             try:
@@ -121,7 +121,7 @@ def _checked(file: Path, kind: RowKind[Any]) -> Iterator[tuple[str, Any]]:
             except ValueError as error:
                 yield where, error
     except ValueError as error:
-        # A file that can't be decoded further; what follows in it can't be looked at.
+        # The rest of the file can't be decoded, so its rows can't be checked.
         yield str(file), error
 
 
@@ -141,13 +141,13 @@ def find_rows(
     label: str | None = None,
     split: str | None = None,
 ) -> list[tuple[str, Any]]:
-    """Rows of a data set with their splits, as `tripletune data peek` asks for them; without a filter the first one."""
+    """Rows of a data set with their splits, by the filters of `tripletune data peek`; without filters the first row."""
     kind = kind_of(folder)
     if number is not None and number < 1:
         raise ValueError(f"number {number}: {kind.plural} are counted from 1")
     if label is not None and label not in kind.labels:
-        known = f"is not one of {', '.join(kind.labels)}" if kind.labels else "can't be asked for"
-        raise ValueError(f"label {label!r} {known}: {folder} holds {kind.plural}")
+        known = f"is not one of {', '.join(kind.labels)}" if kind.labels else "can't be used"
+        raise ValueError(f"label {label!r} {known}, since {folder} holds {kind.plural}")
     fitting = (
         (name, row)
         for name, row in _rows(folder, kind, split)
@@ -155,12 +155,12 @@ def find_rows(
         and (label is None or kind.label(row) == kind.labels[label])
     )
     found = list(islice(fitting, (number or 1) - 1, None if identity and not number else number or 1))
-    # The row of that id alone, else all rows of the question.
+    # The one row with this id, or else all rows of the question with this id.
     found = [item for item in found if item[1].id == identity][:1] or found
     if not found:
         asked = {"id": identity, "number": number, "label": label, "split": split}
         filters = ", ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
-        raise ValueError(f"{folder} has no {kind.name} with {filters or 'anything in it'}")
+        raise ValueError(f"{folder} has no {kind.name}{f' with {filters}' if filters else ''}")
     return found
 
 
@@ -172,7 +172,7 @@ def row_text(kind: RowKind[Any], row: Any, split: str) -> str:
 
 
 def mermaid(kind: RowKind[Any], row: Any) -> str:
-    """The graph of a row as Mermaid text; names that several steps share, the bridges, have a bold frame."""
+    """The graph of a row as Mermaid text; names that several steps share (bridges) have a bold frame."""
     graphs, steps, arrows = kind.graphs(row), defaultdict[str, set[int]](set), []
     for step, triples in enumerate(graphs):
         for triple in dict.fromkeys(triples):
@@ -182,7 +182,7 @@ def mermaid(kind: RowKind[Any], row: Any) -> str:
             label = f"q_{step}: {triple.predicate}" if len(graphs) > 1 else triple.predicate
             arrows.append(f"    {ends[0]} -->|{_quoted(label)}| {ends[1]}")
     if not steps:
-        raise ValueError(f"{kind.name} {row.id!r} has no triples to draw; pick another (--number, --label)")
+        raise ValueError(f"{kind.name} {row.id!r} has no triples to draw; choose another row (--number, --label)")
     bridges = [f"n{number}" for number, shared in enumerate(steps.values()) if len(shared) > 1]
     return "\n".join([
         "flowchart LR",
@@ -193,5 +193,5 @@ def mermaid(kind: RowKind[Any], row: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A label without Mermaid syntax: special characters are written by number."""
+    """A label without Mermaid syntax: special characters are written as numeric codes."""
     return '"' + _NO_ENTITY.sub(lambda match: f"#{ord(match[0])};", " ".join(printable(text).split())) + '"'

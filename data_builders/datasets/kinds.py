@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from tripletune.models.data.triples import Triple
 
 _INSTRUCTIONS = load_instructions()
-# Stands between facts that are searched as one text: no name holds it, so no name is found across two facts.
+# Separates facts that are searched as one text: no name contains the separator, so no match spans two facts.
 _BETWEEN_FACTS = " \ue000 "
-# Table 4: name, key of the numbers (with the statistics that are shown), planning and answering in the paper.
+# Table 4: row name (with the statistics shown), key in our statistics, the paper's planning and answering values.
 _TABLE_4: tuple[tuple[str, str, str, str], ...] = (
     ("Queries", "records", "129,902", "78,164"),
     ("Input tokens (mean, median, max)", "input_tokens", "338, 301, 1,910", "475, 466, 2,214"),
@@ -79,7 +79,7 @@ class _Records(RowKind[Record]):
         ]
 
     def sides(self, row: Record) -> list[tuple[str, str]]:
-        """Questions are equal by id or by normalised text."""
+        """Two questions count as the same if they share the id or the normalised text."""
         return [("question id", row.question_id), ("question text", normalize_answer(row.question))]
 
     def graphs(self, row: Record) -> list[Sequence[Triple]]:
@@ -120,8 +120,8 @@ class _Records(RowKind[Record]):
             for name, key, planning, answering in _TABLE_4
         ]
         note = (
-            f"Lengths here are {numbers['unit']}; the paper counts LLaMA-2 tokens. A graph is that of one step: nodes "
-            "are its distinct subjects and objects, and each triple is an edge and its reverse."
+            f"Lengths here are {numbers['unit']}; the paper counts LLaMA-2 tokens. A graph belongs to one step: its "
+            "nodes are the distinct subjects and objects, and each triple is an edge and its reverse."
         )
         sources = [
             [name, facts.teachers.get(name, "-"), f"{facts.questions.get(name, 0):,}"]
@@ -129,8 +129,8 @@ class _Records(RowKind[Record]):
             for name, counts in numbers.get("sources", {}).items()
         ]
         explained = (
-            "“Answer in triples” counts the answering records with a history whose triples name a gold answer "
-            "(normalised, whole words); yes/no answers are left out of it."
+            "“Answer in triples” counts the answering records whose history has triples that name a gold answer "
+            "(normalised, whole words); yes/no answers are not counted."
         )
         return [
             Table(head, rows, "Beside table 4 of RAS", note),
@@ -156,7 +156,7 @@ def _names(triples: Any) -> set[str]:
 
 
 def facts_name(facts: Iterable[Triple], names: Iterable[str]) -> bool:
-    """Whether a fact holds one of the names in whole words, after normalisation of answers."""
+    """Whether a fact contains one of the names as whole words, after answer normalisation."""
     text = _BETWEEN_FACTS.join(" ".join(fact.as_list()) for fact in facts)
     return any(mentions(text, name) for name in names)
 
@@ -189,7 +189,7 @@ class _Pairs(RowKind[ExtractionPair]):
         return [head, f"{len(row.triples)} triples, {len(_names(row.triples))} entities"]
 
     def sides(self, row: ExtractionPair) -> list[tuple[str, str]]:
-        """A text is the same aside from spaces, case and Unicode form."""
+        """Texts that differ only in spaces, case or Unicode form count as the same."""
         return [("text", text_key(row.text))]
 
     def graphs(self, row: ExtractionPair) -> list[Sequence[Triple]]:
@@ -224,7 +224,7 @@ class _Pairs(RowKind[ExtractionPair]):
 
 
 def text_key(text: str) -> str:
-    """A text without differences of spaces, case and Unicode form."""
+    """A text with normalised spaces, case and Unicode form."""
     return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
@@ -280,7 +280,7 @@ def _rejected(row: Record | Trajectory) -> list[str]:
 
 
 def with_rejected(kind: RowKind[R]) -> RowKind[R]:
-    """The same kind of rows, each with a worse reply beside its own."""
+    """The same kind of rows, where each row also has a rejected reply."""
     found = copy.copy(kind)
     found.layout = MappingProxyType({**kind.layout, "rejected": "string"})
     return found

@@ -1,7 +1,7 @@
 """Writes a data set folder for `datasets.load_dataset(folder)`: shards `<split>-00000.jsonl` or `.parquet`, and a card.
 
-The folder is there completely or not at all, and one program writes it at a time (`models.files.new_folder`). The card
-gives sources, models, numbers, and samples.
+The folder appears complete or not at all, and only one program writes it at a time (`models.files.new_folder`). The
+card gives sources, models, numbers, and samples.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tripletune.models.options import rare, require, setting
 from tripletune.models.tables import Table, code_span, on_one_line, plain, printable
 
 CARD, STATISTICS = "README.md", "statistics.json"
-# Questions that a teacher LLM could not label (`data_builders.hotpotqa_subq.build`).
+# File of the questions that a teacher LLM could not label (`data_builders.hotpotqa_subq.build`).
 DROPPED = "dropped.ndjson"
 _LONGEST_SAMPLE = 2000
-# Names that a data set folder holds.
+# Names of the files in a data set folder.
 MADE = (STATISTICS, "*-[0-9][0-9][0-9][0-9][0-9].jsonl", "*-[0-9][0-9][0-9][0-9][0-9].parquet", CARD, DROPPED)
 _SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
 _ROW_GROUP = 512
@@ -49,7 +49,7 @@ class FolderOptions:
 
 
 class DatasetWriter(Generic[R]):
-    """A data set while it is written; `new_dataset` makes one."""
+    """Writes a data set; `new_dataset` returns one."""
 
     def __init__(self, folder: Path, kind: RowKind[R], options: FolderOptions, sources: Sequence[str]) -> None:
         self.folder, self.statistics = folder, Statistics(kind, options.tokenizer)
@@ -72,7 +72,7 @@ class DatasetWriter(Generic[R]):
             self._shards.popitem()[1].close()
 
     def finish(self, facts: BuildFacts) -> dict[str, Any]:
-        """Finish the shards and write the card; unless `facts` name files, the input files are added."""
+        """Finish the shards and write the card, which lists the input files unless `facts` has files."""
         self.close()
         facts.files = facts.files or {path: file_digest(path) for path in self._sources if Path(path).is_file()}
         facts.options |= {name: getattr(self._options, name) for name in ("format", "shard_size", "tokenizer")}
@@ -87,9 +87,9 @@ class DatasetWriter(Generic[R]):
 def new_dataset(
     options: FolderOptions, kind: RowKind[R], sources: Sequence[str | Path | None] = ()
 ) -> Iterator[DatasetWriter[R]]:
-    """A data set that replaces `options.output` when the block succeeds; call `finish` in it.
+    """Open a data set that replaces `options.output` when the block succeeds; call `finish` in the block.
 
-    The `sources` must survive; locations that are no files (hub ids) are passed over.
+    The `sources` are never overwritten; sources that are not files (hub ids) are ignored.
     """
     read = [str(path) for path in sources if path is not None and Path(path).exists()]
     folder = new_folder(options.output, MADE, options.overwrite, read)
@@ -100,13 +100,13 @@ def new_dataset(
 def split_of(question: str, seed: int, validation_fraction: float) -> str:
     """The split of a question: "train", or "validation" for a share of the questions.
 
-    It depends on normalised text and seed alone: questions with the same words are on one side, in every build.
+    The split depends only on normalised text and seed: questions with the same words share a split in every build.
     """
     return "validation" if drawn(seed, normalize_answer(question)) < validation_fraction * 2**64 else "train"
 
 
 def drawn(seed: int, text: str) -> int:
-    """A number below 2**64, by a hash of the seed and a text."""
+    """A number below 2**64, from a hash of the seed and a text."""
     return int.from_bytes(hashlib.blake2b(f"{seed}\n{text}".encode(), digest_size=8).digest())
 
 
@@ -130,7 +130,7 @@ class _Shard:
             import pyarrow as pa
             import pyarrow.parquet as pq
 
-            # Explicit, since a shard whose first rows have empty lists does not show its types.
+            # The schema is explicit, since empty lists in the first rows of a shard do not show their types.
             schema = pa.schema(_arrow(kind.layout))
             shard = pq.ParquetWriter(path, schema, compression="zstd")
             self._append = lambda rows: shard.write_table(pa.Table.from_pylist(rows, schema=schema))
@@ -162,18 +162,18 @@ def _arrow(layout: Any) -> Any:
 
 @dataclass
 class BuildFacts:
-    """Facts of a card besides its numbers.
+    """Facts that a card shows beside its numbers.
 
     Attributes:
-        drops: By source, questions or rows left out by reason.
-        questions: By source, questions that gave records.
-        repairs: By source and stage, replies that a repair turn corrected.
-        refused: By source, stage and reason, rejected replies, also of repair turns.
-        recovered: By source, readable replies in another form.
-        examples: By reason, examples of left-out questions (`data_builders.hotpotqa_subq.build`).
-        files: With `prompts`, the SHA-256 of each.
-        models: By role the model that had it.
-        calls: By stage, numbers of calls. Equal in two runs of one build.
+        drops: Questions or rows left out, by source and reason.
+        questions: Questions that gave records, by source.
+        repairs: Replies that a repair turn corrected, by source and stage.
+        refused: Rejected replies, also of repair turns, by source, stage and reason.
+        recovered: Readable replies in another form than requested, by source.
+        examples: Examples of left-out questions, by reason (`data_builders.hotpotqa_subq.build`).
+        files: SHA-256 of each input file; `prompts` has those of the prompts.
+        models: The model of each role.
+        calls: Numbers of calls by stage; two runs of one build give equal numbers.
     """
 
     title: str
@@ -225,7 +225,7 @@ def card_body(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> s
     """The card's text below the YAML head, in Markdown."""
     parts = [f"# {plain(facts.title)}", facts.summary, *facts.notes]
     if not numbers["records"]:
-        parts.append("**None: no question could be labelled.** What follows says why.")
+        parts.append("**No records: no question could be labelled.** The tables below say why.")
     for one in card_tables(kind, facts, numbers):
         parts += [f"## {one.title}", *filter(None, [one.note]), one.markdown()]
     if facts.examples:
@@ -245,7 +245,7 @@ def card_tables(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) ->
         ("Left out", _by_source(facts.drops)),
         ("Rejected replies", _by_source(facts.refused)),
         ("Repaired replies", _by_source(facts.repairs)),
-        ("Replies read though they were not in the form asked for", _by_source(facts.recovered)),
+        ("Replies that were read although they did not have the requested form", _by_source(facts.recovered)),
         ("Warnings", facts.issues),
     ):
         tables.append(Table(["what", "count"], [[name, f"{n:,}"] for name, n in counts.items()], title))
@@ -271,7 +271,7 @@ def _examples(examples: dict[str, list[dict[str, Any]]]) -> list[str]:
     """Questions that the teacher could not label: stage of the failure, and start of the reply."""
     parts = [
         "## Examples of questions left out",
-        f"Picked by a hash of their ids; all of them are in `{DROPPED}`, the whole replies in the ledger.",
+        f"Picked by a hash of the ids. `{DROPPED}` has all left-out questions, and the ledger has the whole replies.",
     ]
     for reason, rows in examples.items():
         lines = []
@@ -283,10 +283,10 @@ def _examples(examples: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 
 def _samples(kind: RowKind[R], samples: dict[str, list[dict[str, str]]]) -> list[str]:
-    """Rows of each label as a model reads them; long ones are cut (`peek` shows all)."""
+    """Rows of each label as a model reads them; long rows are cut (`peek` shows whole rows)."""
     parts = [
         f"{kind.plural.capitalize()} picked by a hash of their ids: what the model reads (below its instruction), and "
-        "what it learns to write. Whole ones, and their graphs: `tripletune data peek FOLDER --id ID`."
+        f"what it learns to write. Whole {kind.plural} and graphs: `tripletune data peek FOLDER --id ID`."
     ]
     for label, rows in samples.items():
         parts.append(f"### {plain(label)}")
@@ -298,7 +298,7 @@ def _samples(kind: RowKind[R], samples: dict[str, list[dict[str, str]]]) -> list
 def _cut(text: str) -> str:
     if len(text) <= _LONGEST_SAMPLE:
         return text
-    # The question stands last, so the middle is what can be spared.
+    # The question stands last, so the middle is cut.
     tail = _LONGEST_SAMPLE // 3
     left_out = len(text) - _LONGEST_SAMPLE
     return f"{text[: _LONGEST_SAMPLE - tail]} [... {left_out:,} characters ...] {text[-tail:]}"

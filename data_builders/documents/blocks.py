@@ -1,7 +1,7 @@
-"""Documents as paragraphs under their headings: text, Markdown, HTML, DOCX, PDF, and rows with a column of text.
+"""Read documents as paragraphs under headings: text, Markdown, HTML, DOCX, PDF, and rows with a text column.
 
-Markdown and DOCX are read as the HTML that `markdown-it-py` and `mammoth` make of them, PDF by PDFium. Text, HTML and
-rows are streamed, of a PDF one page is in memory, Markdown is converted some MiB at a time, DOCX as a whole.
+`markdown-it-py` converts Markdown to HTML, `mammoth` converts DOCX, and PDFium reads PDF. Text, HTML and rows are
+streamed, PDF is read page by page, Markdown is converted a few MiB at a time, and DOCX as a whole.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from tripletune.models.data.fields import name_field, text_field
 TEXTS = ("text", "contents", "content", "body", "passage", "context", "page_content")
 TITLES = ("title", "name", "heading", "subject")
 _MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe\0\0": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-# Encodings of a text whose words hold some bytes, and mostly bytes, that are not ASCII.
+# Encodings of a text whose non-ASCII words have few, or mostly, bytes that are not ASCII.
 _LATIN = ["cp1252", "cp1250", "cp1254", "cp1257"]
 _OTHERS = ["cp1251", "koi8_r", "cp1253", "cp1255", "cp1256", "cp932", "euc_jp", "gb18030", "big5", "euc_kr"]
-# Bytes by which an encoding is told; characters of a paragraph without end; of text that is converted at once.
+# Bytes that decide the encoding; characters after which a paragraph is cut; characters that are converted at once.
 _SAMPLE, _PARAGRAPH, _PART = 1 << 16, 1 << 16, 1 << 20
-# A longer one is a paragraph that somebody has set large.
+# A longer heading is a paragraph in a large font.
 _LONGEST_HEADING = 200
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n.*?\n(?:---|\.\.\.)[ \t]*\n", re.DOTALL)
-# Of a page: what may end a sentence of the page before.
+# Start of a page that may end a sentence of the previous page.
 _SENTENCE_END = regex.compile(r"\p{Ll}.{0,600}?[.!?…](?=\s|$)", regex.DOTALL)
-# Of HTML: what is no text, what begins and ends a paragraph, and headings.
+# HTML tags without text, tags that begin and end a paragraph, and headings.
 _SKIPPED = re.compile("script|style|template|svg|nav|title|noscript|select|button")
 _BLOCKS = re.compile(
     "address|article|aside|blockquote|body|caption|d[dlt]|details|div|fig(caption|ure)|footer|form|header|hr|html|li|main|"
@@ -46,7 +46,7 @@ _HEADING = re.compile("h[1-6]")
 
 
 class Block(NamedTuple):
-    """A paragraph: text, headings above it, and page of a PDF or row of a table."""
+    """A paragraph: its text, the headings above it, and its page in a PDF or row in a table."""
 
     text: str
     heading: tuple[str, ...] = ()
@@ -55,13 +55,14 @@ class Block(NamedTuple):
 
 
 class Unreadable(ValueError):
-    """Why a document gives no text: a common reason, a colon, details."""
+    """A document gives no text; the message is a general reason, a colon and details."""
 
 
 def read_blocks(path: Path, texts: Iterable[str], titles: Iterable[str], notes: Counter[str]) -> Iterator[Block]:
-    """The paragraphs of a document, or `Unreadable` where it can't be read to its end; `notes` counts what is odd.
+    """Yield the paragraphs of a document; `notes` counts oddities.
 
-    Where it has rows, `texts` and `titles` are the names that their columns may have.
+    For files with rows, `texts` and `titles` are the possible names of the columns. A file that can't be read to its
+    end raises `Unreadable`.
     """
     found, ending = False, path.suffix.lower()
     if not path.stat().st_size:
@@ -87,7 +88,7 @@ def _text(path: Path, notes: Counter[str]) -> Iterator[Block]:
 
 
 def _paragraphs(file: IO[str]) -> Iterator[str]:
-    """Lines up to a blank one; a paragraph that has no end is cut."""
+    """Yield the lines up to each blank line; an overlong paragraph is cut."""
     text = ""
     while line := file.readline(_PARAGRAPH):
         text += line
@@ -130,12 +131,12 @@ def _docx(path: Path, notes: Counter[str]) -> Iterator[Block]:
 
 
 class _Html(HTMLParser):
-    """Paragraphs of HTML; cells of a table's row are one, with bars between them."""
+    """Reads the paragraphs of HTML; the cells of a table row become one paragraph, separated by bars."""
 
     def __init__(self) -> None:
         super().__init__()
         self._ready, self._parts, self._path, self._skipped = list[Block](), list[str](), dict[str, str](), 0
-        self._bare = ""  # the level of a heading without text until now
+        self._bare = ""  # the level of a heading that has no text yet
 
     def blocks(self, texts: Iterable[str]) -> Iterator[Block]:
         for text in texts:
@@ -166,19 +167,19 @@ class _Html(HTMLParser):
             self._parts.append(data)
 
     def _end(self, tag: str = "") -> None:
-        """The text read so far is a heading or a paragraph."""
+        """Store the text read so far as a heading or a paragraph."""
         text = " ".join("".join(self._parts).split())
         self._parts.clear()
         if _HEADING.fullmatch(tag) and 0 < len(text) <= _LONGEST_HEADING:
             self._close_heading(tag)
             above = {level: name for level, name in self._path.items() if level < tag}
-            self._path, self._bare = above | {tag: text.rstrip("¶ ")}, tag  # the link to itself of Sphinx and others
+            self._path, self._bare = above | {tag: text.rstrip("¶ ")}, tag  # Sphinx and others link a heading to itself
         elif text:
             self._ready.append(Block(text, tuple(self._path.values())))
             self._bare = ""
 
     def _close_heading(self, tag: str = "h1") -> None:
-        """A heading without text or sub-heading is a paragraph."""
+        """Store a heading without text and sub-headings as a paragraph."""
         if self._bare >= tag:
             *above, name = self._path.values()
             self._ready.append(Block(name, tuple(above)))
@@ -199,11 +200,11 @@ def _pdf(path: Path, notes: Counter[str]) -> Iterator[Block]:
         heading, before = list[str](), Block("")
         for number in range(len(document)):
             text = _page_text(document, number, notes)
-            # The end of a sentence that the page before began.
+            # The end of a sentence that began on the previous page.
             if before.text and before.text[-1] not in ".!?:;…" and (end := _SENTENCE_END.match(text)):
                 before, text = before._replace(text=f"{before.text} {end[0]}"), text[end.end() :].strip()
             for level, title in marks.get(number, ()):
-                # What stands above it on the page belongs to the heading before.
+                # The text above the heading on this page belongs to the previous heading.
                 words = r"\s+".join(map(re.escape, title.split()))
                 if title and (found := re.search(rf"^[\W\d]*{words}\s*$", text, re.MULTILINE)):
                     yield before
@@ -250,7 +251,7 @@ def _rows(
         for paragraph in re.split(r"\n\s*\n", text):
             yield Block(paragraph, (title,) if title else (), row=number)
     if not known:
-        raise Unreadable(f"no column of text: it has {', '.join(names) or 'nothing'}; name one with --text-column")
+        raise Unreadable(f"no text column: the columns are {', '.join(names) or 'none'}; name one with --text-column")
 
 
 def _open(path: Path, notes: Counter[str], newline: str | None = None) -> IO[str]:
@@ -260,7 +261,7 @@ def _open(path: Path, notes: Counter[str], newline: str | None = None) -> IO[str
 
 
 def _encoding(path: Path) -> str:
-    """The encoding of a text: by its byte-order mark, UTF-8 where all of it is, or a guess."""
+    """The encoding of a text file: from its byte-order mark, UTF-8 if all bytes are valid UTF-8, or else a guess."""
     with path.open("rb") as file:
         sample = file.read(_SAMPLE)
         if marked := next((name for mark, name in _MARKS.items() if sample.startswith(mark)), None):
@@ -283,7 +284,7 @@ def _guess(sample: bytes) -> str:
     matches = from_bytes(sample, cp_isolation=_LATIN if latin else _OTHERS)
     if (best := matches.best()) is None:
         raise Unreadable("binary")
-    # In a short text, accents of Western languages are as likely to be those of another one.
+    # A short text does not tell the accents of Western languages from those of other languages.
     equal = [one for one in matches if (one.chaos, one.coherence) == (best.chaos, best.coherence)]
     return "cp1252" if any("cp1252" in one.could_be_from_charset for one in equal) else best.encoding
 

@@ -2,8 +2,8 @@
 
     tripletune build passages --documents folder --output mine
 
-writes `corpus.jsonl`, `README.md` and `documents.sqlite`, by which the same command skips documents with the same
-digest and options.
+writes `corpus.jsonl`, `README.md` and `documents.sqlite`. With this store, the same command skips documents whose
+digest and options have not changed.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ CREATE TABLE passages (
 """)  # fmt: skip
 _CARD = f"""# Passages of documents
 
-`{CORPUS}`, a `--corpus`, holds passages of at most {{size:,}} characters, one on a line: `id`, `title` (document ›
+`{CORPUS}`, a `--corpus`, holds passages of at most {{size:,}} characters, one per line: `id`, `title` (document ›
 headings), `text`, `document`, `page` (of a PDF), `heading`, `position` (first and last character in the document's
 text, without markup and with white space folded). `tripletune build passages` reads unchanged documents from `{STORE}`.
 """
-# Raised when documents are read or cut in another way.
+# Increase this number when documents are read or cut in another way.
 _VERSION = 1
-# Paragraphs by which the language of a document is told, and characters of each.
+# Paragraphs that decide the language of a document, and characters of each.
 _PARAGRAPHS, _READ = 20, 300
 
 
@@ -64,11 +64,11 @@ class PassageOptions(CheckedOptions):
 
 @dataclass
 class Build:
-    """What a build did.
+    """The result of a build.
 
     Attributes:
-        left_out: Files that gave no passage, each with a common reason, a colon, details.
-        odd: Documents that were read, by what is odd about them.
+        left_out: Files that gave no passage, each with a general reason, a colon and details.
+        odd: Documents that were read, by their oddity.
         counts: Documents by outcome, and passages: added, gone, all.
     """
 
@@ -77,7 +77,7 @@ class Build:
     counts: Counter[str] = field(default_factory=Counter)
 
     def changes(self) -> str:
-        """The changes of documents and passages, in words."""
+        """One line on the changes of documents and passages."""
         states = {name: n for name, n in self.counts.items() if n and name not in ("added", "gone", "all")}
         there = sum(states.values()) - self.counts["deleted"]
         documents = f"{there:,} documents: {', '.join(f'{n:,} {name}' for name, n in states.items())}"
@@ -94,7 +94,7 @@ class Build:
 
 
 def find_documents(paths: Sequence[str | Path]) -> tuple[dict[str, Path], dict[str, str]]:
-    """The documents in folders, or files, by their path in the folder that holds all; why other files are left out."""
+    """Return the documents by their path in the common folder, and the reason why each other file is left out."""
     if missing := [str(path) for path in paths if not Path(path).exists()]:
         raise FileNotFoundError(f"no such file or folder: {', '.join(missing)}")
     places = [Path(os.path.abspath(path)) for path in paths]
@@ -106,7 +106,7 @@ def find_documents(paths: Sequence[str | Path]) -> tuple[dict[str, Path], dict[s
         if not problem and path.suffix.lower() not in ENDINGS:
             problem = f"of a kind that is not read: {path.suffix or 'no ending'}"
         if problem or not path.is_file():
-            left_out[name] = problem or "no regular file"
+            left_out[name] = problem or "not a regular file"
         else:
             found[name] = path
 
@@ -126,7 +126,7 @@ def find_documents(paths: Sequence[str | Path]) -> tuple[dict[str, Path], dict[s
 
 
 def passages_of(document: str, blocks: Iterable[Block], size: int) -> Iterator[dict[str, Any]]:
-    """Rows of a corpus; positions are those in the blocks' text, a line each."""
+    """Yield the rows of a corpus; positions count the characters of all blocks, joined by line breaks."""
     blocks = iter(blocks)
     head = list(islice(blocks, _PARAGRAPHS))
     language = detect("\n".join(block.text[:_READ] for block in head))
@@ -149,13 +149,13 @@ def passages_of(document: str, blocks: Iterable[Block], size: int) -> Iterator[d
 
 
 def build_passages(options: PassageOptions, documents: Sequence[str | Path], output: str | Path) -> Build:
-    """Make or update a folder of passages; a build that was stopped is continued."""
+    """Make or update a folder of passages; a stopped build resumes."""
     folder = Path(output)
     check_folder(folder, (STORE, f"{STORE}-*", LOCK), True, documents, continues=STORE)
     found, left_out = find_documents(documents)
     build = Build(left_out)
     if not found:
-        raise ValueError("; ".join([f"{few(list(map(str, documents)), 3)}: no document is there", *build.oddities(3)]))
+        raise ValueError("; ".join([f"{few(list(map(str, documents)), 3)}: no document was found", *build.oddities(3)]))
     lock = lock_folder(folder, f"output folder {folder}: another program is writing it")
     with lock or nullcontext(), closing(open_database(folder / STORE, _STORE)) as database:
         for name, path in progress(found.items(), "reading", "document"):
@@ -166,14 +166,14 @@ def build_passages(options: PassageOptions, documents: Sequence[str | Path], out
                 build.counts["deleted"] += 1
         stay = sum(build.counts[one] for one in ("kept", "changed", "no longer read"))
         if (gone := build.counts["deleted"]) and not stay:
-            said = "%s has none of the %d documents that %s was made of; where that is a mistake, give the right folder"
+            said = "%s has none of the %d documents from which %s was made; if this is a mistake, give the right folder"
             logger.warning(said, few(list(map(str, documents))), gone, output)
         for name, notes in database.execute("SELECT name, notes FROM documents ORDER BY name"):
             for note, times in json.loads(notes).items():
                 build.odd[note].append(f"{name} ({times})" if times > 1 else name)
         ((build.counts["all"],),) = database.execute("SELECT COUNT(*) FROM passages")
         if not build.counts["all"]:
-            raise ValueError("; ".join(["nothing could be read", *build.oddities(3)]))
+            raise ValueError("; ".join(["no document could be read", *build.oddities(3)]))
         with new_file(folder / CORPUS) as scratch, scratch.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(row for (row,) in database.execute("SELECT row FROM passages ORDER BY document, number"))
         odd = "".join(f"- {line}\n" for line in build.oddities(20))
@@ -183,7 +183,7 @@ def build_passages(options: PassageOptions, documents: Sequence[str | Path], out
 
 
 def _read(database: sqlite3.Connection, name: str, path: Path, options: PassageOptions, build: Build) -> None:
-    """Bring the passages of a document up to date."""
+    """Update the passages of a document."""
     known = database.execute("SELECT digest FROM documents WHERE name = ?", (name,)).fetchone()
     notes, new, digest = Counter[str](), set[str](), ""
     try:
@@ -199,7 +199,7 @@ def _read(database: sqlite3.Connection, name: str, path: Path, options: PassageO
                 new.add(row["id"])
                 values = name, number, row["id"], json_line(row)
                 database.execute("INSERT OR IGNORE INTO passages VALUES (?, ?, ?, ?)", values)
-            notes["passages that repeat another of the document"] = number - len(new)
+            notes["passages that repeat another passage of the document"] = number - len(new)
             database.execute("INSERT INTO documents VALUES (?, ?, ?)", (name, digest, json.dumps(+notes)))
     except (OSError, Unreadable) as problem:
         old, new = _forget(database, name), set()
@@ -210,7 +210,7 @@ def _read(database: sqlite3.Connection, name: str, path: Path, options: PassageO
 
 
 def _forget(database: sqlite3.Connection, document: str) -> set[str]:
-    """Remove a document; gives the ids of its passages."""
+    """Remove a document and return the ids of its passages."""
     old = {name for (name,) in database.execute("SELECT id FROM passages WHERE document = ?", (document,))}
     database.execute("DELETE FROM passages WHERE document = ?", (document,))
     database.execute("DELETE FROM documents WHERE name = ?", (document,))
@@ -218,11 +218,11 @@ def _forget(database: sqlite3.Connection, document: str) -> set[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; bad input, and only unreadable documents, end it with one line and exit code 2."""
+    """Run the command line; bad input, or no readable document, prints one line and gives exit code 2."""
     parser = CommandParser(
         prog="tripletune build passages",
         description="Cut documents (text, Markdown, HTML, PDF, DOCX, JSONL, CSV, Parquet) into passages for "
-        "retrieval; a second run reads changed documents alone.",
+        "retrieval; a second run reads only the changed documents.",
         example="tripletune build passages --documents folder --output mine",
     )
     about = "folders and files; hidden files and links in folders are left out"

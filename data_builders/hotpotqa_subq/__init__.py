@@ -1,4 +1,4 @@
-"""HotpotQA-SUBQ: questions and a teacher's annotations become planning and answering records (RAS, Algorithm 1)."""
+"""Make the records of HotpotQA-SUBQ from questions and a teacher's annotations (RAS, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tripletune.models.data.triples import Triple
 FirstSubquery = Literal["main_question", "generated"]
 Shown = Literal["supporting", "all"]
 Found = tuple[Passage, list[Triple]]
-# The end of the id of a record whose last search failed.
+# Ending of the id of a record whose last search failed.
 AGAIN = "-again"
-# Two letters stand in many texts by chance: MuSiQue lists "NO" as an alias of Norway.
+# Many texts contain two-letter aliases by chance: MuSiQue lists "NO" as an alias of Norway.
 _SHORTEST_ALIAS = 3
-# Of one sub-query; RAS searches five times at most.
+# Failed searches per sub-query; RAS searches five times at most.
 _MOST_FAILURES = 2
-# Questions of each source whose supporting articles fail for others.
+# Questions per source whose supporting articles serve as failed searches of other questions.
 POOL = 200
-# Of a passage's title: "Waterloo (1970 film)".
+# The brackets of a title such as "Waterloo (1970 film)".
 BRACKETED = re.compile(r"\s*\([^()]*\)")
 
 
@@ -41,18 +41,18 @@ async def label_question(
     seed: int = 0,
     failures: Callable[[Question, list[Annotation], Annotation], list[list[Found]]] | None = None,
 ) -> list[Record]:
-    """The planning records of one question in order, then its answering record (Algorithm 1).
+    """Return the planning records of one question in order, then its answering record (Algorithm 1).
 
-    With n kept documents there are n + 1 planning records: after i steps the label is `[SUBQ] q_i`, after all of them
-    `[SUFFICIENT]`. Algorithm 1 as printed starts at i = 1, but table 4 (1.57 SUBQ labels for a SUFFICIENT one) needs
+    With n kept documents there are n + 1 planning records: after i < n steps the label is `[SUBQ] q_i`, after n steps
+    `[SUFFICIENT]`. Algorithm 1 as printed starts at i = 1, but table 4 (1.57 SUBQ labels per SUFFICIENT label) needs
     the record with an empty history.
 
     Args:
-        direct_answer: Whether the base model answers without retrieval: one `[NO_RETRIEVAL]` record for planning and
-            one for answering (line 7).
-        distractors: As a retriever with k > 1 would bring them; this and `first_subquery`: see `options.BuildOptions`.
-        failures: Draws the steps of failed searches before a document's successful one. The label after a failed search
-            asks for the same again, reworded if the teacher has a wording. The paper has none.
+        direct_answer: Whether the base model answers without retrieval. Then the question has one `[NO_RETRIEVAL]`
+            record for planning and one for answering (line 7).
+        first_subquery: See `options.BuildOptions`, also for `distractors`, which stand for a retriever with k > 1.
+        failures: Draws the failed searches before the successful search for a document. The label after a failed search
+            repeats the query, in the teacher's rewording if there is one. The paper has no failed searches.
     """
     if direct_answer:
         return [record_of(question, name, Action.NO_RETRIEVAL) for name in ("plan0", "answer")]
@@ -92,7 +92,7 @@ async def _kept(question: Question, teacher: Teacher, first_subquery: FirstSubqu
     first = kept[0]
     if first_subquery == "main_question":
         first = first._replace(subquery=question.question, reworded=first.subquery)
-    # Nothing is found yet that it could name.
+    # Before the first search, the sub-query may name only what the question names.
     found = [name for name in names_to_find(question) if not mentions(question.question, name)]
     if not first.reworded or any(mentions(first.reworded, name) for name in found):
         first = first._replace(reworded=question.question)
@@ -119,7 +119,7 @@ def step_of(subquery: str, shown: Iterable[Found]) -> Step:
 
 
 def gives_away_answer(subquery: str, question: Question) -> bool:
-    """Whether a sub-query holds a gold answer, yes and no and short aliases aside, that the question does not hold."""
+    """Whether a sub-query names a gold answer, except yes, no and short aliases, that the question does not name."""
     return any(
         mentions(subquery, answer) and not mentions(question.question, answer)
         for position, answer in enumerate(question.answers)
@@ -138,14 +138,14 @@ def record_of(
 
 @dataclass
 class FailedSearches:
-    """Draws failed searches: a step with another article's facts, before the question is asked again.
+    """Draws failed searches: a step with another article's facts, before the sub-query is repeated.
 
-    In RAS, appendix C, every step of a history is a success, so the number of steps says when to stop.
+    In RAS, appendix C, every step of a history is a success, so the number of steps alone says when to stop.
 
     Args:
         share: Share of searches that fail, once or twice in a row.
-        split_of: The split of a question's text: facts of other questions come from the same split.
-        triples_of: Triples of a question's other passages, which are drawn first.
+        split_of: Returns the split of a question's text; facts of other questions come from the same split.
+        triples_of: Returns the triples of a passage; the question's other passages are drawn first.
     """
 
     share: float
@@ -156,7 +156,7 @@ class FailedSearches:
     _articles: dict[tuple[str, str], list[Found]] = field(default_factory=lambda: defaultdict(list))
 
     async def collect(self, questions: Iterator[Question], teacher: Teacher) -> None:
-        """Take the supporting articles of a source's first questions, for questions without `triples_of`."""
+        """Collect the supporting articles of a source's first questions, for failed searches of other questions."""
         for question in islice(questions, POOL):
             with suppress(UnlabelledQuestion):
                 kept = await teacher.annotate(question)
@@ -164,9 +164,10 @@ class FailedSearches:
                 articles += [(question.passages[one.document], one.triples) for one in kept if one.triples]
 
     def draw(self, question: Question, kept: list[Annotation], sought: Annotation) -> list[list[Found]]:
-        """The facts of each failed search for a document, without names that the question asks for.
+        """Return the facts of each failed search for a document, without names that the question asks for.
 
-        Its other passages' facts come first, then other questions' facts, if possible with a predicate that is sought.
+        Facts of the question's other passages come first, then facts of other questions, preferably with a predicate of
+        the document.
         """
         chance = random.Random(f"{self.seed} {question.id} {sought.document} failed")
         failures = 0

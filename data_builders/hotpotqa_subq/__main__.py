@@ -1,8 +1,8 @@
 """The command line of `tripletune build subq`.
 
-Exit codes: 0 done; 1 a teacher's call failed (run again to continue), or its replies to more than a tenth of the
-questions were unusable; 2 bad input; 3 calls wait for a batch's replies; 4 done, but the teacher could not label a
-single question; 130 interrupted.
+Exit codes: 0 done; 1 a call to the teacher failed (run again to continue), or the teacher's replies to more than a
+tenth of the questions were unusable; 2 bad input; 3 calls wait for a batch's replies; 4 done, but the teacher could not
+label a single question; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tripletune.models.tables import cost_lines
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; None takes the arguments of the process. Returns the exit code."""
+    """Run the command line and return the exit code; None takes the arguments of the process."""
     parsed = subq_parser().parse_args(arguments)
     kept = "interrupted; replies received so far are in the ledger, run the command again to continue"
     return run_program(lambda: _run(parsed), stopped=kept)
@@ -71,7 +71,7 @@ def open_base_model(options: BuildOptions, ledger: str) -> LLMClient:
     from tripletune.models.llm.ledger import Ledger
     from tripletune.models.llm.ledger_client import LedgerClient
 
-    # Plain: a chat with the same model is another call.
+    # `plain` marks the calls in the ledger, since a chat with the same model is another call.
     return LedgerClient(HFBackend(str(options.direct_answer_model), options.batch_size, plain=True), Ledger(ledger))
 
 
@@ -83,21 +83,21 @@ def _show(sources: list[Source], options: BuildOptions, price: str | None) -> No
     questions, stages = estimate(sources, options, count)
     lines = [f"{questions:,} questions; nothing was sent", *cost_lines(stages, price, counted)]
     if options.direct_answer_model or options.direct_answers:
-        lines.append("Questions that the base model answers directly cost nothing either.")
+        lines.append("Questions that the base model answers directly cost nothing.")
     print("\n".join(lines))
 
 
-# Prompts in which tokens per character are measured.
+# Prompts on which the tokens per character are measured.
 SAMPLE = 500
-# A triple list as JSON has 1.3 times the characters of its paragraph: 4,031 triples that a strong teacher read out of
-# 300 paragraphs of HotpotQA have 1.24, 370 others of its supporting paragraphs 1.39. Its sub-queries have 86 as JSON.
+# A triple list as JSON has 1.3 times the characters of its paragraph: a strong teacher's 4,031 triples of 300 HotpotQA
+# paragraphs have 1.24 times, those of 370 other supporting paragraphs 1.39. A sub-query as JSON has 86 characters.
 _TRIPLES_PER_CHARACTER, _SUBQUERY_CHARACTERS, _FILTER_CHARACTERS = 1.3, 86, 40
 
 
 def estimate(
     sources: list[Source], options: BuildOptions, count_tokens: Callable[[str], int] | None = None
 ) -> tuple[int, dict[str, list[float]]]:
-    """Questions to label; and by role the maximum calls, input tokens and output tokens."""
+    """Return the number of questions to label, and by role the maximum calls, input tokens and output tokens."""
     system = load_subq_prompts(options.prompts).texts
     stages: dict[str, list[float]] = {role: [0, 0, 0] for role in (FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE)}
     number, sample = 0, list[str]()
@@ -126,7 +126,7 @@ def _prompts(question: Question, options: BuildOptions) -> Iterator[tuple[str, s
     earlier: list[str] = []
     for document in question.supporting:
         passage = question.passages[document]
-        # A single document needs no sub-query that is not a label.
+        # The sub-query of a single document is asked for only if it is a label.
         if len(question.supporting) > 1 or options.first_subquery == "generated":
             yield QUERY_ROLE, query_text(question, passage, earlier), _SUBQUERY_CHARACTERS
             earlier.append("q" * _SUBQUERY_CHARACTERS)

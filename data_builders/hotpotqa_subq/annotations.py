@@ -28,7 +28,7 @@ from tripletune.models.options import read_yaml
 from tripletune.rag.triple_store import open_triples
 
 PROMPT_FOLDER = Path(__file__).parents[1] / "prompts"
-# Parts of the mix by reader: questions in the paper, the first ones of Self-RAG's training data.
+# Parts of the mix by reader, with the paper's number of questions: the first of each part in Self-RAG's training data.
 PARTS = {"asqa": 3_897, "arc_easy": 2_147}
 MALFORMED_TRIPLES = "malformed triples in the triple file"
 _REFERENCE = re.compile(r"#(\d+)")
@@ -55,7 +55,7 @@ class RecordedTeacher(Teacher):
         where, row = found
         find = partial(find_passage, passages=question.passages)
         asked = {find(entry["title"]): entry["question"].strip() for entry in row.get("subqueries", [])}
-        # Of two titles that name one passage the first counts.
+        # If two titles name one passage, the first title counts.
         triples = {find(title): rows for title, rows in reversed(row.get("triples", {}).items())}
         documents: dict[int, None] = {}
         for title in row.get("helpful", []):
@@ -74,7 +74,7 @@ class RecordedTeacher(Teacher):
 
 
 class GoldTeacher(Teacher):
-    """Labels by what the benchmark says of a question; a triple file `{"title", "text", "triples"}` adds facts."""
+    """Labels questions by the benchmark's annotations; a triple file `{"title", "text", "triples"}` adds facts."""
 
     def __init__(self, triple_file: str | None, issues: Counter[str]) -> None:
         self.triples_of = TripleLookup(triple_file, issues) if triple_file else None
@@ -83,10 +83,10 @@ class GoldTeacher(Teacher):
 
 
 class DecomposingTeacher(GoldTeacher):
-    """Gold decompositions, MuSiQue's or the steps of a plain file: the hops in order, with answers in place of `#k`.
+    """Labels by gold decompositions (MuSiQue's, or the steps of a plain file), with answers instead of `#k`.
 
-    Two hops that read the same paragraph give one document with the first hop's question, since asking for its triples
-    again would teach a useless retrieval. Without a file hops bring their triples.
+    Two hops that read the same paragraph give one document with the first hop's question, since a second search for the
+    same triples would be useless. A hop's own triples are preferred to those of the triple file.
     """
 
     name = "gold decompositions"
@@ -108,14 +108,14 @@ class DecomposingTeacher(GoldTeacher):
 
 
 def plain_records(row: Row, where: str) -> list[Record]:
-    """The records of a row of the plain format (`data_builders/readers/qa.py`) whose steps bring their triples."""
+    """The records of a row of the plain format (`data_builders/readers/qa.py`) whose steps have triples."""
     question = read_question(row, where)
     if row.get("steps") is None:
         raise ValueError(
-            f"{where}: the question has no steps: give each its question and triples, or [] where nothing is to be "
-            "retrieved; or let a teacher find them, with tripletune build subq --source qa:FILE"
+            f"{where}: the question has no steps: add steps with question and triples, or [] if nothing is to be "
+            "retrieved; or let a teacher write them, with tripletune build subq --source qa:FILE"
         )
-    # Passages of a corpus by name: their facts are in the steps.
+    # Passages of a corpus are only named here, since their facts are in the steps.
     placed = tuple(Passage(name, "") for name in question.links)
     passages, count = (*question.passages, *placed), len(question.passages)
     supporting = question.supporting or tuple(range(count, len(passages)))
@@ -132,9 +132,9 @@ def plain_records(row: Row, where: str) -> list[Record]:
 
 
 class TwoWikiTeacher(GoldTeacher):
-    """Gold evidence: each evidence triple belongs to a supporting passage and is asked for there.
+    """Labels by gold evidence: each evidence triple belongs to a supporting passage, whose sub-query asks for it.
 
-    The facts of a passage are the triples that a file has, and of the evidence what none of these names the object of.
+    The facts of a passage are its triples in the triple file, and the evidence triples whose object none of them names.
     """
 
     name = "2WikiMultiHopQA evidence"
@@ -157,14 +157,14 @@ class TwoWikiTeacher(GoldTeacher):
 
 
 class PartTeacher(GoldTeacher):
-    """Labels the questions of a part of the mix, ASQA or ARC-Easy, which RAS adds to HotpotQA-SUBQ (sections 4.1, C.4).
+    """Labels the questions of ASQA or ARC-Easy, the parts that RAS adds to HotpotQA-SUBQ (sections 4.1, C.4).
 
-    What the paper leaves open:
+    The paper leaves three choices open:
 
-    - **Answering records alone**, since table 4 counts the parts in the answering column, and appendix C.4 explains by
-      them why answering records outnumber `[SUFFICIENT]` and `[NO_RETRIEVAL]` labels.
-    - **History.** Without triples none: direct answering. With triples there is one step: q_0 is the question, with the
-      triples of all its passages, as in figure 25.
+    - **Only answering records** are made, since table 4 counts the parts in the answering column, and appendix C.4
+      names them as the reason why answering records outnumber `[SUFFICIENT]` and `[NO_RETRIEVAL]` labels.
+    - **The history** is empty without triples (direct answering). With triples it is one step: q_0 is the question,
+      with the triples of all its passages, as in figure 25.
     - **The question** has the words of its evaluation task (the roles of table 5). The sub-query is the bare question,
       as in retrieval.
     """
@@ -186,10 +186,10 @@ class PartTeacher(GoldTeacher):
 
 
 class TripleLookup:
-    """Looks up the triples of a passage by its content; none if the source lacks it.
+    """Looks up the triples of a passage by its content; a passage that the source lacks has none.
 
     Args:
-        source: A triple store, or JSON lines `{"title", "text", "triples"}`, which are read into a temporary one.
+        source: A triple store, or JSON lines `{"title", "text", "triples"}`, which are read into a temporary store.
     """
 
     def __init__(self, source: str | Path, issues: Counter[str]) -> None:
@@ -210,13 +210,13 @@ class TripleLookup:
         """Raise `ValueError` if no look-up succeeded."""
         if self._asked and not self._found:
             raise ValueError(
-                f"{self._source} has triples of none of the {self._asked:,} passages that were looked up: is it a file "
-                "of these questions?"
+                f"{self._source} has no triples of the {self._asked:,} passages that were looked up: does the file "
+                "belong to these questions?"
             )
 
 
 def hop_question(question: Question, number: int, plain: bool = False) -> str:
-    """Hop `number` (from 1) of a gold decomposition as a question, references resolved."""
+    """Hop `number` (from 1) of a gold decomposition as a question, with references resolved."""
     hop = question.hops[number - 1]
 
     def answer(match: re.Match[str]) -> str:
@@ -231,7 +231,7 @@ def hop_question(question: Question, number: int, plain: bool = False) -> str:
 
 
 def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> Teacher:
-    """The teacher of a source, without a model; for `musique` and `two_wiki` annotations may be a triple file."""
+    """Open the teacher of a source without a model; for `musique` and `two_wiki`, annotations may be a triple file."""
     if reader in PARTS:
         return PartTeacher(reader, annotations, issues)
     gold = {"two_wiki": TwoWikiTeacher, "musique": DecomposingTeacher, "qa": DecomposingTeacher}.get(reader)
@@ -240,19 +240,19 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
             return gold(None, issues)
         needed = "a triple file" if reader == "musique" else "a file of recorded teacher replies"
         raise ValueError(
-            f"source {reader!r} has no annotations; add {needed}, {reader}:FILE:ANNOTATIONS, or a teacher LLM, for "
-            "example --teacher openai --teacher-model MODEL"
+            f"source {reader!r} has no annotations; add {needed} ({reader}:FILE:ANNOTATIONS) or a teacher LLM (for "
+            "example --teacher openai --teacher-model MODEL)"
         )
     where, row = next(read_jsonl(annotations), (annotations, {}))
     if "helpful" in row or "subqueries" in row or "direct" in row:
         return RecordedTeacher(annotations)
     if "triples" in row and "title" in row:
         if gold is None:
-            raise ValueError(f"{annotations} holds triples alone, and {reader!r} needs recorded teacher replies")
+            raise ValueError(f"{annotations} holds only triples, but {reader!r} needs recorded teacher replies")
         return gold(annotations, issues)
     raise ValueError(
-        f"{where}: neither recorded teacher replies (_id, helpful, subqueries, triples) nor a triple file "
-        f"(title, text, triples); the line has {', '.join(row) or 'nothing'}"
+        f"{where}: the line is neither a recorded teacher reply (_id, helpful, subqueries, triples) nor a row of a "
+        f"triple file (title, text, triples); it has {', '.join(row) or 'no fields'}"
     )
 
 
@@ -267,9 +267,9 @@ def _recorded_key(where: str, row: Row) -> str:
 
 _RECORDED = {"helpful": [str], "subqueries": [{"title": str, "question": str}], "triples": {"": list}}
 _QUESTIONS = read_yaml(Path(__file__).with_name("relation_questions.yaml"))
-# Questions have two or four supporting passages; beyond this, trying every order would take long.
+# Questions have two or four supporting passages; with more than this number, trying every order would take long.
 _MOST_PLACED_TOGETHER = 6
-# "the owned by of X" is no English; such relations are quoted instead.
+# "the owned by of X" is not English; such relations are quoted instead.
 PREPOSITIONS = ("at", "by", "for", "from", "in", "of", "on", "to", "with")
 
 
@@ -294,9 +294,9 @@ def place_evidences(question: Question) -> list[int]:
 
 
 def spoken_name(question: Question, evidence: Triple, document: int, earlier: Sequence[Triple]) -> str:
-    """The name by which a sub-query may ask for the evidence's subject, which a planner must have seen.
+    """Return a name of the evidence's subject that a planner has seen, for the sub-query.
 
-    It comes from the question where it stands there, else from the object of an earlier evidence triple.
+    The name comes from the question if the question has it, else from the object of an earlier evidence triple.
     """
     title = question.passages[document].title
     asked = title_key(question.question)
@@ -311,7 +311,7 @@ def spoken_name(question: Question, evidence: Triple, document: int, earlier: Se
 
 
 def _fit(question: Question, triples: list[Triple], document: int) -> float:
-    """How well the triples of one subject suit a passage: by name and title, then by what its text holds."""
+    """How well the triples of one subject fit a passage: first by subject and title, then by the passage's text."""
     passage = question.passages[document]
     text = title_key(passage.text)
     objects = sum(title_key(triple.object) in text for triple in triples) / len(triples)
@@ -333,7 +333,7 @@ def _similarity(name: str, other: str) -> float:
 
 
 def relation_question(subject: str, relation: str, plain: bool = False) -> str:
-    """The question whose answer is the object of `(subject, relation, ?)`; `plain`: without a wording of its own."""
+    """The question whose answer is the object of `(subject, relation, ?)`; `plain` ignores our own wordings."""
     key = " ".join(relation.replace("_", " ").casefold().split())
     template = None if plain else _QUESTIONS.get(key)
     if template is None and key.rsplit(" ", 1)[-1] in PREPOSITIONS:
@@ -350,6 +350,6 @@ def joined_question(questions: Iterable[str]) -> str:
 
 
 def tidy_question(question: str) -> str:
-    """A tidied question: capital letter, closing question mark, no space before either."""
+    """The question with a capital first letter, one closing question mark, and no stray spaces."""
     words = " ".join(question.split()).replace(" '", "'").rstrip(" ?")
     return f"{words[:1].upper()}{words[1:]}?"

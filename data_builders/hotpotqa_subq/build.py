@@ -1,6 +1,6 @@
 """HotpotQA-SUBQ: benchmark questions and a teacher become planning and answering records (RAS, Algorithm 1).
 
-A ledger beside the output keeps all teacher calls, so a killed build can run again.
+A ledger beside the output keeps all teacher calls, so a killed build can be continued.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from tripletune.models.llm.replies import repair_digest
 
 logger = logging.getLogger(__name__)
 Opener = Callable[[], LLMClient] | None
-# Of a reply in dropped.ndjson, in characters; and examples per reason in the card.
+# Maximum characters of a reply in dropped.ndjson, and examples per reason in the card.
 LONGEST_REPLY, EXAMPLES = 200, 3
-_FILTERED = "questions answered directly, whose documents the filter dropped, give an answer and no plan"
+_FILTERED = "questions answered directly have no plan, since the filter dropped their documents"
 _KEPT = "What was answered is in the ledger: run the same command again to continue"
 
 
@@ -67,7 +67,7 @@ def build(
         records = dataset.statistics.records
         if not records and not facts.calls:
             found = [f"{name}: {n} x {why}" for name, drops in facts.drops.items() for why, n in drops.items()]
-            raise ValueError(f"no question could be labelled ({'; '.join(found) or 'the input files hold none'})")
+            raise ValueError(f"no question could be labelled ({'; '.join(found) or 'there are no questions'})")
         numbers = dataset.finish(facts)
     if not records:
         raise NothingLabelled(why_empty(options.output) or "no question could be labelled")
@@ -77,9 +77,9 @@ def build(
 
 @dataclass
 class OpenSource:
-    """A source with its teacher, and what is counted while at most `count` of its questions are read.
+    """A source with its teacher, and counts over at most `count` of its questions.
 
-    `issues` are warnings that cost no question, `notes` what the card says in a sentence, with its number.
+    `issues` counts warnings that drop no question. For `notes`, the card writes each count in a sentence.
     """
 
     source: Source
@@ -144,7 +144,7 @@ class _Build:
                 )  # fmt: skip
 
     def _open(self, sources: list[Source], open_client: Opener) -> None:
-        """Open each source's annotations; the teacher LLM is asked for last, when all else is in order."""
+        """Open each source's annotations; the teacher LLM is opened last, when all other inputs are valid."""
         options = self._options
         check_names(sources)
         for source in sources:
@@ -157,7 +157,7 @@ class _Build:
             if source.needs_teacher and open_client is not None:
                 if self._client is None:
                     if options.triples_from != "teacher":
-                        # One file for all sources: its malformed triples are counted with the first.
+                        # One file serves all sources: its malformed triples are counted with the first source.
                         stored = TripleLookup(options.triples_from, issues)
                         self._lookups.append(stored)
                     self._client = open_client()
@@ -174,7 +174,7 @@ class _Build:
         self._opened = [opened[source.name] for source in sources]
 
     async def _collect_failures(self) -> None:
-        """Read the facts of failed searches for other questions."""
+        """Read the facts that failed searches find."""
         for one in self._opened:
             if one.teacher.collects_failures:
                 rows = one.source.rows(None, one.count, self._options.corpus)
@@ -188,7 +188,7 @@ class _Build:
         if 10 * lost > (count := lost + sum(one.labelled for one in asked)):
             raise CallError(
                 f"{self._options.output} is written, but {lost:,} of {count:,} questions are left out since the "
-                "teacher's replies could not be used: dropped.ndjson says why"
+                "teacher's replies to them could not be used: dropped.ndjson says why"
             )
 
     async def _label_all(self) -> None:
@@ -215,7 +215,7 @@ class _Build:
             raise RepliesPending(message or str(pending))
 
     async def _records_of(self, one: OpenSource, question: Question, teacher: Teacher) -> list[Record]:
-        """Sample labelling, with the direct-answer test before it and the check of the facts after it."""
+        """Run the direct-answer test, label the question, and check the facts of its records."""
         known = teacher.answers_directly(question)
         direct = known or await self._is_direct(question)
         records = await self._make_records(question, teacher, direct)
@@ -226,7 +226,7 @@ class _Build:
             if self._options.check_facts == "drop":
                 raise UnlabelledQuestion(reason, name)
             one.issues[reason.value] += 1
-        one.notes["failed searches stand in its histories"] += sum(r.id.endswith(AGAIN) for r in records)
+        one.notes["failed searches are in its histories"] += sum(r.id.endswith(AGAIN) for r in records)
         return records
 
     async def _label(self, one: OpenSource, question: Question) -> list[Record] | UnlabelledQuestion | RepliesPending:
@@ -234,12 +234,12 @@ class _Build:
             return await one.teacher.records(question, partial(self._records_of, one))
         except UnlabelledQuestion as error:
             logger.debug("%s %s left out: %s", question.source, question.id, error)
-            # Without the frames it came through, which would be held until its turn.
+            # A traceback would keep its frames in memory until this question's turn.
             return error.with_traceback(None)
         except RepliesPending as error:
             return error
         except Exception as error:
-            # An error that would meet every other question too stops the build, whatever --on-call-error says.
+            # An error that every other question would also meet stops the build, whatever --on-call-error says.
             of_one = isinstance(error, CallError) and not isinstance(error, (SetupError, RetriesExhausted))
             if of_one and self._options.on_call_error == "drop":
                 logger.warning("%s %s left out: %s", question.source, question.id, error)
@@ -260,7 +260,7 @@ class _Build:
         return answer in map(normalize_answer, question.answers)
 
     def _drop(self, source: str, question: Question, error: UnlabelledQuestion) -> None:
-        """Write down that a teacher LLM could not label a question, and how the reply begins that stayed unusable."""
+        """Record that a teacher LLM could not label a question, with the start of its unusable reply."""
         line = {
             "source": source, "question_id": question.id, "question": question.question, "stage": error.stage,
             "reason": error.reason.value, "detail": error.detail, "reply": error.reply[:LONGEST_REPLY],
@@ -274,7 +274,7 @@ class _Build:
         options, client, notes = self._options, self._client, list[str]()
         for one in self._opened:
             if one.source.reader in PARTS and one.count and one.labelled < one.count:
-                gave = f"gave {one.labelled:,} of the {one.count:,} questions asked for"
+                gave = f"gave {one.labelled:,} of the {one.count:,} requested questions"
                 notes.append(f"Source {one.source.name} ({one.source.reader}) {gave}.")
                 logger.warning("%s", notes[-1])
         if options.direct_answer_model is None and options.direct_answers is None:
@@ -311,12 +311,12 @@ class _Build:
 
 def _drawn(client: LLMClient, sampling: Sampling) -> str:
     if not client.send_temperature:
-        return " (temperature and top_p are the provider's own: none was sent)"
+        return " (the provider's default temperature and top_p: neither was sent)"
     return f" (temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, seed {sampling.seed})"
 
 
 def _by_source(teachers: dict[str, LLMTeacher], name: str) -> dict[str, dict[str, int]]:
-    """A counter of each teacher with counts in it, in alphabetical order."""
+    """The named counter of each teacher that has counts, in alphabetical order."""
     counters: dict[str, Counter[str]] = {source: getattr(teacher, name) for source, teacher in teachers.items()}
     return {source: dict(sorted(counter.items())) for source, counter in counters.items() if counter}
 

@@ -2,9 +2,9 @@
 
 `missing_facts` checks that labels follow from the facts before them. All other functions raise `UnusableReply` with a
 reason: a `DropReason`, or one of `models.llm.replies` for unreadable text. Our prompts ask for JSON; the paper's plain
-forms (RAS, figures 7, 8 and 19: "1, 3", the question alone, "(S> s| P> p| O> o)") are read too, so that its prompts can
-replace ours. Replies of small models with other keys or a label in front are accepted and counted in the card by the
-names below; all others are sent back.
+forms (RAS, figures 7, 8 and 19: "1, 3", the question alone, "(S> s| P> p| O> o)") are also read, so that the paper's
+prompts can replace ours. JSON with other keys and replies with a label in front, as small models write them, are
+accepted, and the card counts them by the names below. All other unreadable replies are sent back.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ LABEL = "a label before the sub-query"
 _DOCUMENTS = 'write one JSON object {"documents": [numbers], "answerable": true or false} and nothing else'
 _QUESTION = 'write one JSON object {"question": "the sub-query"} and nothing else'
 _TRIPLES = 'write one JSON object {"triples": [["subject", "predicate", "object"], ...]} and nothing else'
-# One of them may be the key for "documents" or "question"; "rejected" or "answer" would not.
+# Keys that may stand for "documents" and "question", unlike "rejected" or "answer".
 _DOCUMENT_KEYS = ("documents", "document", "docs", "doc", "numbers", "kept", "keep")
 _SUB = [f"sub{mark}{noun}" for mark in ("", "_", "-") for noun in ("query", "question")]
 _QUESTION_KEYS = ("question", "query", *_SUB)
 _TRUTH = {"true": True, "yes": True, "false": False, "no": False}
-# "1, 3" and "[1] [3]".
+# For example "1, 3" and "[1] [3]".
 _NUMBERS = re.compile(r"\[*[0-9]{1,4}(?:[\s,\[\]]+[0-9]{1,4})*\]*\.?")
 _NUMBER = re.compile(r"\s*\[?([0-9]{1,4})\]?\s*")
 _LABEL = re.compile(
@@ -78,7 +78,7 @@ def read_documents(text: str, shown: int, recovered: Counter[str] | None = None)
 
 
 def _only(reply: dict[str, Any], keys: Sequence[str], forms: Counter[str]) -> Any:
-    """The value of the first of the keys, or of the reply's only other key; None without any."""
+    """The value of the first of `keys`, or else of the reply's only key among the others; None without either."""
     if keys[0] in reply:
         return reply[keys[0]]
     found = [value for key, value in reply.items() if str(key).casefold() in keys]
@@ -87,7 +87,7 @@ def _only(reply: dict[str, Any], keys: Sequence[str], forms: Counter[str]) -> An
 
 
 def check_answer_kept(question: Question, shown: Sequence[int], kept: Sequence[int]) -> None:
-    """Check that a supporting document that names a gold answer was kept, or any where none does (yes and no, …)."""
+    """Check that a supporting document with a gold answer was kept; if none has one (yes, no, …), any of them."""
     supporting = [document for document in shown if document in question.supporting]
     names = [answer for answer in question.answers if normalize_answer(answer) not in YES_NO]
     holders = [one for one in supporting if any(mentions(question.passages[one].content, name) for name in names)]
@@ -119,7 +119,7 @@ def read_subquery(text: str, title: str = "", recovered: Counter[str] | None = N
 
 
 def _without_label(text: str) -> str:
-    """A sub-query without a number, bullet, "Sub-query:" or quotation marks around it; itself when there are none."""
+    """A sub-query without a number, bullet, "Sub-query:" or quotation marks around it."""
     bare = text.strip()
     rest = bare[len(match[0]) :] if (match := _LABEL.match(bare)) else bare
     return _without_quotes(rest) or bare
@@ -133,7 +133,7 @@ def _without_quotes(text: str) -> str:
 
 
 def check_subquery(subquery: str, question: Question, earlier: Sequence[str]) -> None:
-    """Check a sub-query for a label: it must not be a copy or hold the answer."""
+    """Check that a sub-query is not a copy and does not name the answer."""
     if normalize_answer(subquery) in {normalize_answer(other) for other in (question.question, *earlier)}:
         raise UnusableReply(
             DropReason.COPIED_QUESTION,
@@ -163,14 +163,14 @@ def read_triples(text: str) -> tuple[tuple[Triple, ...], int]:
 
 
 def missing_facts(question: Question, records: Sequence[Record]) -> list[tuple[DropReason, str]]:
-    """Labels of a question that need facts which nothing before them states, and so teach to invent.
+    """Return why labels need facts that nothing before them states; such labels teach a model to invent facts.
 
-    - A gold answer must stand in the facts before `[SUFFICIENT]`, unless it is yes or no, the question compares, or
-      the question itself names it.
-    - A sub-query may name the answer of a hop, a supporting passage or a name of the gold evidence only where the
-      question and the facts before it hold all its words; "Abdullah II of Jordan" can be made of them.
+    - The facts before `[SUFFICIENT]` must name a gold answer, unless the answer is yes or no, the question compares, or
+      the question names the answer.
+    - A sub-query may name a hop's answer, a supporting passage or a name of the gold evidence only if the question and
+      the facts before the sub-query have all words of that name, even apart ("Abdullah II of Jordan").
 
-    Each reason comes at most once, with the first name that is missing.
+    Each reason is returned at most once, with the first missing name.
     """
     names, answers = names_to_find(question), question.answers
     free = "comparison" in question.type or normalize_answer(answers[0]) in YES_NO

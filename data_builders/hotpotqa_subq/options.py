@@ -21,7 +21,7 @@ from tripletune.models.llm.backends import LLMOptions, add_llm, backend_names
 from tripletune.models.options import rare, require, setting
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, progress
 
-# No model: recorded replies and gold annotations, as they are.
+# The teacher without a model: recorded replies and gold annotations.
 ANNOTATIONS = "annotations"
 _GROUPS = {
     "labels": ("first_subquery", "distractors", "failed_searches", "triple_file", "check_facts"),
@@ -31,9 +31,9 @@ _GROUPS = {
     "which questions": ("limit", "asqa_count", "arc_easy_count", "validation_fraction", "split_name", "seed"),
     "files": ("overwrite", "format", "shard_size", "tokenizer"),
 }  # fmt: skip
-# What only a teacher LLM takes notice of, besides `--teacher-...`.
+# Options that only a teacher LLM uses, besides `--teacher-...`.
 _LLM_ALONE = ("prompts", "show_documents", "triples_from", "json_schema", "on_call_error", "dry_run", "price")
-# Neither the colon of a drive letter nor that of an address.
+# A colon that belongs neither to a drive letter nor to an address.
 _SEPARATOR = re.compile(r":(?!//)(?!(?:(?<=^[A-Za-z]:)|(?<=:[A-Za-z]:))[\\/])")
 
 
@@ -48,12 +48,12 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> Source:
-        """Read the command-line form; without `NAME=` the reader's name is the source's."""
+        """Read the command-line form; without `NAME=`, the source is named after its reader."""
         head, _, rest = text.partition(":")
         name, equals, reader = head.partition("=")
         cuts = [match.start() for match in _SEPARATOR.finditer(rest)]
         parts = [[rest], *([rest[:cut], rest[cut + 1 :]] for cut in cuts)]
-        # A path on this machine may have a colon of its own.
+        # A local path may contain a colon.
         there = next((one for one in parts if Path(one[0]).exists()), None)
         if not rest or not all(there or parts[-1]) or not name or (equals and not reader):
             raise ValueError(
@@ -68,20 +68,20 @@ class Source:
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether only a teacher LLM can label it."""
-        # 2WikiMultiHopQA brings gold annotations of its own.
+        """Whether only a teacher LLM can label the source."""
+        # The files of 2WikiMultiHopQA contain gold annotations.
         return self.annotations is None and self.reader not in ("two_wiki", *PARTS)
 
     def rows(self, issues: Issues, count: int | None, corpus: str | None) -> Questions:
-        """Its first questions, with their passages from a corpus."""
+        """The first questions of the source, with their passages from a corpus."""
         read = get_reader(self.reader)
-        # Counted in one pass alone.
+        # Of two passes, only the second counts issues.
         passes = iter((Counter[str](), issues))
         return linked(lambda: islice(read(self.location, next(passes), self.name), count), corpus)
 
 
 def check_names(sources: Sequence[Source]) -> None:
-    """Raise `ValueError` when two sources have one name."""
+    """Raise `ValueError` when two sources have the same name."""
     names = Counter(source.name for source in sources)
     for source in sources:
         if names[source.name] > 1:
@@ -97,12 +97,12 @@ class BuildOptions(FolderOptions):
     )
     distractors: int = setting(0, "add triples of N non-supporting passages to each step (paper: none)", at_least=0)
     failed_searches: float = setting(
-        0.0, "share of searches that first find only useless facts; the label then asks again (the paper: none)",
+        0.0, "share of searches that first find only useless facts; the next label repeats the query (paper: none)",
         at_least=0, below=1,
     )  # fmt: skip
     check_facts: Literal["drop", "count", "off"] = setting(
-        "off", "drop a question whose facts lack the answer or a name that a sub-query needs, count it in the card, "
-        "or do not check (the paper)",
+        "off", "if facts lack the answer or a name that a sub-query needs: drop the question, count it in the card, or "
+        "do not check (paper)",
     )  # fmt: skip
     triple_file: str | None = setting(
         None, "triples of distractors and failed searches: a store, or JSON lines of title, text, triples"
@@ -119,11 +119,11 @@ class BuildOptions(FolderOptions):
     direct_answer_model: str | None = setting(
         None, "base model of the direct-answer test: hub id, folder or pypi:package (default: no test)",
     )  # fmt: skip
-    direct_answers: str | None = rare(None, "direct answers stored before: JSON lines of question_id, answer")
+    direct_answers: str | None = rare(None, "file of stored direct answers: JSON lines of question_id, answer")
     filtered_answers: bool = rare(
         False,
-        "filter also the questions that the base model answers; where no document is kept, write an answering record "
-        "without a plan (RAS, section C.4)",
+        "also run the filter on questions that the base model answers; if it keeps no document, write an answering "
+        "record without a plan (RAS, section C.4)",
     )
     batch_size: int = rare(8, "questions per batch in the direct-answer test", at_least=1)
     max_new_tokens: int = rare(16, "maximum tokens of an answer in the direct-answer test", at_least=1)
@@ -131,11 +131,11 @@ class BuildOptions(FolderOptions):
     asqa_count: int = rare(PARTS["asqa"], "questions to take from sources of asqa", at_least=1)
     arc_easy_count: int = rare(PARTS["arc_easy"], "questions to take from sources of arc_easy", at_least=1)
     validation_fraction: float = setting(0.05, "share of the questions for validation", at_least=0, below=1)
-    split_name: str | None = setting(None, "put everything into one split of this name instead")
+    split_name: str | None = setting(None, "put all records into one split of this name")
     seed: int = setting(0, "seed of split, distractors and failed searches")
 
     def __post_init__(self) -> None:
-        # The folder is looked at when it is written: a dry run writes none.
+        # The output folder is checked when it is written, since a dry run writes none.
         require(self)
 
     def check(self) -> list[str]:
@@ -154,7 +154,7 @@ class BuildOptions(FolderOptions):
 
     @property
     def ledger(self) -> str:
-        """The ledger of a build that names none: beside the output."""
+        """The default ledger: beside the output."""
         return f"{self.output.rstrip('/')}.ledger.sqlite"
 
     def split_of(self, question: str) -> str:
@@ -176,7 +176,7 @@ class BuildOptions(FolderOptions):
 def usable_questions(
     source: Source, options: BuildOptions, seen: SeenTable, drops: Counter[str], issues: Issues = None
 ) -> Iterator[Question]:
-    """The questions of a source that can be labelled; `seen` has the ids of earlier sources."""
+    """The usable questions of a source; `seen` has the ids of earlier sources."""
     rows = source.rows(issues, options.most_questions(source.reader), options.corpus)
     for row in progress(rows, source.name):
         if isinstance(row, Dropped):
@@ -200,12 +200,12 @@ def subq_parser() -> CommandParser:
     add = parser.add_argument
     add("--source", action="append", required=True, metavar="[NAME=]READER:FILE[:ANNOTATIONS]",
         help="reader (hotpotqa, musique, two_wiki, ...), benchmark file (.json, .jsonl, .parquet, or a hub id "
-            "owner/name[@configuration][#split]) and annotations: recorded teacher replies, or a triple file of "
-            "musique and two_wiki; without annotations the teacher LLM labels it; repeatable")  # fmt: skip
+            "owner/name[@configuration][#split]) and annotations: recorded teacher replies, or a triple file for "
+            "musique and two_wiki; the teacher LLM labels sources without annotations; repeatable")  # fmt: skip
     add_arguments(parser, BuildOptions, only=("output",))
     add("--teacher", choices=(ANNOTATIONS, *backend_names()), default=ANNOTATIONS,
-        help="label with recorded replies and gold annotations, or with an LLM of this backend the sources without "
-            "annotations (default: annotations)")  # fmt: skip
+        help="backend of the LLM that labels the sources without annotations; annotations: recorded replies and gold "
+            "annotations alone, without an LLM (default: annotations)")  # fmt: skip
     add_arguments(parser, LLMOptions, "teacher", only=("model",))
     add_llm(parser)
     add("--dry-run", action="store_true", help="send nothing; show the maximum calls and tokens")
@@ -218,7 +218,7 @@ def subq_parser() -> CommandParser:
 
 
 def read_command(parsed: argparse.Namespace) -> tuple[list[Source], BuildOptions, LLMOptions | None]:
-    """The options of a command line of `subq_parser`; `LLMOptions` only with a teacher LLM."""
+    """Sources and options of a command line of `subq_parser`; `LLMOptions` is None without a teacher LLM."""
     sources, options = [Source.parse(text) for text in parsed.source], from_arguments(BuildOptions, parsed)
     if parsed.teacher == ANNOTATIONS:
         _refuse_idle(parsed)
@@ -233,7 +233,7 @@ def read_command(parsed: argparse.Namespace) -> tuple[list[Source], BuildOptions
 
 
 def _refuse_idle(parsed: argparse.Namespace) -> None:
-    """Refuse options of a teacher LLM without one: most often `--teacher` was forgotten."""
+    """Refuse options of a teacher LLM if there is none: usually `--teacher` was forgotten."""
     default = subq_parser().get_default
     names = [name for name in vars(parsed) if name in _LLM_ALONE or name.startswith("teacher_")]
     if parsed.direct_answer_model:
@@ -242,6 +242,6 @@ def _refuse_idle(parsed: argparse.Namespace) -> None:
     idle = [by_set.get(name, f"--{name.replace('_', '-')}") for name in names if getattr(parsed, name) != default(name)]
     if idle:
         raise ValueError(
-            f"{', '.join(idle)}: without effect, since --teacher {parsed.teacher} asks no model; name a backend, for "
-            "example --teacher openai, or leave it out"
+            f"{', '.join(idle)}: without effect, since --teacher {parsed.teacher} uses no model; name a backend, for "
+            "example --teacher openai, or leave these options out"
         )

@@ -1,11 +1,12 @@
 """A teacher LLM that labels questions: documents, sub-queries and triples (RAS, sections C.1 to C.3, figures 7, 8, 19).
 
-It is asked once which documents are needed, in reasoning order; for a sub-query of each kept document, with the earlier
-ones in view; and for its triples, with nothing else, so that a paragraph of many questions is one call in the ledger.
+The first call asks which documents are needed, in reasoning order. One call per kept document asks for a sub-query and
+shows the earlier sub-queries. Another call asks for the document's triples and shows only the document, so that a
+paragraph of many questions is one call in the ledger.
 
-Although the main question is the first label by default (`first_subquery`), the first sub-query is asked for, since the
-next ones see it, as in the paper; not for a single document. A bad reply (`checks`) is sent back once; then the
-question is left out with the reason.
+By default the main question is the first label (`first_subquery`). If there are several documents, the teacher still
+writes the first sub-query, since the later calls show it, as in the paper. A bad reply (`checks`) is sent back once; if
+the second reply is bad too, the question is left out with the reason.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from tripletune.models.llm.question_client import PromptSet, load_prompts
 from tripletune.models.llm.replies import UnusableReply, ask
 
 PROMPT_NAMES = ("subq_filter", "subq_query", "subq_triples")
-# The three system prompts; those that a folder does not hold are ours.
+# Loads the three system prompts; our prompts replace those that a custom folder lacks.
 load_subq_prompts = partial(load_prompts, PROMPT_NAMES, room="data_builders")
 FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, DIRECT_ROLE = "subq.filter", "subq.query", "subq.triples", "subq.direct"
-# Longest replies in tokens. A paragraph of HotpotQA gives 13 triples on average, some 25 tokens each as JSON.
+# Maximum tokens of a reply. A paragraph of HotpotQA has 13 triples on average, each of about 25 tokens as JSON.
 MAX_TOKENS = {FILTER_ROLE: 128, QUERY_ROLE: 192, TRIPLES_ROLE: 1536}
 _TEXT, _TRIPLE = {"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 3, "maxItems": 3}
 _FIELDS: dict[str, dict[str, Any]] = {
@@ -54,14 +55,14 @@ _REASONS = {reason.value: reason for reason in DropReason}
 
 
 class LLMTeacher(Teacher):
-    """A teacher behind an LLM client; see the module for what it asks.
+    """A teacher behind an LLM client; the module's docstring describes its calls.
 
     Args:
         triples_from: Triples that were extracted before (RAS, section F.2); None asks the teacher.
-        shown: Passages for the filter: the supporting ones, as in figure 7, or all, five times the tokens.
+        shown: Passages for the filter: the supporting ones, as in figure 7, or all, which take five times the tokens.
         sampling: Temperature, top_p and seed of the calls; the length of replies is `MAX_TOKENS`.
 
-    Its counters are explained by `writer.BuildFacts`; `calls` includes calls of the ledger, not repair turns.
+    `writer.BuildFacts` explains the counters; `calls` includes calls answered from the ledger, but no repair turns.
     """
 
     collects_failures = False
@@ -86,7 +87,7 @@ class LLMTeacher(Teacher):
         }
 
     async def annotate(self, question: Question) -> list[Annotation]:
-        """See `Teacher`; of several errors, raises one that ends the build, else a pending one, else the first."""
+        """See `Teacher`; several errors raise one that ends the build, else a pending reply, else the first error."""
         documents = await self.helpful_documents(question)
         calls: list[Coroutine[Any, Any, Any]] = [self.subqueries(question, documents)]
         calls += [self.triples(question, document) for document in documents]
@@ -104,7 +105,7 @@ class LLMTeacher(Teacher):
         def parse(text: str, recovered: Counter[str]) -> tuple[list[int], bool, str]:
             numbers, answerable = read_documents(text, len(shown), recovered)
             kept = [shown[number - 1] for number in numbers]
-            # "Nothing helps" and "not answerable" are judgements, no mistakes: they are not sent back.
+            # "Nothing helps" and "not answerable" are judgements, not mistakes, so they are not sent back.
             if kept and answerable:
                 check_answer_kept(question, shown, kept)
             return kept, answerable, text
@@ -116,7 +117,7 @@ class LLMTeacher(Teacher):
         return kept
 
     async def subqueries(self, question: Question, documents: list[int]) -> list[str]:
-        """One sub-query for each kept document (section C.2), each with the earlier ones in view."""
+        """One sub-query per kept document (section C.2); each call shows the earlier sub-queries."""
         first_is_label = self._first_subquery == "generated"
         if len(documents) == 1 and not first_is_label:
             return [question.question]
@@ -143,7 +144,7 @@ class LLMTeacher(Teacher):
         return list(triples)
 
     async def _ask(self, role: str, text: str, parse: Callable[[str, Counter[str]], T], question: Question) -> T:
-        """The parsed reply to a user turn; bad ones are counted, and one is sent back."""
+        """Return the parsed reply to a user turn; bad replies are counted, and the first is sent back."""
         rejected = Counter[str]()
         self.calls[role] += 1
         try:
@@ -176,7 +177,7 @@ def reply_schema(role: str) -> str:
 
 
 def shown_documents(question: Question, shown: Shown) -> list[int]:
-    """The passages for the filter in row order, since the order of the facts often gives the reasoning order away."""
+    """Indices of the filter's passages in row order, since the order of the facts often shows the reasoning order."""
     return sorted(question.supporting) if shown == "supporting" else list(range(len(question.passages)))
 
 
@@ -195,7 +196,7 @@ def query_text(question: Question, passage: Passage, earlier: Sequence[str]) -> 
 
 
 def document_text(passage: Passage) -> str:
-    """Title and text, each on one line, so that no line break looks like the next document."""
+    """Title and text, each on one line, so that a line break in them does not look like the next document."""
     return f"{' '.join(passage.title.split())}\n{' '.join(passage.text.split())}"
 
 
@@ -216,7 +217,7 @@ class BaseModelAnswers:
 
 
 class StoredAnswers:
-    """Answers of that test from JSON lines `{"question_id", "answer"}`."""
+    """Answers of the direct-answer test from JSON lines `{"question_id", "answer"}`."""
 
     def __init__(self, path: str | Path) -> None:
         self._path, self._answers = path, dict[str, str]()

@@ -26,12 +26,12 @@ from tripletune.models.llm.backends import LLMOptions, add_chat_model, open_clie
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
 from tripletune.models.tables import cost_lines
 
-# Tokens of a wording and of a short answer, characters of a question.
+# Estimates: tokens of a wording, tokens of a short answer, characters of a question.
 _WORDING, _ANSWER, _QUESTION = 80, 6, 110
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; bad input ends it with one line and exit code 2."""
+    """Run the command line; bad input prints one line and gives exit code 2."""
     parser = CommandParser(
         prog="tripletune build questions",
         description="Make questions over your corpus with a teacher, split by document.",
@@ -75,7 +75,7 @@ def _show(options: QuestionBuildOptions, price: str | None, tokenizer: str | Non
                 stages[role][place] += more
     counted = f"with the tokenizer of {tokenizer}" if tokenizer else "as characters / 4 (no --tokenizer)"
     lines = [f"{len(drafts):,} drafts; nothing was sent", *cost_lines(stages, price, counted)]
-    lines.append(f"A rejected draft is replaced by another, up to {options.tries:g} drafts for each question.")
+    lines.append(f"A rejected draft is replaced by another draft, up to {options.tries:g} drafts per question.")
     print("\n".join(lines))
 
 

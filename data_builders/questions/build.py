@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 PARTS = TRAIN, TEST = "train", "test"
 MADE = (STATISTICS, CARD, DROPPED, *(f"{part}.jsonl" for part in PARTS))
-# Drafts under way; how many calls go out at once is the client's business.
+# Maximum drafts in progress; the client limits the concurrent calls.
 _AT_ONCE = 256
 _MIX = "1-hop=25,2-hop=40,3-hop=12,4-hop=5,comparison=10,intersection=8"
 
@@ -52,26 +52,26 @@ class QuestionBuildOptions(CheckedOptions):
     """What questions to make."""
 
     corpus: str = field(metadata={"help": "passages: JSON lines, or the folder of `build passages`"})
-    triples: str = field(metadata={"help": "their triples: a store of `rag extract`, or JSON lines"})
-    count: int = setting(500, "questions to make, held-out ones included", at_least=1)
+    triples: str = field(metadata={"help": "triples of the passages: a store of `rag extract`, or JSON lines"})
+    count: int = setting(500, "questions to make, including held-out questions", at_least=1)
     holdout: float = setting(
-        0.2, "share of questions for testing; their documents hold the same share of facts", at_least=0, below=1
+        0.2, "share of test questions; their documents have the same share of the facts", at_least=0, below=1
     )
     seed: int = setting(0, "seed of split and draws")
-    kinds: str = setting(_MIX, "weights of the kinds of questions; when one runs out, the others fill in")
+    kinds: str = setting(_MIX, "weights of the kinds of questions; if a kind runs out, other kinds replace it")
     tries: float = setting(3.0, "maximum drafts per question, since some are rejected", at_least=1)
     context: int = setting(10, "passages in the context of a question, distractors included", at_least=4)
     prompts: str | None = setting(
         None, "folder of custom prompts: any of questions_word.md, questions_read.md, questions_recall.md"
     )
-    copied: int = rare(8, "reject a question that shares N words in a row with a passage", at_least=2)
+    copied: int = rare(8, "reject a question that shares N consecutive words with a passage", at_least=2)
 
     def check(self) -> list[str]:
-        """Problems of several values."""
+        """The problem that `kinds` can't be read."""
         with suppress(ValueError):
             if self.weights().keys() <= set(PATH_KINDS) and min(self.weights().values()) > 0:
                 return []
-        return [f"kinds: {self.kinds!r} is not like {_MIX}: a weight above 0 for some of {', '.join(PATH_KINDS)}"]
+        return [f"kinds: {self.kinds!r} is not like {_MIX}: set weights above 0 for some of {', '.join(PATH_KINDS)}"]
 
     def weights(self) -> dict[str, float]:
         """The weight of each kind."""
@@ -79,13 +79,13 @@ class QuestionBuildOptions(CheckedOptions):
         return {name.strip(): float(weight) for name, weight in pairs}
 
     def wanted(self) -> dict[str, int]:
-        """Questions by part."""
+        """Number of questions per part."""
         held_out = round(self.count * self.holdout)
         return {part: number for part, number in zip(PARTS, (self.count - held_out, held_out)) if number}
 
 
 class Material:
-    """Passages with their triples and parts, and the drafts over them."""
+    """Passages with their triples and parts, and the drafts of questions over the passages."""
 
     def __init__(self, options: QuestionBuildOptions) -> None:
         self.options, self.counts = options, Counter[str]()
@@ -98,8 +98,8 @@ class Material:
         sizes = Counter(documents[fact.passage] for fact in self.graph.facts)
         if options.holdout and len(sizes) < 2:
             raise ValueError(
-                f"{options.corpus}: facts that can be asked for stand in {len(sizes)} document(s), and a split by "
-                "document needs two: add documents, extract more triples, or set --holdout 0"
+                f"{options.corpus}: {len(sizes)} document(s) have facts for questions, but a split by document needs "
+                "two: add documents, extract more triples, or set --holdout 0"
             )
         self.held_out = hold_out(sizes, self.graph.links(documents), options.holdout, options.seed)
         parts = [TEST if document in self.held_out else TRAIN for document in documents]
@@ -135,7 +135,7 @@ class Material:
         }  # fmt: skip
 
     def _context(self, part: str, draft: Draft) -> list[int]:
-        """A question's passages, and distractors of its part, half of them on the same entities; in any order."""
+        """A question's passages and distractors of the part, half of them on the same entities, in random order."""
         rng, size, own = random.Random(draft.id), self.options.context, self.numbers[part]
         needed = [fact.passage for fact in draft.facts]
         same = set().union(*(self._about[key(name)] for name in (*draft.given, *draft.sought)))
@@ -147,7 +147,7 @@ class Material:
 
 
 class QuestionBuild:
-    """One pass over the drafts of both parts, with kept questions and reasons of rejection."""
+    """Makes the questions of both parts from drafts, and keeps the reasons of rejections."""
 
     def __init__(self, material: Material, client: LLMClient, sampling: Sampling) -> None:
         self._material, self._options, self._client = material, material.options, client
@@ -158,7 +158,7 @@ class QuestionBuild:
         self._asked = set[str]()
 
     async def run(self) -> None:
-        """Make the questions of both parts; a rejected draft is replaced by the next one."""
+        """Make the questions of both parts; the next draft replaces a rejected draft."""
         wanted, pending = self._options.wanted(), None
         left = {part: self._material.drafts(part) for part in wanted}
         while batch := [(p, draft) for p, n in wanted.items() for draft in islice(left[p], n - len(self.kept[p]))]:
@@ -196,7 +196,7 @@ class QuestionBuild:
         self.rejected.append({**row, "reason": str(reason), "detail": said, "reply": getattr(made, "reply", "")})
 
     def write(self, folder: Path) -> dict[str, int]:
-        """Write questions, rejected drafts, statistics and card; gives the number of questions by part."""
+        """Write questions, rejected drafts, statistics and card; return the number of questions per part."""
         files = {f"{part}.jsonl": [self._material.row(part, *one) for one in kept] for part, kept in self.kept.items()}
         for name, rows in {DROPPED: self.rejected, **files}.items():
             write_text(folder / name, "".join(map(json_line, rows)))
@@ -217,13 +217,13 @@ class QuestionBuild:
         notes = [f"The part {part} is about {n:,} documents." for part, n in self._material.documents.items() if n]
         for part, wanted in self._options.wanted().items():
             if (made := len(self.kept[part])) < wanted:
-                notes.append(f"The part {part} has {made:,} of the {wanted:,} questions that were asked for.")
+                notes.append(f"The part {part} has {made:,} of the {wanted:,} requested questions.")
                 logger.warning("%s", notes[-1])
         return BuildFacts(
             title="Questions over a corpus",
-            summary="Questions over the facts of a corpus with answers, supporting passages, sub-queries and triples, "
-            "worded by a teacher, checked by program and by the teacher. Questions of `test` are about documents of "
-            f"which `train` has no passage; `{DROPPED}` has the rejected drafts.",
+            summary="Questions over the facts of a corpus, with answers, supporting passages, sub-queries and triples. "
+            "A teacher worded them; a program and the teacher checked them. Questions of `test` are about documents "
+            f"of which `train` has no passage. `{DROPPED}` has the rejected drafts.",
             drops={part: {str(r): counts[r] for r in Rejection if counts[r]} for part, counts in found.items()},
             issues=dict(+self._material.counts),
             files={str(f): file_digest(f) for f in (corpus_file(self._options.corpus), self._options.triples)},
@@ -237,7 +237,7 @@ class QuestionBuild:
 def build_questions(
     options: QuestionBuildOptions, output: str, overwrite: bool, open_client: Callable[[], LedgerClient], how: Sampling
 ) -> dict[str, int]:
-    """Build the folder; gives the number of questions by part."""
+    """Build the folder and return the number of questions per part."""
 
     async def run(material: Material) -> QuestionBuild:
         async with open_client() as client:
@@ -254,5 +254,5 @@ def build_questions(
         numbers = build.write(folder)
     lost = sum(row["reason"] in (Rejection.UNREADABLE, Rejection.CALL_REFUSED) for row in build.rejected)
     if 10 * lost > lost + sum(numbers.values()):
-        raise CallError(f"{output} is written, but {lost:,} drafts failed for replies of no use: see its {DROPPED}")
+        raise CallError(f"{output} is written, but {lost:,} drafts failed for unusable replies: see its {DROPPED}")
     return numbers

@@ -1,8 +1,8 @@
-"""Draft questions over a corpus's triples: paths, comparisons and intersections, not yet in words.
+"""Draft questions over a corpus's triples, not yet in words: paths, comparisons and intersections.
 
-Entities join by their normalised name. A path follows relations with one object in the whole corpus, so a question that
-names its first entity has one answer; its passages differ, and none names the object of a later one. Each fact of an
-intersection fits several entities, and one entity fits both.
+Entities with the same normalised name are joined. A path follows relations with one object in the whole corpus, so a
+question that names the first entity has one answer. Each fact of a path is in another passage, and no passage names the
+object of a later fact. Each fact of an intersection fits several entities, but only one entity fits both facts.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tripletune.models.data.triples import Triple
 
 PATH_KINDS = (*CHAIN_KINDS, COMPARISON, INTERSECTION)
 CROSSING = "paths whose passages lie in both parts, dropped"
-# Words of an object that is asked for; facts that a step chooses from; passes without a new draft that end a kind;
-# facts that lead to a name on the way to an answer: what is known of a country says little about what lies in it.
+# Maximum words of an answer; facts that a step chooses from; passes without a new draft that end a kind; maximum facts
+# that lead to a name on the way to an answer (facts on a country say little about the places in it).
 _LONGEST, _CHOICES, _PASSES, _HUB = 8, 40, 6, 50
-# Questions of a kind that one fact may be in; predicates that do not say what is meant.
+# Maximum questions of a kind that use one fact; predicates without a clear meaning.
 _USES, _VAGUE = 4, ("is", "are", "was", "were", "has", "have", "had")
 _YES_NO, _STARTS, _BETTER = 0.4, 12, 1.25
 _DATES = ("%d %B %Y", "%B %d, %Y", "%Y-%m-%d", "%B %Y")
@@ -39,23 +39,23 @@ key = cache(normalize_answer)
 
 
 def spoken(text: str) -> str:
-    """A text prepared for `names`, also before a possessive."""
+    """Prepare a text for `names`; possessive endings are removed."""
     return f" {normalize_answer(_POSSESSIVE.sub('', text))} "
 
 
 def names(plain: str, name: str) -> bool:
-    """Whether a text of `spoken` holds a name, apart from its part in brackets."""
+    """Whether a text from `spoken` contains a name; the part of the name in brackets is ignored."""
     return f" {key(BRACKETED.sub('', name) or name)} " in plain
 
 
 @cache
 def is_name(text: str) -> bool:
-    """Whether it names one entity, unlike "the capital", which differs by document, or a year."""
+    """Whether a text names one entity, unlike a year, or "the capital", which differs by document."""
     return not re.sub("^(the|an?) ", "", text, flags=re.IGNORECASE).islower() and quantity(text) is None
 
 
 def quantity(text: str) -> tuple[str, float] | None:
-    """Unit and number of a date, a year or a measure; None where there is none."""
+    """Unit and number of a date, a year or a measure; None for any other text."""
     for form in _DATES:
         with suppress(ValueError):
             return "date", datetime.strptime(text, form).toordinal()
@@ -66,7 +66,7 @@ def quantity(text: str) -> tuple[str, float] | None:
 
 
 class StatedFact(NamedTuple):
-    """A triple, the number of its passage, and its parts for comparison."""
+    """A triple, the number of its passage, and the normalised parts of the triple."""
 
     triple: Triple
     passage: int
@@ -76,7 +76,7 @@ class StatedFact(NamedTuple):
 
     @property
     def names(self) -> tuple[str, str]:
-        """Subject and object as they are written."""
+        """Subject and object as the triple has them."""
         return self.triple.subject, self.triple.object
 
 
@@ -85,9 +85,9 @@ class Draft:
     """A question without words.
 
     Attributes:
-        facts: In reasoning order, each from another passage.
-        given: The name in each fact's sub-query; `sought`: what it asks for.
-        test: Of a comparison: "smaller or earlier", "larger or later", "yes or no".
+        facts: The facts in reasoning order, each from another passage.
+        given: The name in each fact's sub-query; `sought` is the name that the sub-query asks for.
+        test: The test of a comparison: "smaller or earlier", "larger or later", "yes or no".
     """
 
     kind: str
@@ -99,7 +99,7 @@ class Draft:
 
     @property
     def id(self) -> str:
-        """An id of its content; the order of a comparison does not matter."""
+        """An id from the content; the order of a comparison does not change the id."""
         facts = [fact[2:] for fact in self.facts]
         return passage_id(f"{self.kind} {self.test}", repr(facts if self.kind in CHAIN_KINDS else sorted(facts)))
 
@@ -110,7 +110,7 @@ class Draft:
 
 
 class FactGraph:
-    """The facts of a corpus, from each passage's triples; `facts` are suited for questions."""
+    """The facts of a corpus, from each passage's triples; `facts` are those fit for questions."""
 
     def __init__(self, passages: Sequence[Passage], triples: Sequence[Sequence[Triple]]) -> None:
         self._texts = [spoken(passage.content) for passage in passages]
@@ -119,14 +119,14 @@ class FactGraph:
             for number, found in enumerate(triples)
             for triple in dict.fromkeys(found)
         ]
-        # What fits beside a name and a predicate: objects beside a subject (0), and the other way round (1).
+        # The objects of a subject and predicate (0), and the subjects of an object and predicate (1).
         self._fits: dict[tuple[str, str, int], set[str]] = defaultdict(set)
         for fact in stated:
             self._fits[fact.subject, fact.predicate, 0].add(fact.object)
             self._fits[fact.object, fact.predicate, 1].add(fact.subject)
         self._leading = Counter(fact.object for fact in stated)
         self.facts = [fact for fact in stated if self._is_usable(fact)]
-        # By subject, where a path can go on.
+        # Facts that continue a path, by subject.
         self._next: dict[str, list[StatedFact]] = defaultdict(list)
         for fact in filter(self._is_single, self.facts):
             if self._leading[fact.subject] <= _HUB:
@@ -141,7 +141,7 @@ class FactGraph:
         return len(self._fits[fact.subject, fact.predicate, 0]) == 1
 
     def links(self, documents: Sequence[str]) -> Counter[tuple[str, str]]:
-        """Number of links between the facts of each two documents, given each passage's document."""
+        """Number of links between the facts of each pair of documents, given each passage's document."""
         found: Counter[tuple[str, str]] = Counter()
         for fact in filter(self._is_single, self.facts):
             for other in self._next.get(fact.object, ()):
@@ -150,7 +150,7 @@ class FactGraph:
         return found
 
     def drafts(self, part: set[int], weights: Mapping[str, float], seed: int, counts: Counter[str]) -> Iterator[Draft]:
-        """Distinct drafts over a part of the passages, kinds by weight while they last. Counts `CROSSING`."""
+        """Yield distinct drafts over a part of the passages, with kinds by weight; count `CROSSING` in `counts`."""
         streams = {kind: self._stream(kind, part, f"{seed}/{kind}", counts) for kind in weights}
         taken = Counter[str]()
         while streams:
@@ -162,9 +162,9 @@ class FactGraph:
                 yield draft
 
     def _stream(self, kind: str, part: set[int], seed: str, counts: Counter[str]) -> Iterator[Draft]:
-        """The distinct drafts of a kind; each pass gives one for every possible first fact.
+        """Yield the distinct drafts of a kind; each pass makes one draft per possible first fact.
 
-        Order and choices depend on that fact: when a document changes, most drafts and their calls stay as they are.
+        Order and choices depend on the first fact, so if a document changes, most drafts and their calls stay the same.
         """
         starts = [f for f in self.facts if f.passage in part and (kind == INTERSECTION or self._is_single(f))]
         peers: dict[str, list[StatedFact]] = defaultdict(list)
@@ -210,7 +210,7 @@ class FactGraph:
         return all(names(self._texts[fact.passage], name) for name in fact.names)
 
     def _comparison(self, one: StatedFact, peers: Mapping[str, list[StatedFact]], rng: random.Random) -> Draft | None:
-        """Which of two has less or more, or whether two share something."""
+        """Ask which of two entities has the smaller or larger value, or whether two entities share a value."""
         group, mine = peers[one.predicate], quantity(one.triple.object)
         others = (fact for fact in _some(group, rng) if fact.subject != one.subject and fact.passage != one.passage)
         known = list(filter(self._says, others))
@@ -234,7 +234,7 @@ class FactGraph:
         return Draft(COMPARISON, pair, subjects, objects, answer, test)
 
     def _intersection(self, one: StatedFact, peers: Mapping[str, list[StatedFact]], rng: random.Random) -> Draft | None:
-        """An entity with two facts that others also have; no passage names the other one's object."""
+        """Ask for the one entity with two facts that others also have; no passage names the end of the other fact."""
         for place, (thing, name) in enumerate(zip((one.subject, one.object), one.names)):
             is_thing = is_name(name) and self._leading[thing] <= _HUB
             for other in _some(peers[thing], rng) if is_thing else ():
@@ -262,10 +262,10 @@ def _some(facts: Sequence[StatedFact], rng: random.Random) -> list[StatedFact]:
 
 
 def hold_out(sizes: Mapping[str, int], links: Mapping[tuple[str, str], int], share: float, seed: int) -> set[str]:
-    """Documents with about this share of all facts and few links to the others.
+    """Documents with about this share of all facts and few links to the other documents.
 
-    From several starts the part grows by the document with the largest share of links to it; the part with the best
-    ratio of kept to cut links wins.
+    From each of several starts, a part grows by the document with the largest share of its links into the part. The
+    part with the best ratio of kept to cut links is returned.
     """
     near: dict[str, Counter[str]] = defaultdict(Counter)
     for (one, other), count in links.items():
@@ -285,6 +285,6 @@ def hold_out(sizes: Mapping[str, int], links: Mapping[tuple[str, str], int], sha
         inside = sum(count for pair, count in links.items() if part.issuperset(pair))
         touched = sum(count for pair, count in links.items() if not part.isdisjoint(pair))
         ratio = inside / (1 + touched - inside)
-        # Clearly better: after a small change the same documents stay held out.
+        # A part must be clearly better, so that after a small change the same documents stay held out.
         best = (ratio, part) if ratio > _BETTER * best[0] else best
     return best[1]

@@ -1,7 +1,7 @@
-"""A teacher LLM that puts drafts into words and reads them again (`data_builders/prompts/questions_*.md`).
+"""A teacher LLM that words drafts as questions and answers them as a check (`data_builders/prompts/questions_*.md`).
 
-A program checks a wording, and a bad one is sent back once. Then the teacher answers without seeing the draft. From all
-passages its answer must agree; from each passage alone, or from memory, it must not.
+A program checks each wording; a bad wording is sent back once. Then the teacher answers without seeing the draft. With
+all passages its answer must agree with the draft's answer; with one passage, or with none, it must not.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tripletune.models.llm.question_client import PromptSet, load_prompts
 from tripletune.models.llm.replies import UnusableReply, all_of, ask, find_json, is_refusal, without_thoughts
 
 WORD_ROLE, READ_ROLE, RECALL_ROLE = "questions.word", "questions.read", "questions.recall"
-# Longest replies in tokens.
+# Maximum tokens of a reply.
 MAX_TOKENS = {WORD_ROLE: 512, READ_ROLE: 64, RECALL_ROLE: 64}
 _PROMPT_NAMES = tuple(role.replace(".", "_") for role in MAX_TOKENS)
-# The three system prompts; those that a folder does not hold are ours.
+# Loads the three system prompts; our prompts replace those that a custom folder lacks.
 load_question_prompts = partial(load_prompts, _PROMPT_NAMES, room="data_builders")
 _REPLY = 'write one JSON object {"question": "...", "subqueries": ["...", ...]} and nothing else'
 
 
 class Rejection(StrEnum):
-    """Why a draft gives no question; the values are the words of the card."""
+    """Why a draft gives no question; the card shows the values."""
 
     UNREADABLE = "the teacher's reply cannot be read"
     NO_QUESTION = "the teacher sees no question that somebody would ask"
@@ -40,8 +40,8 @@ class Rejection(StrEnum):
     COPIED = "the wording is copied from a passage"
     SUBQUERY = "a sub-query does not name its subject, or names what it asks for"
     REPEATED = "the same question was asked before"
-    NOT_ANSWERED = "its passages give the teacher another answer, or none"
-    ONE_IS_ENOUGH = "one passage alone gives the teacher the answer"
+    NOT_ANSWERED = "with all passages, the teacher gives another answer or none"
+    ONE_IS_ENOUGH = "with one passage alone, the teacher gives the answer"
     FROM_MEMORY = "the teacher knows the answer without a passage"
     CALL_REFUSED = "a call to the teacher can't be answered"
 
@@ -57,11 +57,11 @@ async def make_question(
     client: LLMClient, prompts: PromptSet, sampling: Mapping[str, Sampling], draft: Draft, passages: Sequence[Passage],
     copied: int,
 ) -> Wording:  # fmt: skip
-    """The question of a draft, checked; where there is none, the reason of `UnusableReply` is mostly a `Rejection`.
+    """Return the checked question of a draft; if there is none, `UnusableReply` mostly has a `Rejection` as reason.
 
     Args:
-        sampling: By role.
-        passages: One for each fact.
+        sampling: The sampling of each role.
+        passages: One passage per fact.
         copied: Number of consecutive words that a question may not share with a passage.
     """
 
@@ -75,7 +75,7 @@ async def make_question(
     turns = reading_calls(made.question, passages)
     chats = ((role, prompts.chat(role.replace(".", "_"), text)) for role, text in turns)
     asked = (client.chat(chat, role=role, sampling=sampling[role], question_id=draft.id) for role, chat in chats)
-    # At once: with a batch backend these are one round.
+    # The calls are made at once, so that a batch backend needs one round.
     replies = await all_of(asked)
     wanted = [Rejection.FROM_MEMORY, Rejection.NOT_ANSWERED, *[Rejection.ONE_IS_ENOUGH] * len(passages)]
     for reply, reason in zip(replies, wanted):
@@ -94,7 +94,7 @@ def wording_text(draft: Draft, passages: Sequence[Passage]) -> str:
 
 
 def reading_calls(question: str, passages: Sequence[Passage]) -> list[tuple[str, str]]:
-    """Role and user turn of the calls that check a question: from memory, from all passages, from each alone."""
+    """Role and user turn of the calls that check a question: without passages, with all passages, with each alone."""
     sets = [passages, *([one] for one in passages if len(passages) > 1)]
     shown = ["\n\n".join(map(document_text, some)) for some in sets]
     return [
@@ -104,7 +104,7 @@ def reading_calls(question: str, passages: Sequence[Passage]) -> list[tuple[str,
 
 
 def read_wording(text: str, draft: Draft, passages: Sequence[Passage], copied: int) -> Wording | None:
-    """Read the reply to `wording_text` and check it; None where the teacher sees no question."""
+    """Read and check the reply to `wording_text`; None if the teacher sees no question."""
     value = find_json(text, dict, advice=_REPLY)
     asked, found = value.get("subqueries"), value.get("question")
     if found == "":
@@ -136,7 +136,7 @@ def _runs(text: str, length: int) -> list[tuple[str, ...]]:
 
 
 def agrees(reply: str, draft: Draft) -> bool:
-    """Whether a short answer equals the draft's, in more or fewer words."""
+    """Whether a short answer equals the draft's answer, even with more or fewer words."""
     first = reply.partition("\n")[0].removeprefix("Answer:")
     said, answer = normalize_answer(first), normalize_answer(draft.answer)
     if said == answer or not said or is_refusal(first):

@@ -1,10 +1,10 @@
-"""One reader a benchmark; each yields `Question` objects from the official files.
+"""One reader per benchmark; each reader yields `Question` objects from the official files.
 
 A reader is a module of this package with a function
 
     read_questions(location, issues, source) -> Iterator[Question | Dropped]
 
-and is known by the module's name, so a new benchmark is one new file. Modules are imported when they are asked for.
+and has the module's name, so a new benchmark is one new file. A module is imported when its reader is first used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Reader(Protocol):
         Args:
             location: A local file (.json array, .jsonl or .parquet), a local folder, or a hub id `owner/name`,
                 optionally with `@configuration` and `#split`.
-            issues: Counts warnings that cost no question, such as supporting facts out of range.
+            issues: Counts warnings that drop no question, such as supporting facts out of range.
             source: The data set name written into the questions.
         """
 
@@ -48,14 +48,14 @@ def get_reader(name: str) -> Reader:
 
 
 def linked(questions: Callable[[], Iterable[Question | Dropped]], corpus: str | None) -> Questions:
-    """The questions with the corpus passages in their `links`; two passes over questions.
+    """The questions, with the corpus passages that their `links` name, in two passes over the questions.
 
-    A name is an id of the corpus, or else a title that one passage alone has.
+    A link is an id of the corpus, or else a title that only one passage has.
     """
     wanted = {name for one in questions() if isinstance(one, Question) for name in one.links}
     if wanted and not corpus:
         raise ValueError(
-            f"a question names supporting passages of a corpus, such as {min(wanted)!r}: give its --corpus"
+            f"a question names supporting passages of a corpus, such as {min(wanted)!r}: give this corpus with --corpus"
         )
     ids, titles = dict[str, Passage](), defaultdict[str, list[Passage]](list)
     for passage in read_corpus(str(corpus)) if wanted else ():

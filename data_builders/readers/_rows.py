@@ -1,7 +1,7 @@
-"""Rows of benchmark files in any format, and the common layout of HotpotQA and 2WikiMultiHopQA.
+"""Read rows of benchmark files in any format, and the layout that HotpotQA and 2WikiMultiHopQA share.
 
-Reads a JSON array, JSON lines, Parquet, a local folder or a hub data set, one row at a time: memory use does not
-depend on the size of the file, also for the 540 MB one-line array HotpotQA is published as.
+A JSON array, JSON lines, Parquet, a local folder or a hub data set is read one row at a time. So memory use does not
+depend on the size of the file, even for HotpotQA, whose file is an array of 540 MB in one line.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tripletune.models.data.records import Passage, open_rows, stored_rows, whol
 from tripletune.models.files import JSON
 
 _CHUNK = 1 << 18
-# One question with its context takes some ten kilobytes; a value this long is a broken file, not a row.
+# A question with its context takes about ten kilobytes; a value of this length is a broken file, not a row.
 _LONGEST_ROW = 1 << 26
-# Before the first element of an array, which may be the rows of an object: `{"version": 1, "data": [`.
+# The text before the first row of an array, which may be a value of an object: `{"version": 1, "data": [`.
 _ARRAY = re.compile(rb'(?:\xef\xbb\xbf)?\s*(?:\{(?:\s*"\w+"\s*:\s*(?:"[^"\\]*"|[\w.]+)\s*,)*\s*"data"\s*:\s*)?\[')
 _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -34,14 +34,14 @@ Row = dict[str, Any]
 
 
 def source_rows(location: str) -> Iterator[tuple[str, Row]]:
-    """Stream `(where, row)` pairs; `where` is file and line, or file and row number where there are no lines."""
+    """Stream `(where, row)` pairs; `where` is file and line, or file and row number if there are no lines."""
     path = Path(location)
     if opening := array_opening(path):
         yield from _array_rows(path, opening)
     elif path.is_file():
         yield from stored_rows(path)
     elif path.exists() and not path.is_dir():
-        raise FileNotFoundError(f"{location} is a pipe or device; write it into a file: files are read more than once")
+        raise FileNotFoundError(f"{location} is a pipe or device, which can't be read twice: write it into a file")
     elif path.is_dir() or is_hub_name(location):
         for number, row in enumerate(open_dataset(location, streaming=True), 1):
             yield f"{location}:row {number}", row
@@ -50,7 +50,7 @@ def source_rows(location: str) -> Iterator[tuple[str, Row]]:
 
 
 def array_opening(path: Path) -> str:
-    """The text before the first row of a file with a JSON array; else empty."""
+    """The text before the first row of a file with a JSON array; empty for other files."""
     if not path.is_file():
         return ""
     with open_rows(path) as file:
@@ -59,7 +59,7 @@ def array_opening(path: Path) -> str:
 
 
 def is_hub_name(location: str) -> bool:
-    """Whether a location is `owner/name`, and no path."""
+    """Whether a location is `owner/name` and not a path."""
     is_path = Path(location).exists() or location.startswith((".", "/", "~")) or Path(location).suffix
     return location.count("/") == 1 and not is_path
 
@@ -68,16 +68,16 @@ def whole_object(location: str) -> Row | None:
     """The one JSON object that a `.json` file holds; None for any other file."""
     path = Path(location)
     if path.suffix == ".json" and path.is_file():
-        # What can't be read, `source_rows` reports with its place.
+        # `source_rows` reports unreadable files with the place of the error.
         with path.open(encoding="utf-8-sig") as file, suppress(ValueError, RecursionError):
-            # A large array is not read for this.
+            # A file that starts with an array is not read here.
             return dict(JSON.decode("{" + file.read())) if file.read(1) == "{" else None
     return None
 
 
 def own_passages(row: Row, where: str) -> tuple[Passage, ...]:
-    """The passages of a question, best first: `context`, `ctxs` (Self-RAG's files), `docs` (ALCE's)."""
-    # UltraDomain's context is a text: a whole book.
+    """The passages of a question, best first, from `context`, `ctxs` (Self-RAG's files) or `docs` (ALCE's files)."""
+    # The context of an UltraDomain row is not a list but the text of a book.
     names = ["context"] if isinstance(row.get("context"), list) else ["ctxs", "docs"]
     named = checked(row, where, {f"{name}?": [dict] for name in names})
     own = ("title", "text", "id") if "context" in named else ("title", "text")
@@ -86,23 +86,23 @@ def own_passages(row: Row, where: str) -> tuple[Passage, ...]:
 
 
 def required_text(row: Row, keys: tuple[str, ...], where: str, read: Callable[..., str] = text_field) -> str:
-    """The first of `keys` that the row has, a non-empty string; read as a name, a number is its digits."""
+    """The value of the first of `keys` that the row has, which must be a non-empty string."""
     if found := read(row, where, *keys).strip():
         return found
     if key := next((key for key in keys if key in row), None):
         raise ValueError(f"{where}: {key!r} must be a non-empty string; it is {row[key]!r}")
-    raise ValueError(f"{where}: the row has no {' or '.join(map(repr, keys))}; it has {', '.join(row) or 'nothing'}")
+    raise ValueError(f"{where}: the row has no {' or '.join(map(repr, keys))}; it has {', '.join(row) or 'no fields'}")
 
 
 def question_id(row: Row, where: str, question: str, *keys: str) -> str:
-    """The id of a question, else a hash of its text, whatever its place in the file."""
+    """The id of a question, or else a hash of its text, so that its place in the file does not matter."""
     return name_field(row, where, *keys) or hashlib.blake2b(question.encode(), digest_size=8).hexdigest()
 
 
 def gold_answers(row: Row, where: str, keys: tuple[str, ...] = ("answer",)) -> tuple[str, ...]:
-    """The answer, or all answers, and `answer_aliases`, where the row has them, distinct.
+    """The distinct answers of a row: its answer or answers, and its `answer_aliases`.
 
-    A list may be stored as text. Under "answer", only a list of texts is one: "[1999]" is an answer.
+    A list may be stored as text. Under "answer", only a list of strings counts as a list: "[1999]" is an answer.
     """
     found: list[str] = []
     for key in (next((key for key in keys if given(row, key) is not None), keys[-1]), "answer_aliases"):
@@ -116,21 +116,21 @@ def gold_answers(row: Row, where: str, keys: tuple[str, ...] = ("answer",)) -> t
         found += name_list({key: value}, where, key)
         if not found:
             raise ValueError(
-                f"{where}: the row has no gold answer; test files are published without answers and cannot give "
-                f"training records, use the train or development file ({', '.join(keys)}; it has {', '.join(row)})"
+                f"{where}: the row has no gold answer ({', '.join(keys)}; it has {', '.join(row)}). Test files are "
+                "published without answers: use the train or development file"
             )
     return tuple(dict.fromkeys(found))
 
 
 def title_key(title: str) -> str:
-    """A title for comparison: HTML entities resolved, NFKC, spaces folded, case ignored."""
+    """A title for comparison: HTML entities resolved, NFKC, spaces folded, case folded."""
     return " ".join(unicodedata.normalize("NFKC", html.unescape(title)).split()).casefold()
 
 
 def find_passage(title: str, passages: Sequence[Passage]) -> int | None:
-    """Index of the first passage with this title, else of the first whose title compares equal; None without either."""
+    """Index of the first passage with this title, else of the first with an equal `title_key`; None without either."""
     titles = [passage.title for passage in passages]
-    # Titles of one context can differ in case alone ("Douglas MacLean", "Douglas Maclean").
+    # Titles of one context may differ only in case ("Douglas MacLean", "Douglas Maclean").
     if title in titles:
         return titles.index(title)
     key = title_key(title)
@@ -138,7 +138,7 @@ def find_passage(title: str, passages: Sequence[Passage]) -> int | None:
 
 
 def context_passages(value: object, where: str) -> tuple[tuple[Passage, ...], tuple[int, ...]]:
-    """Passages and their numbers of sentences, from `[[title, [sentences]]]`, as columns or as objects."""
+    """Passages and their numbers of sentences, from `[[title, [sentences]]]`, columns or objects."""
     passages, lengths = [], []
     columns = {"title": str, "sentences": [str]}
     for entry in _objects(as_list(value, ("title",), ("sentences",)), where, "context", columns):
@@ -151,9 +151,9 @@ def context_passages(value: object, where: str) -> tuple[tuple[Passage, ...], tu
 def supporting_passages(
     value: object, passages: tuple[Passage, ...], lengths: tuple[int, ...], where: str
 ) -> tuple[tuple[int, ...] | None, int]:
-    """The passages that supporting facts name, in order of their first fact; None when a title is not among them.
+    """Indices of the passages that supporting facts name, in order of their first fact; None if one is missing.
 
-    The number counts facts whose sentence index is out of range. Such a fact still names its passage.
+    The second value counts facts whose sentence index is out of range; such a fact still names its passage.
     """
     facts = as_list([] if value is None else value, ("title",), ("sent_id", "sent_idx"))
     found: dict[int | None, None] = {}
@@ -167,14 +167,14 @@ def supporting_passages(
 
 
 def _objects(rows: object, where: str, name: str, columns: dict[str, Any]) -> list[Row]:
-    """Rows, checked, as objects with these columns."""
+    """Check the rows and return them as objects with these columns."""
     if isinstance(rows, (list, tuple)):
         rows = [dict(zip(columns, row)) if isinstance(row, (list, tuple)) else row for row in rows]
     return checked({name: rows}, where, {name: [columns]})[name]
 
 
 def as_list(value: object, *names: tuple[str, ...]) -> object:
-    """A list of rows from columns or objects with these `names`, or rows, also as text; else the value as it is."""
+    """A list of rows, from columns or objects with these `names` or from rows, also as text; else the value itself."""
     value = unfolded(value)
     if isinstance(value, dict):
         columns = _picked(value, names) or [None]
@@ -186,13 +186,13 @@ def as_list(value: object, *names: tuple[str, ...]) -> object:
 
 
 def _picked(value: Row, names: tuple[tuple[str, ...], ...]) -> list[Any] | None:
-    """The values under these names, if all are there."""
+    """The values under these names, or None if a name is missing."""
     keys = [next((name for name in known if name in value), None) for known in names]
     return None if None in keys else [value[str(key)] for key in keys]
 
 
 def open_dataset(location: str, split: str = "train", streaming: bool = False) -> Any:
-    """A data set of the hub, or a folder laid out like one, as `NAME[@configuration][#split]`."""
+    """Open a data set of the hub, or a folder with the same layout, from `NAME[@configuration][#split]`."""
     import datasets
 
     name, _, own = location.partition("#")
@@ -203,19 +203,19 @@ def open_dataset(location: str, split: str = "train", streaming: bool = False) -
         if not isinstance(error, RuntimeError) and not Path(name).is_dir():
             raise
         raise ValueError(
-            f"{location}: not a data set of files ({error}); name the files themselves, or make documents passages "
+            f"{location}: not a data set of files ({error}); name the files themselves, or cut documents into passages "
             "with `tripletune build passages`"
         ) from None
 
 
 def _array_rows(path: Path, opening: str) -> Iterator[tuple[str, Row]]:
-    """Walk over a JSON array behind its `opening` with a window of the file, decoding one element at a time."""
+    """Decode a JSON array after its `opening` element by element, with a window of the file in memory."""
     text, line = "", 1 + opening.count("\n")
     try:
         with open_rows(path) as raw, io.TextIOWrapper(cast(Any, raw), encoding="utf-8", newline="") as file:
 
             def mark() -> str:
-                """Pass over white space; the character after it, or nothing at the end."""
+                """Skip white space and return the next character, or "" at the end."""
                 nonlocal text, line
                 while not (rest := text.lstrip()) and (more := file.read(_CHUNK)):
                     line += text.count("\n")
@@ -257,10 +257,10 @@ def _array_rows(path: Path, opening: str) -> Iterator[tuple[str, Row]]:
         raise ValueError(f"{path}: not UTF-8 text ({error.reason}); is this a binary file?") from None
 
 
-NO_ANSWER = "rows without an answer, passed over"
+NO_ANSWER = "rows without an answer, skipped"
 _INPUT = re.compile(r"## Input:\s*")
 _PARAGRAPH = re.compile(r"<paragraph>(.*?)</paragraph>\s*(\[Relevant\]|\[Irrelevant\])?", re.DOTALL)
-# Named one by one: an answer may hold square brackets of its own.
+# Each token is listed, since an answer may contain square brackets.
 _REFLECTION = re.compile(
     r"\[(?:Retrieval|No Retrieval|Continue to Use Evidence|Relevant|Irrelevant|Fully supported|Partially supported|"
     r"No support / Contradictory|Utility:[1-5])\]"
@@ -274,7 +274,7 @@ def part_questions(
     issues: Counter[str],
     source: str,
 ) -> Iterator[Question]:
-    """The questions of a part of RAS's mix: its own rows through `read`, or its rows in Self-RAG's file."""
+    """The questions of a part of RAS's mix, from the benchmark's rows through `read`, or from Self-RAG's file."""
     for where, row in rows:
         if not {"instruction", "output"} <= row.keys():
             question = read(row, where, source)
@@ -288,7 +288,7 @@ def part_questions(
 
 
 def _self_rag_question(row: Row, where: str, source: str) -> Question | None:
-    """The question of a row with answer and relevant passages; None for an empty answer."""
+    """The question of a row, with answer and relevant passages; None if question or answer is empty."""
     instruction, output = required_text(row, ("instruction",), where), required_text(row, ("output",), where)
     more = row.get("input")
     parts = _INPUT.split(f"{instruction}\n## Input:\n{more}" if isinstance(more, str) and more.strip() else instruction)

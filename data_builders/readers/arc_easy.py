@@ -1,6 +1,6 @@
-"""ARC-Easy (Clark et al., 2018) as a training part of RAS: ARC's own rows, or Self-RAG's training data.
+"""Read ARC-Easy (Clark et al., 2018) as a training part of RAS, from ARC's rows or Self-RAG's training data.
 
-ARC's rows are read as `multiple_choice` reads them; of Self-RAG's file only the rows of data set `arc_easy` are taken.
+ARC's rows are read as in `multiple_choice`. In Self-RAG's file only the rows of data set `arc_easy` are read.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from tripletune.data_builders.readers.multiple_choice import choice_question
 from tripletune.models.data.fields import name_field
 from tripletune.models.data.questions import Issues, Question, Questions
 
-NOT_TRAIN = "rows that say of themselves that they are not of the train split"
+NOT_TRAIN = "rows whose split is not train"
 
 
 def read_questions(location: str, issues: Issues = None, source: str = "arc_easy") -> Questions:
     """Stream the questions; see `data_builders.readers.Reader` for arguments and errors.
 
-    Rows with a `split` other than train are also read, and counted in `issues`, for the caller to decide.
+    Rows with a `split` other than train are also read, and are counted in `issues`.
     """
     issues = Counter() if issues is None else issues
 

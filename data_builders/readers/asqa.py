@@ -1,8 +1,8 @@
-"""ASQA (Stelmakh et al., 2022), ambiguous questions with long answers: its own rows, or Self-RAG's training data.
+"""Read ASQA (Stelmakh et al., 2022), ambiguous questions with long answers, or its rows in Self-RAG's training data.
 
 On the hub a row is `{"sample_id", "ambiguous_question", "qa_pairs", "annotations": [{"long_answer", "knowledge":
-[{"content", "wikipage"}]}]}`; the official `ASQA.json` is one object `{"train": {id: row}, "dev": {id: row}}`, of which
-`train` is read where there is one. Of Self-RAG's file only the rows of data set `asqa` are taken.
+[{"content", "wikipage"}]}]}`. The official `ASQA.json` is one object `{"train": {id: row}, "dev": {id: row}}`; if it
+has `train`, only `train` is read. In Self-RAG's file only the rows of data set `asqa` are read.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _NO_CONTEXT = "No context provided"
 def read_questions(location: str, issues: Issues = None, source: str = "asqa") -> Questions:
     """Stream the questions; see `data_builders.readers.Reader` for arguments and errors.
 
-    The gold answer is the long answer of the first annotation, the others are its aliases. The passages are the
-    annotation's knowledge and the contexts of the disambiguated questions, or the row's retrieved passages (ALCE).
+    The gold answer is the long answer of the first annotation; the other long answers are aliases. The passages are the
+    annotations' knowledge and the contexts of the disambiguated questions, or the row's retrieved passages (ALCE).
     """
     return part_questions(_rows(location), "asqa", _question, Counter() if issues is None else issues, source)
 

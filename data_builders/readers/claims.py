@@ -1,7 +1,7 @@
-"""Claims to be called true or false, in the layout of PubHealth (Kotonya and Toni, 2020).
+"""Read claims to classify as true or false, in the layout of PubHealth (Kotonya and Toni, 2020).
 
-Rows: `{"claim_id", "claim", "label"}`. RAS tests on the labels true and false alone (section E.1); mixture and
-unproven claims are not part of its task and are counted in `issues`.
+Rows: `{"claim_id", "claim", "label"}`. RAS tests only on the labels true and false (section E.1); mixture and
+unproven claims are left out and counted in `issues`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""GenWiki (Jin et al., 2020), texts of Wikipedia with DBpedia's predicates; its test set was annotated by people.
+"""Read GenWiki (Jin et al., 2020), texts of Wikipedia with DBpedia's predicates; people annotated its test set.
 
-Read are the official JSON (`{"text", "entities", "graph": [[s, p, o]]}`, where `<ENT_0>` in the text stands for the
-first entity), the form in which WikiOFGraph's authors publish the test set (`{"triplet", "text"}`), and
-`{"text", "triples"}`. Its texts are tokenised: a space stands before every comma and full stop.
+A row is one of the official JSON (`{"text", "entities", "graph": [[s, p, o]]}`, where `<ENT_0>` in the text stands for
+the first entity), one of the test set as WikiOFGraph's authors publish it (`{"triplet", "text"}`), or
+`{"text", "triples"}`. The texts are tokenised: every comma and full stop has a space before it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def read_pair_rows(location: str, drops: Counter[str], issues: Counter[str]) -> 
 
 
 def _with_entities(row: Row, text: str) -> str | None:
-    """The text with its entities in the places of their numbers; None when one is missing."""
+    """The text with its entities instead of their numbers; None if an entity is missing."""
     entities = given(row, "entities") or ()
     numbers = [int(number) for number in _PLACEHOLDER.findall(text)]
     if not numbers:

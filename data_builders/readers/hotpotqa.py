@@ -1,8 +1,8 @@
-"""HotpotQA (Yang et al., 2018), distractor setting: the official files and the hub's layout of them.
+"""Read HotpotQA (Yang et al., 2018), distractor setting, in the official layout or the layout of the hub.
 
-Official: `{"_id", "question", "answer", "type", "supporting_facts": [[title, index]],
-"context": [[title, [sentences]]]}`; on the hub `id`, and `supporting_facts` and `context` as dictionaries of columns,
-lists of objects, or either as text.
+Official rows: `{"_id", "question", "answer", "type", "supporting_facts": [[title, index]],
+"context": [[title, [sentences]]]}`. Rows of the hub have `id`, and their `supporting_facts` and `context` are
+dictionaries of columns, lists of objects, or either as text.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def read_questions(
 ) -> Questions:  # fmt: skip
     """Stream the questions of a HotpotQA file; see `data_builders.readers.Reader` for arguments and errors.
 
-    A row without supporting facts has no supporting passages; the builder drops it unless it needs no retrieval.
-    `evidences` reads a row's gold triples, given its place.
+    A row without supporting facts has no supporting passages; builders drop it unless the question needs no retrieval.
+    `evidences` reads the gold triples, given a row and its place.
     """
     issues = Counter() if issues is None else issues
     for where, row in source_rows(location):

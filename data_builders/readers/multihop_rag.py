@@ -1,7 +1,7 @@
-"""MultiHop-RAG: questions over news articles (Tang and Yang, 2024).
+"""Read MultiHop-RAG, questions over news articles (Tang and Yang, 2024).
 
-Rows: `{"query", "answer", "question_type", "evidence_list": [{"title", "fact", …}]}`. The articles are a separate file
-for `--corpus`; a row holds the facts in its evidence, a passage per article.
+Rows: `{"query", "answer", "question_type", "evidence_list": [{"title", "fact", …}]}`. The articles are in a separate
+file for `--corpus`; the evidence of a row holds only facts, which become one passage per article.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tripletune.models.data.records import Passage
 def read_questions(location: str, issues: Issues = None, source: str = "multihoprag") -> Questions:
     """Stream the questions; see `data_builders.readers.Reader` for arguments and errors.
 
-    A row without an id, as in the published file, is named by its question. Null questions have no evidence.
+    A row without an id, as in the published file, gets an id from its question. Null questions have no evidence.
     """
     for where, row in source_rows(location):
         question = required_text(row, ("query",), where)

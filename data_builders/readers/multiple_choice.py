@@ -1,7 +1,7 @@
-"""Multiple choice in the layout of ARC (Clark et al., 2018): the choices become part of the question.
+"""Read multiple-choice questions in the layout of ARC (Clark et al., 2018); the choices become part of the question.
 
-Rows: `{"id", "question", "choices": {"text": [...], "label": [...]}, "answerKey"}`. Three to five choices, labelled
-with letters or, in some rows, with numbers; numbers are read as letters, so that one instruction fits every row.
+Rows: `{"id", "question", "choices": {"text": [...], "label": [...]}, "answerKey"}`. A row has three to five choices
+with letters or numbers as labels; numbers are read as letters, so that one instruction fits every row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def read_questions(location: str, issues: Issues = None, source: str = "arc") ->
 
 
 def choice_question(row: Row, where: str, source: str) -> Question:
-    """One row as a question with its choices behind it; the answer is the letter of the right one."""
+    """One row as a question, followed by its choices; the answer is the letter of the right choice."""
     stem = required_text(row, ("question",), where)
     choices = checked(row, where, {"choices": {"text": list, "label": list}})["choices"]
     texts, labels = choices["text"], [_letter(str(label)) for label in choices["label"]]

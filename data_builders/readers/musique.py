@@ -1,4 +1,4 @@
-"""MuSiQue (Trivedi et al., 2022): 2 to 4 hops, with the gold decomposition of every question.
+"""Read MuSiQue (Trivedi et al., 2022): questions of 2 to 4 hops with their gold decompositions.
 
 Official rows: `{"id", "question", "answer", "answer_aliases", "answerable", "paragraphs": [{"idx", "title",
 "paragraph_text", "is_supporting"}], "question_decomposition": [{"question", "answer", "paragraph_support_idx"}]}`.
@@ -43,7 +43,7 @@ def _paragraphs(row: Row, where: str) -> tuple[tuple[Passage, ...], dict[str, in
 
 
 def _hops(row: Row, positions: dict[str, int], where: str) -> tuple[Hop, ...] | None:
-    """The decomposition with paragraph numbers turned into indices; None when a paragraph is not in the row."""
+    """The decomposition, with paragraph numbers converted to indices; None if a paragraph is not in the row."""
     hops = []
     for hop in checked(row, where, {"question_decomposition": [dict]})["question_decomposition"]:
         number = name_field(hop, where, "paragraph_support_idx").removesuffix(".0")

@@ -1,18 +1,18 @@
-"""The plain format of questions with answers: custom ones, PopQA, TriviaQA and similar files.
+"""Read the plain format of questions with answers: custom questions, PopQA, TriviaQA and similar files.
 
     {"id", "question", "answers", "supporting": [title or id, ...], "context": [{"id", "title", "text"}, ...],
      "steps": [{"question", "passage": title or id, "triples": [[s, p, o]], "answer"}]}
 
-Only the question is required; without an answer it can be asked and not scored. `supporting` and `steps` name passages
-of `context` or else of a corpus (`linked`); a step without `passage` has the supporting passage of its number, or its
-own triples with an optional `text`. The lines of a `.txt` file are questions.
+Only the question is required; a question without an answer can be asked but not scored. `supporting` and `steps` name
+passages of `context` or else of a corpus (`linked`). A step without `passage` has the supporting passage of its number,
+or else its own triples with an optional `text`. The lines of a `.txt` file are questions.
 
 PopQA (Mallen et al., 2022): `{"id", "question", "possible_answers"}`, where copies store the answers as text. TriviaQA
 (Joshi et al., 2017): the hub's `{"question_id", "question", "answer": {"value", "aliases"}}`. FlashRAG's files
 of all sets: `{"id", "question", "golden_answers"}`. GraphRAG-Bench: `{"id", "source", "question", "answer",
 "question_type"}`; its novels share ids, so the id of a question begins with its source. UltraDomain: `{"_id", "input",
-"answers"}`. The texts of both are made a corpus by `tripletune data adapt`. A question's own passages, best first,
-stand under `ctxs` (Self-RAG's files) or `docs` (ALCE's), too.
+"answers"}`. `tripletune data adapt` makes a corpus of the texts of GraphRAG-Bench and UltraDomain. `ctxs` (Self-RAG's
+files) and `docs` (ALCE's files) also hold a question's passages, best first.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def read_questions(location: str, issues: Issues = None, source: str = "qa") -> 
 
 
 def read_question(row: Row, where: str, source: str = "qa") -> Question:
-    """The question of a row; `where` opens every error message."""
+    """The question of a row; every error message starts with `where`."""
     question = required_text(row, ("question", "input"), where)
     identity = question_id(row, where, question, "id", "question_id", "_id")
     kind, novel = name_field(row, where, "question_type", "type"), name_field(row, where, "source")
@@ -69,20 +69,20 @@ def read_question(row: Row, where: str, source: str = "qa") -> Question:
 
 
 def _step(step: Any, where: str, number: int, supporting: Sequence[str]) -> tuple[str, Hop, Passage | None]:
-    """A step, the name of its passage, and the passage where the step's own text and facts stand for one."""
+    """A step, the name of its passage, and the passage made of the step's own text and facts, if it has them."""
     layout = dict.fromkeys(("question", "passage?", "answer?", "text?"), str)
     found = checked(step, f"{where}: steps", layout)
     name = found.get("passage") or "".join(supporting[number : number + 1])
     triples = triples_from_json(step["triples"] if given(step, "triples") is not None else (), where)
     if not name and not triples:
         raise ValueError(
-            f"{where}: the step {shown(step)} has no triples and names no passage, and no supporting one has its number"
+            f"{where}: the step {shown(step)} has no triples and no passage, and no supporting passage has its number"
         )
     own = None if name else Passage("", found.get("text", ""), f"step {number}")
     return name or f"step {number}", Hop(found["question"], found.get("answer", ""), -1, tuple(triples)), own
 
 
 def _place(name: str, passages: Sequence[Passage]) -> int | None:
-    """The index of the passage with this id, else this title."""
+    """The index of the passage with this id, or else with this title."""
     ids = [passage.id for passage in passages]
     return ids.index(name) if name in ids else find_passage(name, passages)

@@ -1,7 +1,7 @@
 """Rows of text-to-triples data: a text, optional title, and triples in any published form.
 
-Triples may be rows `["s", "p", "o"]`, objects with subject, predicate and object, one text with RAS's or WikiOFGraph's
-markers, a list of such texts, or any of these as JSON text. A malformed triple is counted and affects no other.
+Triples may be rows `["s", "p", "o"]`, objects with subject, predicate and object, one text with the markers of RAS or
+WikiOFGraph, a list of such texts, or any of these as JSON text. A malformed triple is left out and counted.
 
 A source is `[NAME=]READER:FILE[:REPLIES]`, as for HotpotQA-SUBQ: a file of pairs (`triples`, `wikiofgraph`, `genwiki`),
 or a benchmark file with a teacher's recorded replies (`{"_id", "triples": {title: [[s, p, o]]}}`), where every passage
@@ -29,7 +29,7 @@ QUESTIONS_DROPPED = "questions that the reader leaves out"
 
 
 class PairDrop(StrEnum):
-    """Why a row gives no pair; the values are the words of the data set card."""
+    """Why a row gives no pair; the card shows the values."""
 
     NO_TEXT = "the text is empty"
     NO_TRIPLES = "there is no list of triples"
@@ -38,14 +38,14 @@ class PairDrop(StrEnum):
     NO_FACTS = "the text has no facts (--no-facts drop)"
     REPEATED = "text and triples seen before"
     CONTRADICTED = "text seen before, with other triples"
-    EXCLUDED = "the text is among those to exclude"
+    EXCLUDED = "the text is excluded (--exclude)"
     NO_PASSAGE = "recorded triples of a title that is not in the question's context"
     NO_ANNOTATION = "no recorded triples for the question"
 
 
 @dataclass(frozen=True, slots=True)
 class PairRow:
-    """One row as it was read; the text of one whose triples are `unusable` may still be one to exclude."""
+    """One row of a source; `--exclude` also uses the text of a row whose triples are `unusable`."""
 
     id: str
     title: str
@@ -65,16 +65,16 @@ def pair_rows(
     keys: tuple[str, ...],
     text_of: Callable[[Row, str], str | None] | None = None,
 ) -> Iterator[PairRow]:
-    """Stream the rows of a file whose triples stand under one of `keys`; `drops` counts those without text.
+    """Stream the rows of a file whose triples are under one of `keys`; `drops` counts rows without text.
 
-    `text_of` makes the text of a row and its raw text; None for a row without one.
+    `text_of` returns the text, given a row and its raw text; None if the row has no usable text.
     """
     for where, row in source_rows(location):
-        # A list without triples says that the text has no facts, null says nothing.
+        # An empty list says that the text has no facts; null says nothing.
         key = next((key for key in keys if row.get(key) is not None), next((key for key in keys if key in row), None))
         if key is None or "text" not in row:
             raise ValueError(
-                f"{where}: a row needs 'text' and {' or '.join(map(repr, keys))}; it has {', '.join(row) or 'nothing'}"
+                f"{where}: a row needs 'text' and {' or '.join(map(repr, keys))}; it has {', '.join(row) or 'none'}"
             )
         raw = text_field(row, where, "text")
         text = text_of(row, raw) if text_of else raw
@@ -94,7 +94,7 @@ def _pair_row(identity: str, title: str, text: str, value: object, issues: Count
 
 
 def published_triples(value: object) -> tuple[list[Triple], int] | None:
-    """Triples in any published form, and how many are malformed; None when the value is no list of triples."""
+    """Triples in any published form, and the number of malformed ones; None if the value is not a list of triples."""
     if isinstance(value := unfolded(value), str):
         return _marked(value.strip())
     if isinstance(value, dict):
@@ -115,7 +115,7 @@ def published_triples(value: object) -> tuple[list[Triple], int] | None:
 
 
 def _marked(text: str) -> tuple[list[Triple], int]:
-    # Published files know no escapes, so a backslash stands for itself.
+    # Published files have no escapes, so a backslash is a plain character.
     parsed = parse_triples(plain_markers(text.replace("\\", "\\\\")))
     return list(parsed.triples), parsed.malformed + bool(text.strip() and not parsed.triples and not parsed.malformed)
 
@@ -126,7 +126,7 @@ def read_pair_rows(location: str, drops: Counter[str], issues: Counter[str]) -> 
 
 
 def check_source(source: Source) -> None:
-    """Raise `ValueError` when a source cannot be read: unknown reader, or replies missing or superfluous."""
+    """Raise `ValueError` if a source has an unknown reader, or missing or superfluous replies."""
     if source.annotations is not None:
         readers.get_reader(source.reader)
     else:
@@ -143,7 +143,7 @@ def read_source(source: Source, drops: Counter[str], issues: Counter[str]) -> It
 
 
 def read_rows(source: Source, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
-    """Stream the rows of a source, also those whose triples can't be used; see `pair_rows` for the counters."""
+    """Stream the rows of a source, including rows with unusable triples; see `pair_rows` for the counters."""
     if source.annotations is None:
         return _pair_reader(source)(source.location, drops, issues)
     return _recorded_rows(source, drops, issues)
@@ -153,8 +153,8 @@ def _pair_reader(source: Source) -> PairReader:
     module = load_from(readers.__name__, source.reader, "reader")
     if not hasattr(module, "read_pair_rows"):
         raise ValueError(
-            f"source {source.name!r}: {source.reader} reads questions; add the file of a teacher's recorded replies, "
-            f"{source.reader}:FILE:REPLIES, or take a reader of pairs "
+            f"source {source.name!r}: {source.reader} reads questions; add the file of a teacher's recorded replies "
+            f"({source.reader}:FILE:REPLIES), or use a reader of pairs "
             f"({', '.join(readers.names_with('read_pair_rows'))})"
         )
     return module.read_pair_rows

@@ -1,7 +1,7 @@
-"""2WikiMultiHopQA (Ho et al., 2020): HotpotQA's layout plus `evidences`, gold triples in reasoning order.
+"""Read 2WikiMultiHopQA (Ho et al., 2020): HotpotQA's layout plus `evidences`, gold triples in reasoning order.
 
-Some supporting facts of the published files name a sentence that does not exist; they are counted and still name
-their passage.
+Some supporting facts of the published files name a sentence that does not exist. These facts are counted, and their
+passages still support the question.
 """
 
 from __future__ import annotations

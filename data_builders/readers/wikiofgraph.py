@@ -1,4 +1,4 @@
-"""WikiOFGraph (Kim et al., 2024), on which RAS trains its extractor (section D.1): 5.85 million sentences of Wikipedia.
+"""Read WikiOFGraph (Kim et al., 2024), 5.85 million sentences on which RAS trains its extractor (section D.1).
 
 The authors' files and the hub data set `andreaKIM/WikiOFGraph` hold
 `{"triplet": "(<S> s| <P> p| <O> o), ...", "text": "..."}`; copies with a list `triples` are read too. In the released

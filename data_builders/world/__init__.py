@@ -4,7 +4,7 @@ The facts are free of contradictions: nobody directs a film before growing up, n
 stands in a town on the river that it crosses, and a capital lies in its own country.
 
 Every coined word belongs to exactly one split, decided by a digest of the word itself. So splits share no name,
-whatever their sizes and seeds, and are generated independently.
+whatever their sizes and seeds, and each split is generated independently.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _FEWEST_FACTS = 3
 _LEFT_OUT = 0.4
 _FIRST_BIRTH, _LAST_BIRTH = 1925, 1985
 _GROWN_UP = 20
-# Facts that only some of a kind have.
+# Facts that only some entities of a kind have.
 _SPOUSE, _BASED_ON = "Spouse", "Based on"
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """One predicate of one kind of entity, how its object is drawn, stated and asked for: see `world.yaml`."""
+    """One predicate of one kind of entity, and how its object is drawn, stated and asked for; see `world.yaml`."""
 
     kind: str
     predicate: str
@@ -69,7 +69,7 @@ def _relation(kind: str, predicate: str, row: Mapping[str, Any]) -> Relation:
     values = json.loads(pattern) | {name: value for name, value in row.items() if name not in ("like", "with")}
     for name, value in values.items():
         if isinstance(value, list):
-            # "Who <does> {x}?" and "Who is the <noun> of {x}?" may be one wording.
+            # "Who <does> {x}?" and "Who is the <noun> of {x}?" may be the same.
             values[name] = tuple(dict.fromkeys(value))
     return Relation(kind, predicate, **values)
 
@@ -83,12 +83,12 @@ RELATIONS_OF_KIND = {kind: tuple(r for r in RELATIONS if r.kind == kind) for kin
 
 @dataclass(slots=True)
 class Entity:
-    """A thing with an article.
+    """An entity with an article.
 
     Attributes:
-        title: Its name, unique in all splits.
+        title: The name, unique in all splits.
         alias: Short form for later sentences: a family name, or "the film".
-        facts: Predicate to object; an object with an article is given by its title.
+        facts: Predicate -> object; an object that has an article is given by its title.
     """
 
     title: str
@@ -104,7 +104,7 @@ class Entity:
 
 
 def split_of_word(word: str) -> str:
-    """The member of `SPLITS` that a coined word belongs to, whatever its case, the machine and the seed."""
+    """The member of `SPLITS` that a coined word belongs to, independent of case, machine and seed."""
     digest = hashlib.blake2b(word.lower().encode(), digest_size=8).digest()
     return SPLITS[int.from_bytes(digest, "big") % len(SPLITS)]
 
@@ -119,7 +119,7 @@ class Namer:
         self._surnames: list[str] = []
 
     def coin(self, endings: Sequence[str] = _NAMES["endings"]) -> str:
-        """A new capitalised word with one of `endings`; words grow longer when the short ones run out."""
+        """A new capitalised word with one of `endings`; words grow longer when short words run out."""
         for attempts in count():
             stem = "".join(map(self._one, ("onsets", "vowels", "middles") * (1 + attempts // 200)))
             word = (stem + self._rng.choice(endings)).capitalize()
@@ -164,7 +164,7 @@ class Namer:
     def _thing(self, kind: str) -> Entity:
         word = self._odd_script(self.coin(_NAMES.get(f"{kind}_endings", _NAMES["endings"])))
         title = self._odd_title(kind, word) if self._is_odd() else self._plain_title(kind, word)
-        # Questions say "country", so articles do not; see `relations` in world.yaml.
+        # Articles do not say "country", since questions do; see `relations` in world.yaml.
         return Entity(title, kind, "the nation" if kind == "country" else f"the {kind}", "It")
 
     def _plain_title(self, kind: str, word: str) -> str:
@@ -175,7 +175,7 @@ class Namer:
         if kind == "band":
             return self._rng.choice([f"{one('adjectives')} {word}", f"{word} {one('bands')}"])
         patterns = {"river": f"{word} River", "lake": f"Lake {word}", "bridge": f"{word} Bridge"}
-        # All are drawn for every kind: another order of draws would be another world.
+        # All forms are drawn for every kind, since another order of draws would change the world.
         patterns |= {kind: f"{word} {one(kind)}" for kind in ("company", "club", "university")}
         return patterns.get(kind, word)
 
@@ -200,7 +200,7 @@ class Namer:
 
 
 class EntityBuilder:
-    """Makes about as many entities of every kind as `articles` says, `MINIMUM_ARTICLES` at least, and their facts."""
+    """Makes about `articles` entities (at least `MINIMUM_ARTICLES`) of all kinds, and their facts."""
 
     def __init__(self, rng: random.Random, namer: Namer, articles: int) -> None:
         self._rng, self._namer = rng, namer
@@ -208,7 +208,7 @@ class EntityBuilder:
         for kind, share in _MIX.items():
             number = max(3, round(max(articles, MINIMUM_ARTICLES) * share / sum(_MIX.values())))
             self._of[kind] = [namer.entity(kind) for _ in range(number)]
-        # Sorted by birth, so that everybody grown up in a given year is a prefix of the list.
+        # People are sorted by birth, so that the adults of a given year are a prefix of the list.
         self._births = sorted(rng.randint(_FIRST_BIRTH, _LAST_BIRTH) for _ in self._of["person"])
         self._births[0] = _FIRST_BIRTH
 
@@ -238,7 +238,7 @@ class EntityBuilder:
         return facts
 
     def _connected(self, kind: str, number: int) -> tuple[dict[str, str], int]:
-        """Dependent facts, drawn first, and the year in which its persons are adults (or 0)."""
+        """The facts that others depend on, and the year in which the entity's people must be adults (or 0)."""
         if kind == "country":
             language, currency = self._namer.coin(["ish", "ese"]), self._namer.coin().lower()
             return {"Capital": self._of["town"][number].title, "Language": language, "Currency": currency}, 0
@@ -282,7 +282,7 @@ class EntityBuilder:
         return relation.form.format(number * times[0] if times else number)
 
     def _marry(self) -> None:
-        # Neighbours in the order of birth are of one age; different pronouns keep "She is married to him. She …" clear.
+        # Neighbours in the list are of similar age; different pronouns keep "She is married to him. She …" clear.
         people = self._of["person"]
         for one, other in zip(people[::2], people[1::2]):
             if one.pronoun != other.pronoun and self._rng.random() < 0.8:

@@ -1,8 +1,8 @@
 """Build a fictional world: articles with gold triples and multi-hop questions that only retrieval can answer.
 
-No language model knows the coined names, so an answer shows that retrieval, triples and planning worked (the loop of
-RAS, section 3 and Algorithm 1). Questions come in HotpotQA's official layout, gold decisions in the layout of recorded
-teacher replies, and the articles as a corpus and as pre-extracted triples. The same options give the same bytes.
+No language model knows the coined names, so a right answer shows that retrieval, triples and planning worked (the loop
+of RAS, section 3 and Algorithm 1). Questions have HotpotQA's official layout, and gold decisions have the layout of
+recorded teacher replies. The articles are written as a corpus and as triples. The same options give the same bytes.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _PREDICATES = sorted({relation.predicate for relation in RELATIONS})
 
 @dataclass(frozen=True, slots=True)
 class WorldOptions(CheckedOptions):
-    """What world to generate; the weights of the six retrieval kinds are relative to each other."""
+    """Options of a world; the weights of the six retrieval kinds are relative to each other."""
 
     seed: int = setting(7, "seed of all random choices")
     train: int = setting(600, "questions in the train split (0: no split)", at_least=0)
     validation: int = setting(60, "questions in the validation split (0: no split)", at_least=0)
     test: int = setting(100, "questions in the test split (0: no split)", at_least=0)
-    common_knowledge: float = setting(0.12, "share of all questions without retrieval", at_least=0, at_most=1)
+    common_knowledge: float = setting(0.12, "share of all questions that need no retrieval", at_least=0, at_most=1)
     one_hop: float = setting(0.25, "weight of one-hop questions among those that need retrieval", at_least=0)
     two_hop: float = setting(0.40, "weight of two-hop questions", at_least=0)
     three_hop: float = setting(0.12, "weight of three-hop questions", at_least=0)
@@ -62,25 +62,25 @@ class WorldOptions(CheckedOptions):
     articles_per_question: float = setting(
         1.0, f"articles per question (a split has at least {MINIMUM_ARTICLES})", at_least=0, at_most=1000
     )
-    # At least a four-hop question's documents, at most the smallest world.
+    # A context has room for the documents of a four-hop question, and fits into the smallest world.
     context_paragraphs: int = setting(
         10, "paragraphs in the context of each question, distractors included", at_least=4, at_most=MINIMUM_ARTICLES
     )
     about: str = setting("", "predicates that questions are about, separated by commas (empty: all)")
-    wordings: int = setting(0, "wordings of a relation in questions: the first N, all but the last N (-N), or all (0)")
+    wordings: int = setting(0, "wordings per relation in questions: the first N, all but the last N (-N), or all (0)")
     other_wordings: bool = setting(False, "use the wordings that --wordings leaves out, for a test")
 
     def check(self) -> list[str]:
-        """Problems of several values."""
+        """Problems of numbers, wordings and predicates."""
         found = []
         if not any(self.questions(split) for split in SPLITS):
-            found.append(f"{', '.join(SPLITS)} are all 0: ask for questions in one split at least")
+            found.append(f"{', '.join(SPLITS)} are all 0: set at least one split to a number of questions")
         if not any(getattr(self, name) for name in _WEIGHTS):
             found.append(f"{', '.join(_WEIGHTS)} are all 0: give one kind of question a weight")
         if self.other_wordings and not self.wordings:
-            found.append("other_wordings: 0 wordings leaves none out; set wordings too")
+            found.append("other_wordings: wordings 0 leaves no wording out; set wordings too")
         if abs(self.wordings) > (most := max(len(relation.ask) for relation in RELATIONS)):
-            found.append(f"wordings: {self.wordings}: a relation has {most} at most; 0 takes all")
+            found.append(f"wordings: {self.wordings}: a relation has at most {most} wordings; 0 takes all")
         unknown = sorted(self._predicates() - set(_PREDICATES))
         return found + [not_one_of("about", name, _PREDICATES) for name in unknown]
 
@@ -97,7 +97,7 @@ class WorldOptions(CheckedOptions):
         return int(getattr(self, split))
 
     def counts(self, split: str) -> dict[str, int]:
-        """Questions of each kind in a split; they add up exactly, rounded by the largest remainder."""
+        """Questions of each kind in a split, rounded by the largest remainder, so that they add up exactly."""
         total = self.questions(split)
         weights = [getattr(self, name) for name in _WEIGHTS]
         retrieval = 1 - self.common_knowledge
@@ -120,17 +120,17 @@ class Article:
 
     @property
     def text(self) -> str:
-        """The sentences joined as by a HotpotQA reader."""
+        """The sentences, joined as in HotpotQA's reader."""
         return " ".join(self.sentences)
 
     @property
     def rows(self) -> list[list[str]]:
-        """The triples as JSON has them."""
+        """The triples as lists for JSON."""
         return [triple.as_list() for triple in self.triples]
 
 
 class ArticleWriter:
-    """Puts the facts of one entity, in any order, into words: two to five varied sentences that state each once."""
+    """Writes the facts of one entity, in random order, as two to five varied sentences that state each fact once."""
 
     def __init__(self, rng: random.Random, entity: Entity, world: Mapping[str, Entity]) -> None:
         self._rng, self._entity, self._world = rng, entity, world
@@ -140,7 +140,7 @@ class ArticleWriter:
         self._sentences: list[str] = []
 
     def write(self) -> Article:
-        """The article; its triples stand in the order of the text."""
+        """The article, with its triples in the order of the text."""
         self._opening()
         while self._left:
             self._next_sentence()
@@ -149,7 +149,7 @@ class ArticleWriter:
         return Article(title, tuple(self._sentences), triples, self._stated)
 
     def _opening(self) -> None:
-        """A sentence of the form "X is a hockey club based in Y", or any other one."""
+        """A sentence of the form "X is a hockey club based in Y", or any other sentence."""
         noun = next((r for r in self._left if r.noun), None)
         if noun is not None and self._rng.random() < _NOUN_OPENING:
             kind = noun.noun.format(o=self._entity.facts[noun.predicate])
@@ -174,7 +174,7 @@ class ArticleWriter:
         partner = next((r for r in self._left if r.verb), None)
         if partner is not None and self._rng.random() < _SHARED_SENTENCE:
             verb = self._rng.choice(partner.verb)
-            # "was born in Y and was born in 1950" is better said in two sentences.
+            # "was born in Y and was born in 1950" reads better as two sentences.
             if f"{verb.split()[0]} " not in f"{sentence} ":
                 self._take(partner)
                 sentence += f" and {self._fill(verb, partner, pronoun=True)}"
@@ -205,14 +205,14 @@ class ArticleWriter:
 
 
 def _with_article(noun: str) -> str:
-    # The spelling of "university" misleads.
+    # "university" starts with a vowel letter but takes "a".
     vowel = noun[0] in "aeiou" and not noun.startswith("uni")
     return f"{'an' if vowel else 'a'} {noun}"
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One split: entities and articles by title, questions of mixed kinds, and the titles of each one's context."""
+    """One split: entities and articles by title, questions of mixed kinds, and titles of each question's context."""
 
     split: str
     seed: int
@@ -261,7 +261,7 @@ class World:
 
 def generate_world(options: WorldOptions, split: str) -> World:
     """Make one split; splits do not depend on each other."""
-    # Each part has its own source of chance, so that asking for more questions of one kind leaves the articles alone.
+    # Each part has its own random generator, so that more questions of one kind do not change the articles.
     names, facts, words, draws, contexts = (
         random.Random(f"{options.seed}/{split}/{part}") for part in ("names", "facts", "words", "draws", "contexts")
     )
@@ -281,8 +281,8 @@ def generate_world(options: WorldOptions, split: str) -> World:
 
 
 def write_world(options: WorldOptions, output: str | Path, overwrite: bool = False) -> None:
-    """Write each split that has questions as `<split>{,.teacher,.corpus,.triples}.jsonl`; `world.json` counts them."""
-    # Without a manifest a `train.jsonl` may be anybody's.
+    """Write each split with questions as `<split>{,.teacher,.corpus,.triples}.jsonl`; `world.json` has the counts."""
+    # Without a manifest, a `train.jsonl` may be another program's file.
     made = [MANIFEST, *(f"{split}.*jsonl" for split in SPLITS)]
     manifest: dict[str, Any] = {"options": asdict(options), "splits": {}}
     with new_folder(output, made, overwrite) as folder:
@@ -319,7 +319,7 @@ def _contexts(
                 neighbours[object_].append(title)
 
     def context(question: WorldQuestion) -> list[str]:
-        """The supporting paragraphs, some linked to them by mentions, others of their kinds; shuffled."""
+        """The supporting paragraphs, some paragraphs linked by mentions, and others of the same kinds; shuffled."""
         chosen = dict.fromkeys(question.helpful)
         near = dict.fromkeys(near for title in question.helpful for near in neighbours[title] if near not in chosen)
         chosen.update(dict.fromkeys(rng.sample(list(near), min(len(near), (size - len(chosen)) // 2))))
@@ -327,7 +327,7 @@ def _contexts(
         for _ in range(10 * size):
             if len(chosen) < size:
                 chosen[rng.choice(of_kind[rng.choice(kinds)])] = None
-        # A kind with few members may be used up.
+        # A kind with few entities may run out.
         spare = (title for title in entities if title not in chosen)
         titles = [*chosen, *islice(spare, size - len(chosen))]
         rng.shuffle(titles)
@@ -349,7 +349,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     return run_program(
         lambda: write_world(from_arguments(WorldOptions, given), given.output, given.overwrite),
-        stopped="stopped; the same command makes the same world",
+        stopped="stopped; run the same command again to make the same world",
     )
 
 

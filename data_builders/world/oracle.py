@@ -1,11 +1,11 @@
 """A teacher that knows the facts of a fictional world and answers a system's prompts like a perfect model.
 
-It replaces a teacher LLM in tests of the loop, and for trajectories on a machine without a teacher. It reads only the
-turns of the chat, so it works with any prompts.
+The oracle replaces a teacher LLM in tests of the loop, and for trajectories on a machine without a teacher. It reads
+only the turns of the chat, so it works with any prompts.
 
-`REPLIES` answer calls of a role `system.call`. A reader of passages, `system.answer`, gets the gold answer if the
-passages hold every gold fact, else the refusal word. Calls of CIRAG, and those without a role, are told apart by their
-form.
+`REPLIES` answer calls of a role `system.call`. A call of a role `system.answer`, which reads passages, gets the gold
+answer if the passages hold every gold fact, else the refusal word. Calls of CIRAG and calls without a role are
+recognised by their form.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _SECTION = re.compile(r"^\[\[## (.+?) ##\]\]\n(.*)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class GoldHop:
-    """A fact that a question needs, its sentence, and sub-queries, the gold one first."""
+    """A fact that a question needs, with its sentence and its sub-queries, the gold sub-query first."""
 
     triple: Triple
     sentence: str
     queries: tuple[str, ...]
 
     def stands_in(self, passages: str) -> bool:
-        """Whether one of several passages, separated by blank lines, is its article and states it."""
+        """Whether one of the passages, separated by blank lines, is the article of the fact and states the fact."""
         blocks = passages.split("\n\n")
         title = f"{self.triple.subject}\n"
         return any(title in block and self.sentence in block.partition(title)[2] for block in blocks)
@@ -59,7 +59,7 @@ class WorldOracle(Backend):
 
     @classmethod
     def open(cls, folder: str | Path, split: str) -> WorldOracle:
-        """The oracle of a split of a world from `data_builders.world.build`; the world is made again."""
+        """The oracle of a split of a world from `data_builders.world.build`; the world is generated again."""
         path = Path(folder) / MANIFEST
         if not path.is_file():
             raise FileNotFoundError(f"{folder} holds no {MANIFEST}: name a folder of data_builders.world and a split")
@@ -73,7 +73,7 @@ class WorldOracle(Backend):
         return cls(generate_world(options, split))
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a system's prompt by its role, see `models.llm.CALL_ROLE`."""
+        """Reply to a system's prompt by its role; see `models.llm.CALL_ROLE`."""
         role = CALL_ROLE.get().removesuffix(REPAIR_ROLE)
         system, _, call = role.partition(".")
         turn = next((message["content"] for message in reversed(messages) if message["role"] == "user"), "")
@@ -90,7 +90,7 @@ class WorldOracle(Backend):
         elif "\n\nQuestion: " in turn:
             text = self._answer(turn)
         else:
-            raise CallError(f"{self.model}: this is no prompt of a system that it knows")
+            raise CallError(f"{self.model}: the prompt is not of a system that the oracle knows")
         return Completion(text, sum(len(message["content"].split()) for message in messages), len(text.split()))
 
     def _extract(self, turn: str) -> str:
@@ -133,14 +133,14 @@ class WorldOracle(Backend):
         return f"Thought: {facts}.\nAnswer: {question.answer}"
 
     def answer(self, turn: str) -> str:
-        """The answer to the question or sub-query at the end, after passages that must hold its facts."""
+        """The answer to the question or sub-query at the end, if the passages before it hold its facts."""
         passages, _, text = turn.rpartition("Question: ")
         hop = self._subqueries.get(" ".join(text.split()))
         answer = hop.triple.object if hop else self.question(text).answer
         return answer if all(one.stands_in(passages) for one in self.hops_of(text)) else REFUSAL
 
     def question(self, text: str) -> WorldQuestion:
-        """The question of this wording."""
+        """The question with this wording."""
         found = self._questions.get(" ".join(text.split()))
         if found is None:
             raise CallError(f"{self.model}: the world has no question {text!r}")
@@ -152,12 +152,12 @@ class WorldOracle(Backend):
         return [hop] if hop else self.hops(self.question(text))
 
     def hops(self, question: WorldQuestion) -> list[GoldHop]:
-        """The hops of the question, in reasoning order; nothing for common knowledge."""
+        """The hops of the question in reasoning order; none for common knowledge."""
         hops = []
         for title, predicate, subquery in zip(question.helpful, question.predicates, question.subqueries):
             entity, article = self.world.entities[title], self.world.articles[title]
             wordings = [form.format(x=entity.mention) for form in RELATION_OF[entity.kind, predicate].ask]
-            # The last resort has the title and nothing that could draw in other articles.
+            # The last sub-query has only the title and the predicate, so that it matches no other article.
             queries = (subquery, *wordings, f"{title} {predicate}", title)
             sentence = article.sentences[article.sentence_of[predicate]]
             hops.append(GoldHop(Triple(title, predicate, entity.facts[predicate]), sentence, queries))
@@ -172,11 +172,11 @@ def _listed(text: str) -> set[Triple]:
     return {Triple(*json.loads(line)) for line in text.splitlines() if line.startswith("[")}
 
 
-# RAS's plans and answers on a chat model, from the triples of its steps.
+# Plans and answers of RAS with a chat model, from the triples of the steps.
 
 
 def _ras_plan(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The sub-query of the first missing fact, reworded if it was asked before; else that it suffices."""
+    """The sub-query of the first missing fact, reworded if it was asked before, or [SUFFICIENT] or [NO_RETRIEVAL]."""
     question, missing = _ras_missing(oracle, messages)
     asked = messages[-1]["content"].splitlines()
     if missing:
@@ -235,18 +235,18 @@ def _react_act(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _ppr_keep(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The filter of the PageRank system: numbers of the shown facts that the question needs."""
+    """Reply of the PageRank system's filter: numbers of the shown facts that the question needs."""
     facts, _, text = messages[-1]["content"].rpartition("\n\nQuestion: ")
     wanted = {verbalise(hop.triple) for hop in oracle.hops_of(text)}
     lines = facts.splitlines()[1:]
     return json.dumps([n for n, line in enumerate(lines, 1) if line.partition(". ")[2] in wanted])
 
 
-# T2RAG's clues, filled from the propositions that are shown, and its answer from resolved clues.
+# T2RAG's clues, filled from the shown propositions, and its answer from resolved clues.
 
 
 def _t2rag_decompose(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """A clue for each hop; a hop's object is the subject of the hop that reads its article."""
+    """One clue per hop; the object of a hop is the subject of the hop that reads the object's article."""
     hops = [hop.triple for hop in oracle.hops(oracle.question(messages[-1]["content"].removeprefix("Question: ")))]
     rows = []
     for number, hop in enumerate(hops):
@@ -256,7 +256,7 @@ def _t2rag_decompose(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _t2rag_resolve(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The open clues with an unknown that the propositions know, repeated with each new value."""
+    """The open clues that the propositions can fill; a clue with several values is repeated."""
     clues, _, shown = messages[-1]["content"].partition("\n\nPropositions:\n")
     facts = [tuple(fields) for _, fields in triple_rows(shown.partition("\n\nPassages:\n")[0])]
     opened = dict(triple_rows(clues.partition("\n\nResolved clues:\n")[0]))
@@ -281,7 +281,7 @@ def _t2rag_answer(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     return f"Answer: {question.answer if enough else REFUSAL}"
 
 
-# GEAR's reader, its verdict and the next question, from the passages and facts that it is shown.
+# GEAR's new facts, verdict and next question, from the shown passages and facts.
 
 
 def _gear_read(oracle: WorldOracle, messages: Sequence[Message]) -> str:
@@ -312,7 +312,7 @@ def _gear_missing(oracle: WorldOracle, facts: str, text: str) -> list[GoldHop]:
     return [hop for hop in oracle.hops_of(text) if hop.triple not in known]
 
 
-# TH-RAG's graph, with a subtopic for each article and a topic for each kind, and the labels that a question needs.
+# TH-RAG's graph, with a subtopic per article and a topic per kind, and the labels that a question needs.
 
 
 def _thrag_extract(oracle: WorldOracle, messages: Sequence[Message]) -> str:
@@ -354,7 +354,7 @@ def _thrag_answer(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     return question.answer if all(known) else "Insufficient information"
 
 
-# By the role of the call: `(oracle, messages) -> reply`.
+# Role of the call -> function `(oracle, messages) -> reply`.
 REPLIES = {
     "ras.plan": _ras_plan,
     "ras.answer": _ras_answer,

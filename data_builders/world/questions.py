@@ -2,9 +2,9 @@
 
 Every relation has one object, so a question that names its first entity and follows relations has one answer.
 
-Common knowledge needs no retrieval. It teaches the planner, beside questions about coined names, when `[NO_RETRIEVAL]`
-is right (RAS, section 3.4). Every fact has three wordings or more, of which each split has its own: no question text is
-in two splits, and a fact that a split asks for is mostly one that training has met in other words.
+Questions of common knowledge need no retrieval; beside questions about coined names, they teach the planner when
+`[NO_RETRIEVAL]` is right (RAS, section 3.4). Every such fact has three or more wordings, and each split has its own, so
+no question text is in two splits. Most facts of a split are also in the training split, in other words.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _WITH_KIND = ("film", "novel", "album", "band", "company", "club")
 
 @dataclass(frozen=True, slots=True)
 class WorldQuestion:
-    """A question, its answer, and how it is found.
+    """A question, its answer, and the facts that lead to the answer.
 
     Attributes:
         kind: A member of `KINDS`.
         helpful: Titles of the gold documents in reasoning order.
-        predicates: The fact to read in each.
-        subqueries: Its sub-query.
-        test: For comparisons "less", "more" or "same", else "".
+        predicates: The fact to read in each document.
+        subqueries: The sub-query for each document.
+        test: "less", "more" or "same" for comparisons, else "".
     """
 
     kind: str
@@ -63,12 +63,12 @@ class WorldQuestion:
 
 
 class QuestionMaker:
-    """Draws questions about a world, entities by title; none is drawn twice.
+    """Draws distinct questions about a world, given as entities by title.
 
     Args:
         relations: Predicates of questions.
-        wordings: See `build.WorldOptions`; of -N at least one wording stays.
-        other_wordings: Use the wordings left out by `wordings`.
+        wordings: See `build.WorldOptions`; -N keeps at least one wording.
+        other_wordings: Use the wordings that `wordings` leaves out.
     """
 
     def __init__(
@@ -107,20 +107,20 @@ class QuestionMaker:
             question = attempt()
             if question is None:
                 continue
-            # "A or B?" and "B or A?" are one question.
+            # "A or B?" and "B or A?" count as one question.
             named = question.helpful[:1] if kind in CHAIN_KINDS else question.helpful
             key = (kind, *sorted(named), *sorted(question.predicates), question.test)
             if key not in self._drawn and not _leaks(question):
                 self._drawn.add(key)
                 return question
         raise ValueError(
-            f"a world of {len(self._world)} articles holds no further {kind} question: raise articles_per_question, "
-            "lower the share of this kind, ask for fewer questions, or let them be about more relations"
+            f"a world of {len(self._world)} articles has no further {kind} question: raise articles_per_question, "
+            "lower the weight of this kind, set fewer questions, or set more relations in about"
         )
 
     def _attempt(self, kind: str) -> Callable[[], WorldQuestion | None]:
-        # What is drawn here stays as it is while attempts fail: two things that share something are rarer than two
-        # that do not, and drawing again would make most answers "no".
+        # The yes/no side is drawn once and kept while attempts fail: pairs that share something are rarer than pairs
+        # that do not, so drawing the side again would make most answers "no".
         if kind in CHAIN_KINDS:
             return partial(self._chain, kind)
         if kind == INTERSECTION:
@@ -132,7 +132,7 @@ class QuestionMaker:
         return self._rng.choice((forms[end:] if self._others else forms[: end or None]) or forms)
 
     def _deal(self, paths: list[tuple[Relation, ...]]) -> Iterator[tuple[Relation, ...]]:
-        # Like a deck of cards: every pattern comes up once before any comes up again.
+        # Like a deck of cards, every pattern is used once before any pattern is repeated.
         while paths:
             self._rng.shuffle(paths)
             yield from paths
@@ -161,12 +161,12 @@ class QuestionMaker:
         return _question(kind, self._word(path[-1].ask).format(x=phrase), answer, hops, path)
 
     def _refer(self, relation: Relation, phrase: str, nested: bool) -> str:
-        # "the town where the director of X was born" reads well once; deeper, the inner phrase has to stand last.
+        # "the town where the director of X was born" reads well at one level; in deeper phrases {x} must come last.
         forms = [form for form in relation.refer if form.endswith("{x}")] if nested else relation.refer
         return self._word(forms).format(x=phrase)
 
     def _named(self, entity: Entity) -> str:
-        # "the company Rolira Company" says it twice.
+        # Avoid "the company Rolira Company".
         named_after = entity.kind in entity.title.lower()
         if entity.kind in _WITH_KIND and not named_after and self._rng.random() < 0.4:
             return f"the {entity.kind} {entity.title}"
@@ -259,7 +259,7 @@ def _question(
 
 
 def _leaks(question: WorldQuestion) -> bool:
-    """Whether a sub-query, or a chain's question, gives the answer away."""
+    """Whether a sub-query or the question of a chain contains the answer."""
     texts = () if question.kind == COMPARISON else (question.text, *question.subqueries)
     return any(question.answer.lower() in text.lower() for text in texts)
 
@@ -272,29 +272,29 @@ def _sentence(text: str) -> str:
 
 # A piece of common knowledge: its wordings, three or more, and its answer.
 _Fact = tuple[list[str], str]
-# Facts of a family stand with the plainest first and are used up in groups of this size.
+# The facts of a family are sorted, the plainest first, and are used up in groups of this size.
 _GROUP = 6
 
 
 def common_questions(rng: random.Random, split: str, count: int) -> list[WorldQuestion]:
-    """Distinct questions about what everybody knows, of all families alike, plainest first; then larger sums."""
+    """Distinct questions of common knowledge, from all families in turn, plainest first; then larger sums."""
     chosen = list(islice(_in_turn([_asked(rng, family, split) for family in _families()]), count))
     if len(chosen) < count:
         large_sums = _facts("sum", ((a, b, a + b) for a in range(1, 200) for b in range(11, 200)))
         chosen += islice(_asked(rng, large_sums, split), count - len(chosen))
     if len(chosen) < count:
         raise ValueError(
-            f"{count} common-knowledge questions were asked for in the split {split!r} and there are {len(chosen)}: "
+            f"{count} common-knowledge questions were set for the split {split!r}, but only {len(chosen)} exist: "
             "lower common_knowledge or the number of questions"
         )
     return chosen
 
 
 def _asked(rng: random.Random, facts: Iterable[_Fact], split: str) -> Iterator[WorldQuestion]:
-    """The questions of one split: every fact once in groups, then again in its other wordings."""
+    """The questions of one split: every fact once, in groups, then again in its other wordings."""
     left = []
     for number, (wordings, answer) in enumerate(facts):
-        # The wording that is held out moves from fact to fact, so that each one also occurs in training.
+        # The held-out wording moves from fact to fact, so that training also has every wording.
         owner = {number % len(wordings): "test", (number + 1) % len(wordings): "validation"}
         left.append(([text for i, text in enumerate(wordings) if owner.get(i, SPLITS[0]) == split], answer))
     while left:
@@ -334,7 +334,7 @@ def _families() -> list[Iterable[_Fact]]:
 
 
 def _facts(family: str, rows: Iterable[Sequence[object]]) -> Iterator[_Fact]:
-    """Facts from rows: the last value is the answer, the others fill `{0}`, `{1}` of the family's wordings."""
+    """Facts from rows: the last value is the answer, the other values fill `{0}`, `{1}` of the family's wordings."""
     for *values, answer in rows:
         yield [wording.format(*values) for wording in WORLD["common"]["wordings"][family]], str(answer)
 
@@ -344,7 +344,7 @@ def _rows(name: str) -> list[list[str]]:
 
 
 def _sizes() -> Iterator[_Fact]:
-    # The further apart two things stand on a scale, the plainer the question.
+    # The further apart two things are on a scale, the plainer the question.
     places = sorted(combinations(range(10), 2), key=lambda pair: pair[0] - pair[1])
     scales = [scale.split(", ") for scale in WORLD["common"]["largest_first"]]
     for larger, smaller in ((scale[i], scale[j]) for i, j in places if j - i > 1 for scale in scales):

@@ -152,4 +152,4 @@ def test_a_data_set_in_order_is_pushed(hub, tmp_path, records, write_records):
     assert hub.made[0]["type"] == "dataset"
     assert set(hub.files) == {"README.md", "train-00000.jsonl"}
     (data / "train-00000.jsonl").write_text("{}\n")
-    assert "is not in order, so it is not pushed" in run("data", "push", data, "me/m").error
+    assert "is not valid, so it was not pushed" in run("data", "push", data, "me/m").error

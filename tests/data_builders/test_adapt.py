@@ -88,7 +88,7 @@ def test_silver_triples_are_counted_and_other_rows_refused(tmp_path):
     _, counts = adapt(tmp_path, shared("openie_musique_silver.jsonl").read_text(), name="in.jsonl")
     assert counts["passages"] == 1888
     assert counts["distinct triples"] <= counts["triples"]
-    with pytest.raises(ValueError, match="no layout that is known; it has foo"):
+    with pytest.raises(ValueError, match="the layout of the row is unknown; it has foo"):
         adapt(tmp_path, [{"foo": 1}])
     with pytest.raises(ValueError, match="what is read"):
         adapt(tmp_path, [], name="out.jsonl")
@@ -117,6 +117,6 @@ def test_long_texts_stay_whole_and_a_folder_of_documents_is_sent_elsewhere(tmp_p
     (tmp_path / "docs" / "a.md").write_text("A.")
     ran = run("data", "adapt", "--input", tmp_path / "docs", "--output", tmp_path / "other.jsonl")
     assert "docs: not a data set of files (" in ran.error
-    assert ran.error.endswith("or make documents passages with `tripletune build passages`")
+    assert ran.error.endswith("or cut documents into passages with `tripletune build passages`")
     with pytest.raises(ValueError, match=r"it has page_content, metadata \(`tripletune build passages`"):
         adapt(tmp_path, [{"page_content": "A.", "metadata": {}}])

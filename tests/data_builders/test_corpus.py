@@ -67,12 +67,12 @@ def test_ids_do_not_depend_on_the_draw(file, tmp_path):
 def test_questions_in_both_draws_are_counted_and_told(file, tmp_path, caplog):
     manifest = build(file, tmp_path / "out", train_count=0, evaluation=file, evaluation_count=4)
     assert manifest["splits"]["evaluation"]["also_in_train"] == 4
-    assert "4 evaluation questions are training questions too" in caplog.text
+    assert "4 evaluation questions are also training questions" in caplog.text
     caplog.clear()
     other = write_lines(tmp_path / "dev.jsonl", [row(n) for n in range(30, 34)])
     manifest = build(file, tmp_path / "other", evaluation=other, evaluation_count=4)
     assert manifest["splits"]["evaluation"]["also_in_train"] == 0
-    assert "training questions too" not in caplog.text
+    assert "also training questions" not in caplog.text
 
 
 def test_only_a_corpus_is_replaced_and_only_when_asked(file, tmp_path):
@@ -92,7 +92,7 @@ def test_only_a_corpus_is_replaced_and_only_when_asked(file, tmp_path):
     ("arguments", "message"),
     [
         ([], "name --train, --evaluation or both"),
-        (["--train", "FILE"], "1000 questions are to be drawn and 20 can be used (no supporting document: 1"),
+        (["--train", "FILE"], "cannot draw 1000 questions, since only 20 can be used (no supporting document: 1"),
     ],
 )
 def test_bad_input_gives_one_line_and_exit_code_2(file, tmp_path, arguments, message):

@@ -109,7 +109,7 @@ def test_a_page_of_a_pdf_is_cited_and_a_sentence_over_two_pages_is_one(tmp_path)
     assert "pages without text (1): a.pdf" in out
     rows, out = build(tmp_path, {"a.pdf": pdf([["The same."], ["The same."], ["Other."]])})
     assert [(row["page"], row["text"]) for row in rows] == [(1, "The same."), (3, "Other.")]
-    assert "passages that repeat another of the document (1): a.pdf" in out
+    assert "passages that repeat another passage of the document (1): a.pdf" in out
 
 
 def test_parquet_has_a_column_that_is_named(tmp_path):
@@ -164,9 +164,9 @@ def test_what_can_not_be_read_is_named_by_reason_and_stops_nothing(tmp_path):
         "hidden": [".git", ".hidden.md"], "empty": ["empty.md"], "without text": ["blank.md", "scan.pdf (scanned"],
         "needs a password": ["locked.pdf"], "links, which are not followed": ["link.md", "out"],
         "binary": ["binary.txt"], "of a kind that is not read": ["image.png (.png)", "noend (no ending)"],
-        "no regular file": ["pipe.txt"],
+        "not a regular file": ["pipe.txt"],
         "damaged": ["bad.jsonl (2: not", "broken.docx", "broken.pdf", "cut.parquet", "number.jsonl (1: text"],
-        "no column of text": ["other.csv (it has a, b; name one with --text-column)"],
+        "no text column": ["other.csv (the columns are a, b; name one with --text-column)"],
     }  # fmt: skip
     card = (tmp_path / "mine" / "README.md").read_text()
     lines = {line.split(" (")[0]: line for line in card.splitlines() if line.startswith("- ")}
@@ -184,7 +184,7 @@ def test_where_nothing_can_be_read_it_says_why(tmp_path):
     words = ["--output", tmp_path / "mine"]
     ran = run("build passages", "--documents", tmp_path / "docs", *words)
     assert ran.code == 2
-    assert ran.error.endswith("docs: no document is there; left out, of a kind that is not read (1): a.png (.png)")
+    assert ran.error.endswith("docs: no document was found; left out, of a kind that is not read (1): a.png (.png)")
     assert run("build passages", "--documents", tmp_path / "none", *words).error.endswith(f"{tmp_path / 'none'}")
     assert not (tmp_path / "mine" / "corpus.jsonl").exists()
     (tmp_path / "other").mkdir()
@@ -244,7 +244,7 @@ def test_a_folder_with_none_of_the_documents_is_warned_of(tmp_path):
     (tmp_path / "other" / "c.md").write_text("C.")
     for folder, warned in (("docs", False), ("other", True)):
         ran = run("build passages", "--documents", tmp_path / folder, "--output", tmp_path / "mine")
-        assert (f"{tmp_path / 'other'} has none of the 1 documents that" in ran.err) is warned
+        assert (f"{tmp_path / 'other'} has none of the 1 documents from which" in ran.err) is warned
 
 
 def test_what_comes_after_reads_new_passages_alone(tmp_path):

@@ -137,7 +137,7 @@ def test_triples_cost_no_neighbour(printed, names, malformed):
     assert issues[MALFORMED_TRIPLES] == malformed
 
 
-NO_TEXT, NO_ACTION = "input or label is missing, empty or no text", "the label of a planning row is no action"
+NO_TEXT, NO_ACTION = "input or label is missing, empty or not text", "the label of a planning row is not an action"
 BAD_INPUTS = [
     ("\nQuestion: ", "no question in the input"),
     ("\n" + STEP.format("[]"), "no question in the input"),
@@ -174,9 +174,9 @@ def test_command_writes_a_data_set(tmp_path):
     rows.append({"input": PLANNER + "\nQuestion: Why?", "label": "nothing", "graphs": []})
     path, output = write_lines(tmp_path / "train_data.jsonl", rows), tmp_path / "out"
     out = run("data", "released", "--input", path, "--output", output, "--validation-fraction", 0.3).out
-    assert "rows left out: the label of a planning row is no action 1" in out
+    assert "rows left out: the label of a planning row is not an action 1" in out
     assert list(troubles(output)) == []
     assert {len(list(read_records(output, split))) > 0 for split in ("train", "validation")} == {True}
     assert sum(1 for _ in read_records(output)) == 120
     card = (output / "README.md").read_text(encoding="utf-8")
-    assert "the label of a planning row is no action | 1 |" in card
+    assert "the label of a planning row is not an action | 1 |" in card

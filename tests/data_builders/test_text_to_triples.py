@@ -75,7 +75,7 @@ def test_what_is_left_out_is_counted(tmp_path):
         "text and triples seen before": 1,
         "text seen before, with other triples": 1,
         "every triple is malformed": 1,
-        "the text is among those to exclude": 2,
+        "the text is excluded (--exclude)": 2,
     }
     assert build["issues"] == {
         "x: texts with Unicode composed, spaces folded or control characters removed": 1,
@@ -83,7 +83,7 @@ def test_what_is_left_out_is_counted(tmp_path):
     }
     assert any("3 texts of triples=triples:" in note for note in build["notes"])
     card = (folder / "README.md").read_text()
-    assert "| x: the text is among those to exclude | 2 |" in card
+    assert "| x: the text is excluded (--exclude) | 2 |" in card
 
 
 def test_names_by_the_papers_rule(tmp_path):
@@ -111,11 +111,11 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path):
     for source, more, message in (
         ("triples", ("--validation-rows", 9), "there are only 4 pairs"),
         ("triples", ("--source", f"triples:{file}"), "two sources are called"),
-        ("triples", ("--split-name", "test", "--validation-rows", 3), "validation_rows and split_name: with one split"),
+        ("triples", ("--split-name", "test", "--validation-rows", 3), "validation_rows and split_name: a single split"),
     ):
         assert message in run("build pairs", "--source", f"{source}:{file}", "--output", output, *more).error
     error = run("build pairs", "--source", f"triples:{bare}", "--output", output).error
-    assert "not a single pair could be made (triples: there is no list of triples 1)" in error
+    assert "no pair could be made (triples: there is no list of triples 1)" in error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl"]
 
 
@@ -160,7 +160,7 @@ def test_by_default_the_papers_number_and_at_most_a_tenth():
     for count, kept in ((57, 5), (60_000, PAPER_ROWS)):
         split = CountedSplit()
         assert len(sides(split, pairs(count))["validation"]) == kept
-        assert ("here it is a tenth" in split.sentence()) is (kept < PAPER_ROWS)
+        assert ("so a tenth is kept" in split.sentence()) is (kept < PAPER_ROWS)
 
 
 def test_few_pairs_wait_in_memory():

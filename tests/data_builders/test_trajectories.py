@@ -65,7 +65,7 @@ def test_a_chat_that_two_questions_had_is_learned_once(run, tmp_path):
     passages = {one.messages[1]["content"] for one in triples}
     assert len(passages) == len(triples)
     left_out = statistics["build"]["drops"]["all"]
-    assert left_out.get("the same chat was there before", 0) > 0
+    assert left_out.get("repeated chat", 0) > 0
 
 
 SYSTEMS = {
@@ -232,7 +232,7 @@ def test_a_shorter_run_has_its_trajectory_beside_a_longer_one(tmp_path):
     assert len(build(short, tmp_path / "both", *both)[0]) == 2
     found, statistics = build(short, tmp_path / "shortest", *both, "--shortest", "1")
     assert [sum(one.learned) for one in found] == [1]
-    assert statistics["build"]["drops"]["all"]["shorter ones of the same question"] == 1
+    assert statistics["build"]["drops"]["all"]["other runs of the question are shorter"] == 1
 
 
 def test_the_ledger_of_several_systems_lies_in_the_folder_of_their_run(tmp_path):
@@ -357,8 +357,8 @@ def test_where_runs_part_the_better_reply_stands_beside_the_worse(tmp_path, caps
     assert main([*words, "--output", str(tmp_path / "none")]) == 2
     assert main([*words, "--min-score", "exact_match=0", "--output", str(tmp_path / "none")]) == 2
     error = capsys.readouterr().err
-    assert "pairs: needs min_score" in error
-    assert "or no good and bad run of a question part at the same prompt" in error
+    assert "pairs: set min_score" in error
+    assert "or good and bad runs of a question never differ at one prompt" in error
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])

@@ -31,10 +31,10 @@ def test_the_first_row_says_the_kind(tmp_path, kind):
     folder = write_rows(tmp_path / "data", kind, splits)
     assert kind_of(folder) is KINDS[kind]
     assert list(troubles(folder)) == []
-    assert f"every {KINDS[kind].name} is in order" in run("data", "validate", folder).out
+    assert f"every {KINDS[kind].name} is valid" in run("data", "validate", folder).out
     out = run("data", "stats", folder).out
     assert f"splits: train {len(splits['train'])}, validation 1" in out
-    assert f"no {KINDS[kind].name} stands on two sides of a split" in out
+    assert f"no {KINDS[kind].name} is in two splits" in out
     split, row = find_rows(folder)[0]
     assert row == ROWS[kind][0]
     assert run("data", "peek", folder).out == row_text(KINDS[kind], row, split) + "\n"
@@ -49,7 +49,7 @@ def test_stats_prints_the_table_and_what_the_card_says(tmp_path):
     for part in ("129,902", "[SUFFICIENT]", "x: [gone]", "A \ufffd[31mnote."):
         assert part in out
     (folder / "statistics.json").unlink()
-    assert "build: unknown, no statistics.json" in run("data", "stats", folder).out
+    assert "build: unknown (no statistics.json)" in run("data", "stats", folder).out
 
 
 RECORD_TROUBLES = (
@@ -64,7 +64,7 @@ RECORD_TROUBLES = (
         "validation-00000.jsonl:2: question text 'why' is in 'validation' and in 'train'",
         "train-00000.jsonl:3: the row lacks question_id",
         "train-00000.jsonl:4: not valid JSON",
-        "split 'train' has 4 rows, the file says 2",
+        "split 'train' has 4 rows, but this file says 2",
     ],
 )
 PAIR_TROUBLES = (
@@ -78,7 +78,7 @@ PAIR_TROUBLES = (
         "train-00000.jsonl:5: pair 'y': the text is empty",
         "train-00000.jsonl:6: not valid JSON",
         "validation-00000.jsonl:1: text 'hellothere' is in 'validation' and in 'train'",
-        "split 'train' has 6 rows, the file says 4",
+        "split 'train' has 6 rows, but this file says 4",
     ],
 )
 

@@ -54,7 +54,7 @@ def test_card_says_what_was_left_out_and_what_the_teacher_did():
         "| x: no reason | 7 |", "| `seed` | `3` |", f"| `f` | `{'0' * 64}` |", "| train | 4 |", "me \\| you",
         "| x: filter | 3 |", f"| `filter.md` | `{'a' * 64}` |", "| teacher | big-model |", "A note.",
         "| stage | calls | input tokens |", "| filter | 12,000 | 7 |", "| query | 1 | - |",
-        "white-space words, no tokenizer was given",
+        "white-space words (no tokenizer was given)",
     ):  # fmt: skip
         assert line in text
 

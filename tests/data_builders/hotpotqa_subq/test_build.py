@@ -85,7 +85,7 @@ def test_failed_searches_are_counted_and_hang_on_no_order(tmp_path, source):
     assert built("a", concurrency=1) == built("b", concurrency=50) == built("c", check_facts="drop")
     again = sum(record.id.endswith("-again") for record in read_records(tmp_path / "a"))
     assert 40 < again < 120
-    assert f"Source hotpotqa: {again} failed searches stand" in (tmp_path / "a" / "README.md").read_text("utf-8")
+    assert f"Source hotpotqa: {again} failed searches are" in (tmp_path / "a" / "README.md").read_text("utf-8")
 
 
 def test_a_triple_file_that_fits_nothing_is_refused(tmp_path, source):
@@ -96,7 +96,7 @@ def test_a_triple_file_that_fits_nothing_is_refused(tmp_path, source):
 
     built("fits", "Other.", distractors=1)
     for options in ({"distractors": 1}, {"failed_searches": 0.9}):
-        with pytest.raises(ValueError, match=r"t2\.jsonl has triples of none of the .* passages that were looked up"):
+        with pytest.raises(ValueError, match=r"t2\.jsonl has no triples of the .* passages that were looked up"):
             built("foreign", "Else.", **options)
     with pytest.raises(ValueError, match="triple_file: without effect"):
         built("idle", "Other.")

@@ -162,7 +162,7 @@ def test_the_card_does_not_claim_a_temperature_that_was_not_sent(files, backend)
     backend.send_temperature = False
     assert run(arguments(files, files / "out", "--limit", "1")) == 0
     assert build_facts(files / "out")["models"] == {
-        "teacher": "openai:m (temperature and top_p are the provider's own: none was sent)"
+        "teacher": "openai:m (the provider's default temperature and top_p: neither was sent)"
     }
 
 
@@ -217,7 +217,10 @@ def test_bad_options_are_one_line_and_exit_code_2(files, backend, capsys, more, 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["hotpotqa:q.jsonl"], "has no annotations; add a file of recorded teacher replies, hotpotqa:FILE:ANNOTATIONS"),
+        (
+            ["hotpotqa:q.jsonl"],
+            "has no annotations; add a file of recorded teacher replies (hotpotqa:FILE:ANNOTATIONS)",
+        ),
         (["hotpotqa:q:t", "--set", "show_documents=all", "--dry-run"], "--dry-run, --set show_documents: without eff"),
         (["hotpotqa:q", "--teacher", "openai", "--teacher-model", "m"], "OPENAI_API_KEY"),
     ],

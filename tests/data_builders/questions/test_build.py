@@ -86,9 +86,9 @@ def test_a_teacher_that_cannot_write_the_form_ends_with_a_code(make, tmp_path, m
     word = RuleTeacher.word
     monkeypatch.setattr(RuleTeacher, "word", lambda self, text, fault: word(self, text, fault and "not json"))
     _, _, ended = make("--count", 30, faults=0.6, stubborn=1.0)
-    assert (ended.code, ended.error.split(", but ")[1][-42:]) == (
+    assert (ended.code, ended.error.split(", but ")[1][-44:]) == (
         1,
-        "for replies of no use: see its dropped.ndjson"[-42:],
+        "for unusable replies: see its dropped.ndjson",
     )
     assert (tmp_path / "made" / "train.jsonl").exists()
 

@@ -110,5 +110,5 @@ def test_counts_add_up_and_follow_the_shares():
 def test_an_unknown_relation_is_named_with_the_nearest():
     with pytest.raises(ValueError, match=r"about: 'Directr' is not one of .*did you mean Director"):
         WorldOptions(about="Directr,Author")
-    with pytest.raises(ValueError, match=r"wordings: -99: a relation has \d at most"):
+    with pytest.raises(ValueError, match=r"wordings: -99: a relation has at most \d wordings"):
         WorldOptions(wordings=-99)

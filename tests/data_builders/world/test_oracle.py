@@ -42,7 +42,7 @@ def test_it_answers_from_passages_only_when_they_hold_every_fact(world):
 
 
 def test_what_it_does_not_know_it_says(world):
-    for text, message in (("hello", "no prompt of a system"), ("Triples:\n\n\nQuestion: Who?", "no question 'Who\\?'")):
+    for text, message in (("hello", "not of a system"), ("Triples:\n\n\nQuestion: Who?", "no question 'Who\\?'")):
         with pytest.raises(CallError, match=message):
             ask(WorldOracle(world), text)
     empty = json.loads(ask(WorldOracle(world), "Title: Nowhere\nText: x"))

@@ -185,7 +185,7 @@ def test_wordings_of_an_examination_are_those_that_training_leaves_out():
 def test_relations_that_make_no_such_question_are_named_as_the_cause(kind):
     weights = {name: 0.0 for name in ("one_hop", "two_hop", "three_hop", "four_hop", "comparison", "intersection")}
     weights[{"2-hop": "two_hop", "3-hop": "three_hop", "4-hop": "four_hop"}.get(kind, kind)] = 1.0
-    with pytest.raises(ValueError, match="about more relations"):
+    with pytest.raises(ValueError, match="more relations in about"):
         generate_world(WorldOptions(train=5, about="Language", **weights), "train")
 
 
