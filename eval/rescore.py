@@ -1,6 +1,6 @@
-"""New scores of finished runs from their stored results (`tripletune eval score` and `mauve`).
+"""Compute new scores of finished runs from their stored results (`tripletune eval score` and `mauve`).
 
-Scores of questions go into `scores.jsonl` beside the unchanged results; `compare` and `report` read both.
+Scores of questions are written to `scores.jsonl` beside the unchanged results; `compare` and `report` read both files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tripletune.rag.triple_store import read_gold
 
 logger = logging.getLogger(__name__)
 MAUVE = "mauve.json"
-# Of a text that MAUVE reads.
+# Maximum words of a text that MAUVE reads.
 _WORDS = 100
 
 
@@ -63,14 +63,14 @@ def score_run(
 ) -> dict[str, Interval]:
     """Score one run, and write the scores beside its results and other scores.
 
-    Each score also has `failed`, the number of failed questions. `gold` are the ids of the supporting passages by
-    question instead of those in the results. A metric whose gold no question has is left out with a warning.
+    Each score also has `failed`, the number of failed questions. `gold` has the ids of each question's supporting
+    passages, instead of those in the results. A metric is left out with a warning if no question has its gold.
     """
     folder = Path(folder)
     path, values = folder / SCORES, dict[str, list[float]]({name: [] for name in metrics})
     settings = read_json(folder / SETTINGS)
     if "system" not in settings:
-        raise ValueError(f"{folder} is not the output of `tripletune eval run`; repeat its own command to score it")
+        raise ValueError(f"{folder} is not the output of `tripletune eval run`; repeat its evaluation to score it")
     with lock_folder(folder, f"another process writes into {folder}: wait for it or stop it") or nullcontext():
         before = {row["id"]: given(row, "scores") or {} for row in read_results(path)} if path.is_file() else {}
         changed, failed = dict.fromkeys(metrics, 0), 0
@@ -89,20 +89,20 @@ def score_run(
                 line = {"id": row["id"], "scores": {**before.get(row["id"], {}), **scores}}
                 file.write(json_line(line))
             if not file.tell():
-                raise ValueError(f"{folder} is empty, no question has a result: give the run's command again")
+                raise ValueError(f"{folder}: no question has a result yet: run the same command again")
             if met and met.isdisjoint(linked):
-                raise ValueError(f"{folder}: --gold names no passage that the run found: give the links of its corpus")
+                raise ValueError(f"{folder}: --gold has no passage that the run found: give the links of its corpus")
             if empty := [name for name, scores in values.items() if not scores]:
                 lacking = (
-                    f"{folder}: no question has gold passages, which {', '.join(empty)} need: give --gold FILE, the "
-                    "links that `tripletune build corpus` writes"
+                    f"{folder}: {', '.join(empty)} need gold passages, but no question has any: give --gold FILE with "
+                    "the links that `tripletune build corpus` writes"
                 )
                 if len(empty) == len(values):
                     raise ValueError(lacking)
                 logger.warning("%s", lacking)
     for name, count in changed.items():
         if count:
-            logger.warning("%s: %s of %d questions is another than before; the new score counts", folder, name, count)
+            logger.warning("%s: %s of %d questions has changed; the new score counts", folder, name, count)
     known = bootstrap_means({name: found for name, found in values.items() if found})
     return {name: one | {"failed": failed} for name, one in known.items()}
 
@@ -113,9 +113,9 @@ def score_row(
     supporting: Collection[str] | None = None,
     refusal: str | None = None,
 ) -> dict[str, float]:
-    """Scores of a stored question; one that failed scores 0, and one without gold passages has no score of a ranking.
+    """Score a stored question; a failed question scores 0, and rankings are scored only with gold passages.
 
-    `supporting` are ids of passages in place of the row's; for `refusal` see `tripletune.eval.Task`.
+    `supporting` replaces the ids of the row's supporting passages; for `refusal` see `tripletune.eval.Task`.
     """
     wanted = frozenset((row.get("supporting") or ()) if supporting is None else supporting)
     ranking = final_ranking(row["trace"])
@@ -128,9 +128,7 @@ def score_row(
 
 
 def final_ranking(trace: Mapping[str, Any]) -> Sequence[str]:
-    """Distinct ids of a system's passages, best first: its final ranking (GEAR, PageRank, TH-RAG), else the passages
-    round by round.
-    """
+    """Distinct ids of passages, best first: a system's final ranking (GEAR, PageRank, TH-RAG), else round by round."""
     found = trace.get("details", {}).get("ranking")
     if found is None:
         found = [passage["id"] for step in trace["steps"] for passage in step["passages"]]
@@ -138,11 +136,11 @@ def final_ranking(trace: Mapping[str, Any]) -> Sequence[str]:
 
 
 def mauve(args: argparse.Namespace, console: Console) -> None:
-    """`tripletune eval mauve`: the similarity of all answers of a run and all gold answers, written into its folder.
+    """`tripletune eval mauve`: write the similarity of a run's answers and the gold answers into the run's folder.
 
-    The authors' package `mauve-text` (Pillutla et al., 2021) computes it from hidden states of `args.model`. Texts are
-    question and answer, the first 100 words, as in ALCE (Gao et al., 2023). Only scores with the same model and number
-    of texts compare; the papers take GPT-2 large.
+    The authors' package `mauve-text` (Pillutla et al., 2021) computes MAUVE from hidden states of `args.model`. A text
+    is the first 100 words of question and answer, as in ALCE (Gao et al., 2023). Scores are comparable only with the
+    same model and number of texts; the papers use GPT-2 large.
     """
     from mauve import compute_mauve
 

@@ -1,6 +1,6 @@
-"""A results file that survives a kill: a flushed JSON line per row, repaired and continued when reopened.
+"""A results file that survives a kill: each row is a flushed JSON line, and reopening repairs and continues the file.
 
-Each of several processes in a run writes a file; the first one joins them in the folder.
+If a run has several processes, each writes a file, and the first process joins them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SETTINGS = "settings.json"
 METRICS = "metrics.json"
 ABOUT = "run.json"
 SCORES = "scores.jsonl"
-# Rankings whose recall is known, in words, and how many of their passages count.
+# Rankings whose recall is measured, in words, and the numbers of passages that count.
 RANKINGS = {"first": "first search", "retrieved": "all retrieved", "shown": "shown to the reader"}
 BUDGETS = (2, 5, 15)
 
@@ -53,8 +53,8 @@ class ResultLog:
     Args:
         settings: Settings of the rows; a folder continues only with equal settings.
         overwrite: Start again; the first new row removes the earlier run.
-        part: For processes after the first: the number, and the items done before.
-        about: What `run.json` holds; with the first row, this session is added to its "sessions".
+        part: For processes after the first: the number of the process, and the ids of finished items.
+        about: The content of `run.json`; the first row adds this session to its "sessions".
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class ResultLog:
         self._first = part is None
         began = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._session: dict[str, Any] = {"began": began, **code_version()}
-        # Of other settings no row is taken in, whatever happened between.
+        # The name depends on the settings, so rows of other settings are never joined.
         self._parts = f"results.{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]}"
         if part is not None:
             self._lock, self._replaces, self.done = None, False, part[1]
             self._file = (self.folder / f"{self._parts}.{part[0]}.jsonl").open("w", encoding="utf-8")
             return
-        # Index and ledger may be there before.
+        # The folder may already hold an index and a ledger.
         others = (LOCK, "index", "*.sqlite*", "*.log", "*.out", "*.err", ".*")
         check_folder(self.folder, others, True, sources, continues=SETTINGS)
         self._lock = lock_folder(
@@ -96,11 +96,11 @@ class ResultLog:
             names = sorted(found.keys() | now.keys(), key=lambda name: ("." in name, name))
             changed = [name for name in names if found.get(name) != now.get(name)]
             if found and not found.keys() & now.keys():
-                raise FileExistsError(f"{path} is not of an evaluation: give another --output")
+                raise FileExistsError(f"{path} does not belong to an evaluation: give another --output")
             if begun and not overwrite and (self.folder / ABOUT).is_file():
                 self._about["sessions"] = list(read_json(self.folder / ABOUT).get("sessions") or ())
             if not begun:
-                # A call that failed before its first answer, such as one with a misspelled model, sets nothing.
+                # A run that failed before its first answer, for example for a misspelled model, fixes no settings.
                 write_json(path, settings)
                 self.path.touch()
             elif changed and not self._replaces:
@@ -126,7 +126,7 @@ class ResultLog:
             locked.pop_all()
 
     def join(self, errors: bool = True) -> None:
-        """Take in the rows that other processes have written."""
+        """Append the rows that other processes have written."""
         for file in sorted(self.folder.glob(f"{self._parts}.*")):
             for row in read_results(file, partial=True):
                 if row["id"] not in self.done and (errors or not row.get("error")):
@@ -146,7 +146,7 @@ class ResultLog:
         self._file.write(json_line(row))
         self._file.flush()
         self.done.add(row["id"])
-        # Scores that were added later are of all rows or of none.
+        # Added scores must cover all rows, so a new row removes them.
         (self.folder / SCORES).unlink(missing_ok=True)
 
     def note(self, **found: Any) -> None:
@@ -160,7 +160,7 @@ class ResultLog:
         yield from read_results(self.path)
 
     def finish(self, order: Iterable[str]) -> None:
-        """Close the file with its rows in `order`, whichever was ready first."""
+        """Close the file and sort its rows by `order`."""
         self._file.close()
         offsets: dict[str, int] = {}
         position = 0
@@ -184,7 +184,7 @@ class ResultLog:
 
 @contextmanager
 def this_machine() -> Iterator[Callable[[], bool | None]]:
-    """A function that tells whether this user's evaluation was alone on this machine since; None if unknown."""
+    """Yield a function that says whether this user's evaluation has been alone on this machine; None if unknown."""
     path, flags = Path(tempfile.gettempdir()) / "tripletune-eval", os.O_WRONLY | os.O_APPEND | os.O_CREAT
     try:
         import fcntl
@@ -199,7 +199,7 @@ def this_machine() -> Iterator[Callable[[], bool | None]]:
             first = True
         except BlockingIOError:
             first = False
-        # Whoever comes adds a letter, so that one that has gone again is seen, too.
+        # Every evaluation that starts adds a letter, so that one that has ended is also noticed.
         file.write(".")
         file.flush()
         size = file.tell()
@@ -208,14 +208,14 @@ def this_machine() -> Iterator[Callable[[], bool | None]]:
 
 
 def read_results(path: str | Path, partial: bool = False) -> Iterator[dict[str, Any]]:
-    """Stream a results file, with `partial` without a last line that a kill has cut off."""
+    """Stream a results file; `partial` ignores a last line that a kill has cut off."""
     for where, row in read_jsonl(path, partial):
         checked(row, where, {"id": str, "scores?": {"": float}})
         yield row
 
 
 def read_scored(folder: str | Path, *needed: str, partial: bool = False) -> Iterator[dict[str, Any]]:
-    """`rag.results.read_runs` with the newer scores of `tripletune eval score`."""
+    """Like `rag.results.read_runs`, with the newer scores of `tripletune eval score`."""
     path = Path(folder) / SCORES
     added = {row["id"]: given(row, "scores") or {} for row in read_results(path)} if path.is_file() else {}
     for _, row in read_runs(Path(folder) / RESULTS, *needed, partial=partial):
@@ -223,9 +223,10 @@ def read_scored(folder: str | Path, *needed: str, partial: bool = False) -> Iter
 
 
 def recalls_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Recall at each of `BUDGETS` of three rankings of a question, such as "first@5": the first search, all retrieved
-    passages round by round, and the reader's passages, which older traces lack. A failed question has 0, one without
-    known supporting passages none.
+    """Recall at each of `BUDGETS` of a question's three rankings, such as "first@5".
+
+    The rankings are the first search, all retrieved passages round by round, and the reader's passages, which older
+    traces lack. A failed question has recall 0; a question without known supporting passages has no recall.
     """
     trace, wanted = row["trace"], set(row.get("supporting") or ())
     rounds = [[passage["id"] for passage in step["passages"]] for step in trace["steps"]]
@@ -236,18 +237,18 @@ def recalls_of(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def mean_recalls(rows: Iterable[Mapping[str, float]]) -> dict[str, Interval]:
-    """Means of `recalls_of` over the questions that have recalls, for rankings that all of these have."""
+    """Means of `recalls_of` over the questions with recalls, for the rankings that all these questions have."""
     known = [row for row in rows if row]
     names = [name for name in (known[0] if known else ()) if all(name in row for row in known)]
     return bootstrap_means({name: [row[name] for row in known] for name in names})
 
 
 def run_folders(folders: Iterable[str | Path]) -> list[Path]:
-    """Folders with results: the given ones, and those inside a given folder without results."""
+    """Folders with results: the given folders, or the folders inside a given folder without results."""
     found: list[Path] = []
     for folder in map(Path, folders):
         inside = [folder / RESULTS] if (folder / RESULTS).is_file() else sorted(folder.rglob(RESULTS))
         if not inside:
-            raise FileNotFoundError(f"{folder}: there is no {RESULTS} in this folder or in one inside it")
+            raise FileNotFoundError(f"{folder}: neither this folder nor a folder inside it has {RESULTS}")
         found += [path.parent for path in inside]
     return found

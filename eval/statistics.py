@@ -1,12 +1,13 @@
-"""Intervals and tests, seeded and vectorised: of means, ratios of sums, and paired differences between systems.
+"""Seeded, vectorised intervals and tests for means, ratios of sums, and paired differences between systems.
 
-An interval is `{"mean", "low", "high", "n"}`: a mean with its 95 % bootstrap interval (Efron's percentile method), over
-`n` values; else None. If all values are equal, the bootstrap shows no spread; the interval then assumes the largest
-share of other values that `n` draws may miss by Clopper and Pearson (1934), and equals theirs at 0 % and 100 %.
+An interval is `{"mean", "low", "high", "n"}`: a mean over `n` values with its 95 % bootstrap interval (Efron's
+percentile method), or None without values. If all values are equal, the bootstrap shows no spread. The interval then
+assumes the largest share of other values that `n` draws may miss, by Clopper and Pearson (1934); at 0 % and 100 % it
+equals their interval.
 
-A difference has two more keys: `p_value`, two-sided, and `test`, its name. It is McNemar's exact test if every score is
-0 or 1, else a permutation test: the systems swap results on a random half of the questions. Where many differences
-stand in one table, `correct_table` adds `p_holm` (Holm, 1979).
+A difference has two more keys: the two-sided `p_value`, and `test`, the name of the test. The test is McNemar's exact
+test if every score is 0 or 1, else a permutation test, in which the systems swap results on a random half of the
+questions. For many differences in one table, `correct_table` adds `p_holm` (Holm, 1979).
 
 Bootstrap and permutation treat a whole question, or text, as the unit.
 """
@@ -25,14 +26,14 @@ RESAMPLES, PERMUTATIONS = 2000, 10_000
 SIGNIFICANT = 0.05
 NO_DIFFERENCE = "no difference shown"
 P_NOTE = (
-    "p is two-sided, of McNemar's exact test where all scores are 0 or 1 and else of a permutation test, corrected for "
-    "the number of differences in the table (Holm)"
+    "p is two-sided, from McNemar's exact test if all scores are 0 or 1 and else from a permutation test, and is "
+    "corrected for the number of differences in the table (Holm)"
 )
-# Sums that differ in their last digits alone are no difference.
+# Sums that differ only in their last digits count as equal.
 _EQUAL = 1e-12
-# Draws that are in memory at once.
+# Maximum draws in memory at once.
 _CELLS_AT_ONCE = 1 << 20
-# The smallest and the largest value: of scores, and of differences between them.
+# Smallest and largest value of scores, and of differences between scores.
 SCORE, GAP = (0.0, 1.0), (-1.0, 1.0)
 Bounds = tuple[float, float]
 Interval = dict[str, Any]
@@ -40,12 +41,12 @@ Numbers = Sequence[float] | np.ndarray
 
 
 def bootstrap_mean(values: Sequence[float], bounds: Bounds | None = SCORE) -> Interval:
-    """Mean and 95 % interval of one value per question; costs have no `bounds`."""
+    """Mean and 95 % interval of one value per question; `bounds` is None for costs."""
     return bootstrap_means({"": values}, bounds)[""]
 
 
 def bootstrap_means(values: Mapping[str, Sequence[float]], bounds: Bounds | None = SCORE) -> dict[str, Interval]:
-    """Several means at once, such as the metrics of one run, with one draw for all of equal length."""
+    """Several means at once, such as the metrics of one run; values of equal length share their draws."""
     columns = {name: np.asarray(column, np.float64) for name, column in values.items()}
     found: dict[str, Interval] = {name: {"mean": None, "low": None, "high": None, "n": 0} for name in columns}
     for size in {len(column) for column in columns.values()} - {0}:
@@ -66,7 +67,7 @@ def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]]) -> Interval:
 
 
 def sums_of(pairs: Sequence[tuple[Hashable, float]]) -> tuple[np.ndarray, np.ndarray]:
-    """For each question of `(question, score)` pairs the sum of its scores, and their number."""
+    """For each question of `(question, score)` pairs, the sum of the scores and their number."""
     places: dict[Hashable, int] = {}
     index = np.array([places.setdefault(question, len(places)) for question, _ in pairs], dtype=np.int64)
     return np.bincount(index, weights=[score for _, score in pairs]), np.bincount(index).astype(np.float64)
@@ -75,7 +76,7 @@ def sums_of(pairs: Sequence[tuple[Hashable, float]]) -> tuple[np.ndarray, np.nda
 def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
     """A ratio of sums, such as a micro-averaged precision, and its 95 % interval.
 
-    A text is drawn with both its counts. A sample with a denominator of 0 counts as 0; if all denominators are 0, the
+    A text is drawn with both its counts. A sample whose denominator is 0 counts as 0; if all denominators are 0, the
     interval has no values.
     """
     return _interval(np.asarray(numerators), np.asarray(denominators), len(numerators))
@@ -88,19 +89,19 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interv
 
 
 def paired_table(scores: Mapping[Any, Sequence[float]]) -> dict[tuple[Any, Any], Interval]:
-    """Compare every two of several systems on the same questions, in the same order; see `paired_difference`."""
+    """Compare all pairs of systems on the same questions, in the same order; see `paired_difference`."""
     columns = np.column_stack(list(scores.values())).astype(np.float64)
     return dict(zip(combinations(scores, 2), _differences(columns, np.ones_like(columns))))
 
 
 def paired_ratio_difference(first: tuple[Numbers, Numbers], second: tuple[Numbers, Numbers]) -> Interval:
-    """As `paired_difference`, of two ratios of sums, such as micro-averaged F1, by numerators and denominators."""
+    """Like `paired_difference`, for two ratios of sums, such as micro-averaged F1, from numerators and denominators."""
     parts = np.column_stack([first[0], second[0], first[1], second[1]]).astype(np.float64)
     return _differences(parts[:, :2], parts[:, 2:])[0]
 
 
 def correct_table(differences: Iterable[Interval]) -> None:
-    """Give each difference of a table `p_holm`: its p-value, corrected for their number (Holm's step-down method)."""
+    """Add `p_holm` to each difference of a table: p, corrected for the number of differences (Holm's step-down)."""
     found = sorted(differences, key=lambda one: one["p_value"])
     largest = 0.0
     for place, one in enumerate(found):
@@ -116,13 +117,13 @@ def verdict(difference: Interval) -> str:
 
 
 def p_cell(difference: Interval) -> str:
-    """The p-value of a difference for a table: `p_holm` where there is one."""
+    """The p-value of a difference for a table: `p_holm` if present."""
     p_value = difference["p_holm" if "p_holm" in difference else "p_value"]
     return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"
 
 
 def flatten_means(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The means of nested metrics, as `planning/action_accuracy` and so on; what has none is left out."""
+    """The means of nested metrics by names such as `planning/action_accuracy`; values without a mean are left out."""
     flat = flatten(metrics, "/")
     return {name: one["mean"] for name, one in flat.items() if isinstance(one, Mapping) and one["mean"] is not None}
 
@@ -143,14 +144,14 @@ def _limits(mean: float, samples: np.ndarray, bounds: Bounds | None, draws: int)
 
 
 def _ratios(sums: np.ndarray) -> np.ndarray:
-    """Ratios of sums, shape (samples, 2 x systems) with numerators first; 0 for a denominator of 0."""
+    """Ratios of sums of shape (samples, 2 x systems), numerators first; 0 if the denominator is 0."""
     above, below = np.hsplit(sums, 2)
     return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
 
 
 def _resampled(columns: np.ndarray) -> np.ndarray:
     """The sums of the columns in each bootstrap sample, shape (samples, columns)."""
-    # One seed draws the same texts for two systems and for all metrics, so that they move together.
+    # One seed draws the same texts for all systems and metrics, so that their sums vary together.
     random, size = np.random.default_rng(0), len(columns)
     rows, sums = max(1, _CELLS_AT_ONCE // size), []
     for start in range(0, RESAMPLES, rows):
@@ -162,7 +163,7 @@ def _resampled(columns: np.ndarray) -> np.ndarray:
 
 
 def _differences(above: np.ndarray, below: np.ndarray) -> list[Interval]:
-    """Differences of every two systems, from numerators and denominators, each of shape (texts, systems)."""
+    """Differences of all pairs of systems, from numerators and denominators, each of shape (texts, systems)."""
     means = bool((below == 1).all())
     pairs = list(combinations(range(above.shape[1]), 2))
     totals = _ratios(np.hstack([above.sum(0), below.sum(0)])[None])[0]
@@ -182,8 +183,8 @@ def _differences(above: np.ndarray, below: np.ndarray) -> list[Interval]:
 
 
 def _mcnemar(gaps: np.ndarray) -> float:
-    """For differences of -1, 0 and 1, whose permutation test is this binomial."""
-    # Imported here: it takes longer than all of `tripletune eval --help`.
+    """The p-value for differences of -1, 0 and 1, whose permutation test is a binomial test."""
+    # The import takes longer than all of `tripletune eval --help`.
     from scipy.stats import binomtest
 
     differ = np.count_nonzero(gaps)
@@ -203,5 +204,5 @@ def _permuted(above: np.ndarray, below: np.ndarray, pairs: list[tuple[int, int]]
         bits = np.frombuffer(random.bytes(count * -(-size // 8)), np.uint8).reshape(count, -1)
         change = np.unpackbits(bits, axis=1, count=size).astype(np.float64) @ moved
         as_far += (np.abs(_ratios(second - change) - _ratios(first + change)) >= observed - _EQUAL).sum(0)
-    # What was observed is one of the permutations, so that no p-value is 0.
+    # The observed result counts as one of the permutations, so that no p-value is 0.
     return [float(p_value) for p_value in (as_far + 1) / (PERMUTATIONS + 1)]

@@ -1,7 +1,7 @@
-"""The options of `tripletune eval run`, the chat models they name, and the settings that results depend on.
+"""The options of `tripletune eval run`, the chat models that they name, and the settings that results depend on.
 
-`--teacher`, `--teacher-model` and the like name the chat model that answers all prompts; `--integrator SPEC` replaces
-it in CIRAG's integration phase by a local model, such as a distilled student; `--oracle DIR/SPLIT` is a teacher that
+`--teacher`, `--teacher-model` and related options name the chat model that answers all prompts. `--integrator SPEC`
+names a local model, such as a distilled student, for CIRAG's integration phase. `--oracle DIR/SPLIT` is a teacher that
 knows the facts of a fictional world.
 """
 
@@ -36,14 +36,14 @@ from tripletune.rag.systems.cirag import PROMPT_NAMES
 from tripletune.rag.systems.cirag.integration import INTEGRATION_PROMPT
 from tripletune.rag.triple_store import TripleStore, is_store
 
-# The model of `LLMOptions` whose other options alone count.
+# The model name in `LLMOptions` that have no model, only other options.
 UNNAMED = "unnamed"
 SET_HELP = (
-    "an option of the system, for example candidates=50 or granularities=triples,passages; cirag.candidates=50 sets it "
-    "for one of several systems; repeatable"
+    "an option of the system, for example candidates=50 or granularities=triples,passages; with several systems, "
+    "cirag.candidates=50 is for one of them; repeatable"
 )
 LLM_HELP = (
-    "chat model, [ROLE=]BACKEND:MODEL[@URL,URL], for all calls or a role's, for example openai:gpt-4o-mini or "
+    "chat model for all calls or for one role, [ROLE=]BACKEND:MODEL[@URL,URL], for example openai:gpt-4o-mini or "
     "t2rag.resolve=hf:runs/student; several URLs share the calls; repeatable"
 )
 
@@ -56,23 +56,23 @@ class QuestionOptions(SuiteOptions, SystemOptions):
     task: str = setting(
         dataclasses.MISSING, f"benchmarks, separated by commas: {', '.join(task_names())}, or a YAML file", also="tasks"
     )
-    data: str = setting(dataclasses.MISSING, "question file or hub id; {task} in it stands for the task's name")
+    data: str = setting(dataclasses.MISSING, "question file or hub id, in which {task} stands for the task's name")
     retry_errors: bool = rare(False, "ask the failed questions of an earlier run again")
     concurrency: int = setting(64, "questions asked at once", at_least=1)
     gold: str | None = setting(
-        None, "gold links of --corpus, from `build corpus` (default: by the questions' contexts)"
+        None, "gold links of --corpus, from `build corpus` (default: from the questions' contexts)"
     )
-    answers: str | None = setting(None, "with --system answers: another program's answers, JSON lines of id, answer")
+    answers: str | None = setting(None, "with --system answers: another program's answers as JSON lines of id, answer")
     set: list[str] = setting([], SET_HELP)
     llm: list[str] = setting([], LLM_HELP)
     price: list[str] = setting([], PRICE_HELP)
     control: Control | None = rare(None, "control: let --model read this instead of the loop's facts")
-    control_run: str | None = rare(None, "with control=other_…: the same run without control, for the other facts")
+    control_run: str | None = rare(None, "with control=other_…: the same run without control, with the other facts")
     integrator: str | None = setting(None, "with --system cirag: local model that integrates, instead of the teacher")
     oracle: str | None = setting(None, "use a perfect teacher: DIR/SPLIT of a `build world` folder")
 
 
-# The flags in the groups of `--help`.
+# The groups of options in `--help`.
 _FIRST = ("system", "task", "data", "model", "output")
 _GROUPS: dict[str, tuple[str, ...]] = {
     "the run": ("limit", "concurrency", "overwrite", "retry_errors", "max_failed", "answers"),
@@ -86,7 +86,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
 
 
 def add_run_arguments(parser: CommandParser) -> None:
-    """Give a parser the options of `tripletune eval run`, the teacher's among them."""
+    """Add the options of `tripletune eval run` and of the teacher to a parser."""
     add_arguments(parser, QuestionOptions, only=_FIRST)
     for title, names in _GROUPS.items():
         add_arguments(parser.add_argument_group(title), QuestionOptions, only=names)
@@ -99,9 +99,9 @@ def add_run_arguments(parser: CommandParser) -> None:
 
 
 def read_options(values: Mapping[str, Any]) -> tuple[QuestionOptions, LLMOptions | None]:
-    """Options of a run by name, as a section of a YAML file holds them, and its chat model.
+    """Read the options and the chat model of a run from values by name, such as a section of a YAML file.
 
-    They are fields of `QuestionOptions`, options of the system, and `teacher`, a mapping of `LLMOptions`.
+    Names are fields of `QuestionOptions`, options of the system, and `teacher`, a mapping of `LLMOptions`.
     """
     teacher = values.get("teacher")
     needed = ("system", "task", "data", "output")
@@ -124,27 +124,27 @@ def run_problems(options: QuestionOptions, system: System, loop: Any, teacher: L
     """Options that do not fit the system, one sentence each."""
     found, uses = [], f"--system {system.name}"
     if bool(options.answers) != (system.name == "answers"):
-        found.append(f"--answers FILE is for --system answers, which needs it; this is {uses}")
+        found.append(f"--answers FILE and --system answers need each other; this is {uses}")
     if options.integrator and system.name != "cirag":
         found.append(f"--integrator is for --system cirag, not for {system.name}")
     if options.student_seed is not None and not (options.integrator or options.model or options.planner_model):
-        found.append("student_seed needs --integrator or --model, whose replies it draws")
+        found.append("student_seed is the seed of --integrator or --model: name one of them")
     if options.control and not (options.model or options.planner_model):
-        found.append("control changes what a Graph-LLM reads: name it with --model")
+        found.append("control changes what a Graph-LLM reads: name the Graph-LLM with --model")
     if (options.control in ("other_facts", "other_graph")) != bool(options.control_run):
-        found.append("control=other_facts or other_graph, and they alone, need control_run: the run without control")
+        found.append("control_run (the run without control) is for control=other_facts or other_graph, which need it")
     if options.control_run and getattr(loop, "evidence", "") == "text":
-        found.append("control_run knows triples alone: leave out --evidence text")
+        found.append("control_run exchanges only triples: leave out --evidence text")
     if options.retry_errors and options.overwrite:
-        found.append("retry_errors: without effect, since --overwrite asks every question again; leave one out")
+        found.append("retry_errors: without effect, since --overwrite asks every question again; leave one of them out")
     if system.needs_gold and options.gold and not options.corpus:
-        found.append(f"{uses} reads the passages that --gold names: give their --corpus")
+        found.append(f"{uses} reads the passages that --gold names: give the corpus of these passages with --corpus")
     return system_problems(options, system, loop, teacher) + found
 
 
 def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> dict[str, Any]:
-    """The models' settings that change results, without address and concurrency of calls."""
-    # A teacher takes the places that no Graph-LLM is named for.
+    """The models' settings that change results; address and concurrency of calls do not."""
+    # A teacher plans or answers if no Graph-LLM is named for it.
     planner = options.planner_model or (None if teacher else options.model)
     settings: dict[str, Any] = {"dtype": usual_dtype(options.dtype)} if options.model or planner else {}
     for role, spec in (("model", options.model), ("planner", planner)):
@@ -177,9 +177,9 @@ def chat_model(options: LLMOptions, name: str = "model") -> dict[str, Any]:
 
 
 def chat_models(specs: Sequence[str], teacher: LLMOptions) -> dict[str, LLMOptions]:
-    """Chat models by role: `ROLE=BACKEND:MODEL` or `BACKEND:MODEL`, each with `@URL` or `@URL,URL` behind it.
+    """Chat models by role, from `ROLE=BACKEND:MODEL` or `BACKEND:MODEL`, each optionally with `@URL` or `@URL,URL`.
 
-    One without a role is under ""; all other settings are `teacher`'s.
+    A model without a role is under ""; all other settings are those of `teacher`.
     """
     found: dict[str, LLMOptions] = {}
     for spec in specs:
@@ -189,7 +189,7 @@ def chat_models(specs: Sequence[str], teacher: LLMOptions) -> dict[str, LLMOptio
 
 
 def open_chat_model(options: LLMOptions, oracle: str | None = None, specs: Sequence[str] = ()) -> LLMClient:
-    """The client of a chat model, or of the oracle that knows the facts of the world DIR/SPLIT."""
+    """Open the client of a chat model, or of the oracle that knows the facts of the world DIR/SPLIT."""
     if oracle:
         from tripletune.data_builders.world.oracle import WorldOracle
 
@@ -202,7 +202,7 @@ def open_chat_model(options: LLMOptions, oracle: str | None = None, specs: Seque
 
 
 def other_prompt(integrator: str, prompts: str | None) -> str | None:
-    """The warning that the loop's prompt differs from the one in the student's training."""
+    """The warning that the loop's prompt differs from the prompt in the student's training; None if they are equal."""
     learned = Path(resolve(integrator)) / PROMPT_FILE
     if not learned.is_file():
         return None
@@ -210,14 +210,14 @@ def other_prompt(integrator: str, prompts: str | None) -> str | None:
     if asked.strip() == learned.read_text(encoding="utf-8").strip():
         return None
     return (
-        f"{integrator} was trained with the prompt in {learned}, and the loop asks it with "
-        f"{f'that of {prompts}' if prompts else 'ours'}: expect worse decisions. Put it into a folder as "
-        f"{INTEGRATION_PROMPT}.md and add --set prompts=FOLDER"
+        f"{integrator} was trained with the prompt in {learned}, but the loop uses "
+        f"{f'the prompt of {prompts}' if prompts else 'our prompt'}: expect worse decisions. Copy that prompt into a "
+        f"folder as {INTEGRATION_PROMPT}.md and add --set prompts=FOLDER"
     )
 
 
 def extractor_settings(options: SearchOptions) -> dict[str, Any]:
-    """Settings that change results, of an extractor in the loop (`rag.search.extracts`)."""
+    """Settings of an extractor in the loop that change results (`rag.search.extracts`)."""
     if options.extractor == TEACHER:
         return {"extractor": TEACHER, "prompt": file_digest(TEACHER_PROMPT)}
     weights, own = model_fingerprint(str(options.extractor)), sorted(options.extractor_set)
@@ -226,7 +226,7 @@ def extractor_settings(options: SearchOptions) -> dict[str, Any]:
 
 
 def triples_settings(source: str, extractor: str | None = None) -> Any:
-    """Settings that identify triples: of a file, or of a store, whose bytes change without its content."""
+    """Settings that identify the triples of a file, or of a store, whose bytes can change while its triples do not."""
     if not is_store(source):
         if extractor is not None:
             raise ValueError(f"--extractor {extractor}: {source} is not an extraction store, so it has no extractors")

@@ -1,17 +1,17 @@
-"""Scores of a text-to-triples model (RAS, section D.1): ROUGE, triple matching at three strictnesses, and grounding.
+"""Score a text-to-triples model (RAS, section D.1): ROUGE, triple matching at three levels, and grounding.
 
-| level | two triples are the same when |
+| level | two triples match if |
 |---|---|
 | `exact` | all three fields are the same text |
-| `normalised` | they are, case, articles, punctuation and the form of the predicate aside |
+| `normalised` | all three fields are equal, ignoring case, articles, punctuation and the form of the predicate |
 | `soft` | the cosine of each of the three fields reaches its threshold (`THRESHOLDS`) |
 
 Matches are one-to-one. Micro scores add up matches over all texts; macro scores are the mean over texts. A text without
 facts scores 1 if nothing is predicted, else 0. A failed text scores 0. Intervals draw texts.
 
-ROUGE compares the reply as it was written with the gold triples in RAS's format, as the paper does; the word for "no
-facts" counts as an empty reply. It counts markers as words and ignores letters outside a to z and 0 to 9, so use it
-only to compare with the paper.
+ROUGE compares the raw reply with the gold triples in RAS's format, as the paper does; the word for "no facts" counts as
+an empty reply. ROUGE counts markers as words and ignores all characters except a to z and 0 to 9, so use it only to
+compare with the paper.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tripletune.models.data.pairs import ExtractionPair, predicate_words, read_r
 from tripletune.models.data.triples import Triple
 from tripletune.models.data.words import words
 
-# Texts to vectors, one row each, of any length; `rag.embedding.Embedder.encode` is one.
+# Function from texts to vectors, one row per text, of any length; for example `rag.embedding.Embedder.encode`.
 Embedder = Callable[[list[str]], np.ndarray]
 Vectors = Mapping[str, np.ndarray]
 Key = tuple[str, str, str]
@@ -40,19 +40,18 @@ _AUXILIARIES = frozenset(("is", "are", "was", "were", "be", "been", "has", "have
 ROUGE = ("rouge1", "rouge2", "rougeL")
 LEVELS = ("exact", "normalised", "soft")
 FIELDS = ("subject", "predicate", "object")
-# Texts whose fields are embedded together: bounds memory, and is enough to fill an embedder's batches.
+# Texts whose fields are embedded together: few enough for memory, and enough to fill an embedder's batches.
 _CHUNK = 256
 _LONGEST_ROUGE = 20_000
-# The cosines from which on two fields mean the same, for subjects and objects, and for predicates. Names need more:
-# "University of Copenhagen" and "University of Oslo" have 0.73 in all-MiniLM-L6-v2, "born in" and "birth place" 0.68,
-# "birth place" and "death place" 0.57. None tells "Norway" from "Sweden" (0.80), so the soft level is to be read beside
-# the normalised one.
+# Smallest cosines at which two entities, or two predicates, match. Entities need a larger cosine: in all-MiniLM-L6-v2,
+# "University of Copenhagen" and "University of Oslo" have 0.73, "born in" and "birth place" 0.68, "birth place" and
+# "death place" 0.57. No threshold tells "Norway" from "Sweden" (0.80), so read the soft level beside the normalised.
 THRESHOLDS = {"entity": 0.75, "predicate": 0.6}
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A model's raw replies to a text, or to its pieces in order; none at all is never right, even without facts."""
+    """A model's raw replies to a text or to its pieces in order; without replies all scores are 0."""
 
     pair: ExtractionPair
     replies: Sequence[str]
@@ -65,9 +64,10 @@ def score_extractions(predictions: Iterable[Prediction], embed: Embedder | None 
 
 
 def score_rows(predictions: Iterable[Prediction], embed: Embedder | None = None) -> Iterator[dict[str, Any]]:
-    """Score replies one by one, in their order; a row is JSON, and without `embed` has no soft level.
+    """Score replies one by one, in order; a row is JSON, and without `embed` it has no soft level.
 
-    Levels have matches, predicted and gold triples; fields, the gold triples that have this field right.
+    A level has numbers of matches, predicted and gold triples. A field has the number of gold triples with this field
+    right.
     """
     stream = iter(predictions)
     while chunk := list(islice(stream, _CHUNK)):
@@ -82,7 +82,7 @@ def score_rows(predictions: Iterable[Prediction], embed: Embedder | None = None)
 
 
 def row_parts(row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """A row of `score_rows` as numerators and denominators, by score; sums of both make the score of a data set."""
+    """Numerator and denominator of each score of a `score_rows` row; their sums give the scores of a data set."""
     parts: dict[str, tuple[float, float]] = {}
     for level in (level for level in LEVELS if level in row):
         matches, predicted, gold = row[level]
@@ -115,9 +115,9 @@ def summarise_extractions(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def rouge_scores(reply: str, gold: str) -> dict[str, float]:
-    """ROUGE-1, -2 and -L F-measures (Lin, 2004; Google's `rouge-score`, no stemming); 1 when both are empty.
+    """ROUGE-1, -2 and -L F-measures (Lin, 2004; Google's `rouge-score`, no stemming); 1 if both texts are empty.
 
-    A reply ten times longer than any target, as of a looping model, is cut at 20,000 characters.
+    An overlong reply, as a model that repeats itself writes, is cut at 20,000 characters, ten times any target.
     """
     if not reply.strip() and not gold.strip():
         return dict.fromkeys(ROUGE, 1.0)
@@ -130,7 +130,7 @@ def rouge_scores(reply: str, gold: str) -> dict[str, float]:
 def _score(prediction: Prediction, found: Sequence[Triple], vectors: Vectors | None) -> dict[str, Any]:
     pair = prediction.pair
     predicted, gold = list(dict.fromkeys(found)), list(dict.fromkeys(pair.triples))
-    # One triple for each normalised form, so that a triple in two spellings is not counted twice.
+    # One triple per normalised form, so that a triple in two spellings is not counted twice.
     forms = {normalize_triple(triple): triple for triple in reversed(predicted)}
     gold_forms = {normalize_triple(triple): triple for triple in reversed(gold)}
     row: dict[str, Any] = {"id": pair.id, "failed": prediction.failed}
@@ -149,7 +149,7 @@ def _score(prediction: Prediction, found: Sequence[Triple], vectors: Vectors | N
 def _rouge_of(prediction: Prediction) -> dict[str, float]:
     if prediction.failed:
         return dict.fromkeys(ROUGE, 0.0)
-    # A reply that says "no facts" in a word is the empty one of the gold triples.
+    # The word for "no facts" counts as an empty reply, like an empty list of gold triples.
     read = ((text, read_reply(text)) for text in prediction.replies)
     written = "\n".join(text for text, reply in read if reply.triples or reply.is_malformed)
     return rouge_scores(written, prediction.pair.target)
@@ -158,7 +158,7 @@ def _rouge_of(prediction: Prediction) -> dict[str, float]:
 def normalize_entity(text: str) -> str:
     """A name or text for comparison: its words (`models.data.words`) without case, punctuation and articles.
 
-    A name of nothing but articles keeps them ("The The"), one without letters its characters ("!!!").
+    A name of articles only keeps them ("The The"); a name without letters keeps its characters ("!!!").
     """
     found = words(text)
     return " ".join([word for word in found if word not in _ARTICLES] or found or text.split())
@@ -167,8 +167,8 @@ def normalize_entity(text: str) -> str:
 def normalize_predicate(predicate: str) -> str:
     """A predicate for comparison: words without leading auxiliaries, joined without spaces.
 
-    So `birthPlace`, "birth place", "Birthplace" and "has birth place" are one. A predicate of nothing but auxiliaries
-    ("is") keeps them.
+    So `birthPlace`, "birth place", "Birthplace" and "has birth place" are equal. A predicate of auxiliaries only ("is")
+    keeps them.
     """
     words = normalize_entity(predicate_words(predicate)).split()
     start = next((number for number, word in enumerate(words) if word not in _AUXILIARIES), 0)
@@ -181,22 +181,22 @@ def normalize_triple(triple: Triple) -> Key:
 
 
 def grounded(name: str, text_words: str) -> bool:
-    """Whether a name occurs in a text as whole words; the text is normalised and fenced by spaces: " ada was born "."""
+    """Whether a name occurs in a text as whole words; the text is normalised, with a space at both ends."""
     return f" {normalize_entity(name)} " in text_words
 
 
 def field_vectors(triples: Sequence[Triple], embed: Embedder) -> Vectors:
-    """Vectors of length one of the fields of many triples, each distinct text embedded once."""
+    """Unit vectors of the fields of many triples; each distinct text is embedded once."""
     texts = sorted({text for triple in triples for text in spoken_fields(triple)})
     vectors = np.asarray(embed(texts), dtype=np.float64) if texts else ()
     return {text: vector / (np.linalg.norm(vector) or 1.0) for text, vector in zip(texts, vectors)}
 
 
 def similarities(predicted: Sequence[Triple], gold: Sequence[Triple], vectors: Vectors) -> np.ndarray:
-    """Cosines of the fields of every two triples, shape (3, predicted, gold).
+    """Cosines between the fields of all pairs of a predicted and a gold triple, shape (3, predicted, gold).
 
-    Fields that are equal after normalisation have 1. Fields with different numbers have 0: to an embedder 1958 and
-    1959 are nearly one.
+    Fields that are equal after normalisation have cosine 1. Fields with different numbers have 0, since an embedder
+    gives 1958 and 1959 nearly the same vector.
     """
     result = np.zeros((3, len(predicted), len(gold)))
     left, right = [spoken_fields(t) for t in predicted], [spoken_fields(t) for t in gold]
@@ -211,15 +211,15 @@ def similarities(predicted: Sequence[Triple], gold: Sequence[Triple], vectors: V
 
 
 def spoken_fields(triple: Triple) -> tuple[str, str, str]:
-    """The fields for the embedder: lower case, predicates as words."""
+    """The fields for the embedder: in lower case, with predicates as words."""
     return triple.subject.casefold(), predicate_words(triple.predicate).casefold(), triple.object.casefold()
 
 
 def soft_matches(similarities: np.ndarray) -> int:
     """The largest number of one-to-one pairs of predicted and gold triples that agree in all three fields.
 
-    Not in their mean, since a triple with one wrong field states another fact. Cosines have the shape (3, predicted,
-    gold).
+    The mean of the fields does not count, since a triple with one wrong field states another fact. Cosines have the
+    shape (3, predicted, gold).
     """
     if not similarities.size:
         return 0
@@ -229,9 +229,9 @@ def soft_matches(similarities: np.ndarray) -> int:
 
 
 def aligned_fields(predicted: Sequence[Key], gold: Sequence[Key]) -> tuple[int, int, int]:
-    """The number of gold triples whose subject, predicate and object are right in their aligned triple.
+    """Count the gold triples whose subject, whose predicate, and whose object is right in the aligned triple.
 
-    The alignment is one-to-one with the most equal fields, then the most equal triples.
+    The alignment is one-to-one and has the most equal fields; ties are resolved by the most equal triples.
     """
     if not predicted or not gold:
         return 0, 0, 0
@@ -242,7 +242,7 @@ def aligned_fields(predicted: Sequence[Key], gold: Sequence[Key]) -> tuple[int, 
 
 
 def precision_recall_f1(matches: float, predicted: float, gold: float) -> tuple[float, float, float]:
-    """Precision, recall and F1 of one text; all 1 when there is nothing to find and nothing was found."""
+    """Precision, recall and F1 of one text; all 1 if there are neither gold nor predicted triples."""
     if not predicted and not gold:
         return 1.0, 1.0, 1.0
     precision = matches / predicted if predicted else 0.0
@@ -252,7 +252,7 @@ def precision_recall_f1(matches: float, predicted: float, gold: float) -> tuple[
 
 def _assignment(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows and columns of the pairing with the largest sum of weights."""
-    # Imported here: it takes longer than all of `tripletune eval --help`.
+    # The import takes longer than all of `tripletune eval --help`.
     from scipy.optimize import linear_sum_assignment
 
     return linear_sum_assignment(weights, maximize=True)

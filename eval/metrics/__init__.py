@@ -1,14 +1,16 @@
-"""Metrics, found by their place: every public function here or in a module of this folder is a metric of that name.
+"""Metrics, found by their place: every public function in this module or folder is a metric with the function's name.
 
-A new one is one file: `def NAME(prediction: str, answers: Sequence[str]) -> float`, whose docstring begins with the
-sentence that tables print about it. Then a task's YAML can name it. The gold answers have all aliases, and none is
-blank. One whose second argument is `short_answers` gets ASQA's instead, the aliases of one reading each; one whose
-second argument is `supporting`, the final ranking of passages (`eval/rescore.py:final_ranking`) and the ids that it
-should hold. One with a `k` is named for each of `CUTS`: `recall@5`.
+A new metric is one file with `def NAME(prediction: str, answers: Sequence[str]) -> float`, whose docstring begins with
+the sentence that tables print. Then a task's YAML can name the metric. The gold answers include all aliases, and none
+is blank. A metric whose second argument is `short_answers` gets ASQA's short answers instead (for each reading of the
+question, its aliases). A metric whose second argument is `supporting` gets the final ranking of passages
+(`eval/rescore.py:final_ranking`) and the ids of the supporting passages. A metric with an argument `k` has one name for
+each of `CUTS`, such as `recall@5`.
 
-Here are the papers' metrics; each gives 0 to 1, and 0 for an empty prediction. Names keep rules apart that papers mix
-up: `f1` is plain token F1 (RAS, eq. 10-12), `f1_hotpotqa` the official rule of HotpotQA and 2WikiMultiHopQA;
-`golden_match` normalises both sides (RAS, eq. 9), `match_raw` is Self-RAG's case-sensitive test.
+The metrics of the papers are here. Each returns 0 to 1, and 0 for an empty prediction. Different rules that papers call
+by one name have different names: `f1` is plain token F1 (RAS, eq. 10-12), and `f1_hotpotqa` is the official rule of
+HotpotQA and 2WikiMultiHopQA; `golden_match` normalises both sides (RAS, eq. 9), and `match_raw` is Self-RAG's
+case-sensitive test.
 """
 
 from __future__ import annotations
@@ -23,50 +25,50 @@ from typing import Any
 from tripletune.eval.metrics._labels import has_label
 from tripletune.models.data.records import normalize_answer
 
-# Places of a ranking that are scored.
+# The values of `k` at which rankings are scored.
 CUTS = (2, 5, 10, 15)
 _CLOSED_ANSWERS = {"yes", "no", "noanswer"}
-# TriviaQA's script takes these for spaces, where SQuAD's leaves punctuation out.
+# TriviaQA's script replaces these with spaces; SQuAD's script removes punctuation.
 _TRIVIAQA_SPACES = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`", " "))
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """The answer equals a gold answer, case, articles and punctuation aside (SQuAD's rule)."""
+    """The answer equals a gold answer, ignoring case, articles and punctuation (SQuAD's rule)."""
     normal = normalize_answer(prediction)
     return float(any(normal == normalize_answer(answer) for answer in answers))
 
 
 def accuracy(prediction: str, answers: Sequence[str]) -> float:
-    """The answer is the gold label, case and punctuation aside (RAS, eq. 13).
+    """The answer is the gold label, ignoring case and punctuation (RAS, eq. 13).
 
-    For multiple choice and fact checks: the choice "A" normalises to "a", never to nothing.
+    For multiple choice and fact checks: the choice "A" normalises to "a", never to an empty text.
     """
-    # Normalisation keeps a text of nothing but articles as it is, so "A." would differ from "A" while "B." is "B".
+    # Answer normalisation does not change a text of articles only, so "A." would differ from "A", unlike "B." and "B".
     return exact_match(_bare(prediction), [_bare(answer) for answer in answers])
 
 
 def label_accuracy(prediction: str, answers: Sequence[str]) -> float:
-    """The label that the answer gives, in a sentence or alone, is the gold one; a refusal gives none.
+    """The label in the answer, alone or in a sentence, is the gold label; a refusal has no label.
 
-    A label is yes or no, true or false, the letter of a choice, or a name. What is called the answer counts, else what
-    stands in front; where the reply names several and calls none the answer, it is wrong. Labels are words ("cannot"
-    holds no "no"), and clauses that refuse are passed over. A gold answer that is a refusal is matched by one in any
-    words that stands beside no label.
+    A label is yes or no, true or false, the letter of a choice, or a name. The label that the reply calls its answer
+    counts, or else the label at the start. A reply with several labels, none called the answer, is wrong. Labels are
+    whole words ("cannot" has no label "no"), and refusing clauses are ignored. If the gold answer is a refusal, any
+    refusal without a label is right.
     """
     return float(any(accuracy(prediction, [answer]) or has_label(prediction, answer) for answer in answers))
 
 
 def f1(prediction: str, answers: Sequence[str]) -> float:
-    """Overlap of answer and gold answer in words, the best over aliases (RAS, eq. 10-12; MuSiQue's rule)."""
+    """Word overlap of answer and gold answer, the best over aliases (RAS, eq. 10-12; MuSiQue's rule)."""
     tokens = normalize_answer(prediction).split()
     return max(_token_f1(tokens, normalize_answer(answer).split()) for answer in answers)
 
 
 def f1_hotpotqa(prediction: str, answers: Sequence[str]) -> float:
-    """As f1, but 0 when only one side is yes or no (official HotpotQA and 2Wiki rule).
+    """Like f1, but 0 if only one side is yes or no (official HotpotQA and 2Wiki rule).
 
-    A prediction that is not equal to the gold answer scores 0 as soon as one of them is yes, no or noanswer, so
-    "Yes, both are American" gets nothing for the gold answer "yes".
+    If the prediction or the gold answer is yes, no or noanswer and they differ, the score is 0. So "Yes, both are
+    American" scores 0 for the gold answer "yes".
     """
     normal, best = normalize_answer(prediction), 0.0
     for gold in map(normalize_answer, answers):
@@ -81,15 +83,15 @@ def exact_match_triviaqa(prediction: str, answers: Sequence[str]) -> float:
 
 
 def f1_triviaqa(prediction: str, answers: Sequence[str]) -> float:
-    """Overlap in words by TriviaQA's official rule, in which punctuation separates words."""
+    """Word overlap by TriviaQA's official rule, in which punctuation separates words."""
     return f1(_spaced(prediction), [_spaced(answer) for answer in answers])
 
 
 def golden_match(prediction: str, answers: Sequence[str]) -> float:
-    """A gold answer occurs in the answer, case, articles and punctuation aside (RAS, eq. 9).
+    """A gold answer occurs in the answer, ignoring case, articles and punctuation (RAS, eq. 9).
 
-    A substring test, as in the paper, which a refusal or a list of guesses can pass ("cannot" holds "no"): it is not
-    for letters, nor for yes and no.
+    This is a substring test, as in the paper. A refusal or a list of guesses can pass it ("cannot" contains "no"), so
+    it does not fit gold answers that are letters, yes or no.
     """
     normal = normalize_answer(prediction)
     return float(any(normalize_answer(answer) in normal for answer in answers))
@@ -101,7 +103,7 @@ def match_raw(prediction: str, answers: Sequence[str]) -> float:
 
 
 def str_em(prediction: str, short_answers: Sequence[Sequence[str]]) -> float:
-    """Share of the readings of the question with a short answer that occurs in the answer (ASQA's STR-EM)."""
+    """Share of the question's readings whose short answer occurs in the answer (ASQA's STR-EM)."""
     normal = normalize_answer(prediction)
     found = [any(normalize_answer(alias) in normal for alias in reading) for reading in short_answers]
     return sum(found) / len(found)
@@ -110,7 +112,7 @@ def str_em(prediction: str, short_answers: Sequence[Sequence[str]]) -> float:
 def rouge_lsum(prediction: str, answers: Sequence[str]) -> float:
     """ROUGE-Lsum, F-measure with stemming, against the closest gold answer (ASQA's ROUGE-L).
 
-    Sentences come from sentencex; the official script takes NLTK's, whose model can't be bundled.
+    sentencex splits the sentences; the official script uses NLTK, whose model can't be bundled.
     """
     return _best("rougeLsum", _lines(prediction), [_lines(answer) for answer in answers])
 
@@ -121,12 +123,12 @@ def rouge_l(prediction: str, answers: Sequence[str]) -> float:
 
 
 def recall(ranking: Sequence[str], supporting: Collection[str], k: int | None = None) -> float:
-    """Share of the supporting passages that stand in the first k places of the final ranking."""
+    """Share of the supporting passages that are in the first k places of the final ranking."""
     return len(set(supporting).intersection(ranking[:k])) / len(set(supporting))
 
 
 def precision(ranking: Sequence[str], supporting: Collection[str], k: int) -> float:
-    """Share of the first k places of the final ranking that hold a supporting passage; a place may be empty."""
+    """Share of the first k places of the final ranking that have a supporting passage; empty places count."""
     return len(set(supporting).intersection(ranking[:k])) / k
 
 
@@ -138,7 +140,7 @@ def ndcg(ranking: Sequence[str], supporting: Collection[str], k: int) -> float:
 
 
 def mrr(ranking: Sequence[str], supporting: Collection[str]) -> float:
-    """One over the place of the first supporting passage in the final ranking; 0 where there is none."""
+    """One over the place of the first supporting passage in the final ranking; 0 if no place has one."""
     return next((1 / place for place, passage in enumerate(ranking, 1) if passage in supporting), 0.0)
 
 
@@ -149,7 +151,7 @@ def _spaced(text: str) -> str:
 
 def _bare(label: str) -> str:
     bare = label.strip(string.punctuation + string.whitespace)
-    # What is left may be blank all the same: a control character such as the unit separator.
+    # The rest may still be blank: a control character such as the unit separator.
     return bare if bare.strip() else label
 
 

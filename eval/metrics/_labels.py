@@ -13,7 +13,7 @@ _CALLED = re.compile(rf"\b{_SAID}\Z", re.IGNORECASE)
 _ANSWERED = re.compile(r"\banswer(?: is| would be|[\s*_]*:)[\s:*_\"'(]*\Z", re.IGNORECASE)
 _DENIED = re.compile(r"(?:\b(?:not|nor|neither|than|except)|n't)(?: option| choice)?[\s*_\"'(]+\Z", re.IGNORECASE)
 _LISTED = re.compile(r"\W*(?:\b(?:or|and|nor)\b)?\W*", re.IGNORECASE)
-# "A" and "I" are words too: alone an A counts where punctuation, "is", "or", "and" or the end follows.
+# "A" and "I" are also words: a bare A counts only before punctuation, "is", "or", "and" or the end.
 _LETTER = re.compile(
     rf"(?i:\b{_SAID})(?P<a>[A-HJ])\b|\((?P<b>[A-HJ])\)|\b(?P<c>[B-HJ])\b"
     r"|\b(?P<d>A)(?=[).:,/*_\"']| (?:is|or|and)\b|\s*\Z)"
@@ -28,7 +28,7 @@ _YES = re.compile(
     r"|such|more|longer|specific|direct|clear|further|additional)\b))\b",
     re.IGNORECASE,
 )
-# "Google. The articles name no other company." and "I think it is Google, but I am not sure." name one.
+# "Google. The articles name no other company." and "I think it is Google, but I am not sure." give an answer.
 _NAMES = re.compile(
     r"\W*(?!(?:i|we|you|there|this|none|nothing|sorry|unfortunately|apologies|well|based|the (?:passage|article|context"
     r"|text|information|document|fact|question|evidence)s?)\b)(?:\S+ ){0,3}\S+[.!]\s"
@@ -43,7 +43,7 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 def refuses(reply: str) -> bool:
     """Whether a reply, of any length, only says that there is no answer.
 
-    Of a long one the first or the last sentence says so. "No, the articles do not mention it" is a no.
+    In a long reply, the first or the last sentence must refuse. "No, the articles do not mention it" is the label "no".
     """
     rest = without_refusals(reply)
     if rest == reply or _labels(rest, _YES) or _labels(rest, _TRUTH) or _CONCLUDES.search(rest):
@@ -64,14 +64,14 @@ def has_label(reply: str, gold: str) -> bool:
             return _labels(rest, pattern) == {gold.lower()}
     if re.fullmatch("[A-J]", gold):
         return _labels(rest, _LETTER) == {gold}
-    # "No. Google says yes to none of it." is no name, and neither is one of "Google, Apple or Meta".
+    # Neither "No. Google says yes to none of it." nor "Google, Apple or Meta" gives the name Google as its answer.
     name = re.compile(rf"(?<!not )(?<!\w){re.escape(normalize_answer(gold))}(?!\w)")
     said = [] if _DECIDES.match(rest) else [normalize_answer(one) for one in _SENTENCE.split(rest)]
     return any(name.search(one) and not re.search(r"\b(?<!whether )or\b", name.sub("", one)) for one in said)
 
 
 def _labels(text: str, pattern: re.Pattern[str]) -> set[str]:
-    """The label of a text: the last one called its answer, or the one in front; else all labels in it."""
+    """The label of a text: the last label that it calls its answer, or the label at its start; else all its labels."""
     found, end = list[tuple[str, str, bool]](), 0
     for match in pattern.finditer(text):
         group = str(match.lastgroup)
@@ -86,6 +86,6 @@ def _labels(text: str, pattern: re.Pattern[str]) -> set[str]:
     answered = [label for label, before in single if _ANSWERED.search(before)]
     front = [label for label, before in single if not before.strip(" \t\n*_\"'(")]
     called = [label for label, before in single if _CALLED.search(before)]
-    # "B. Option A is wrong", and "True stories are told; the claim is false".
+    # "B. Option A is wrong" is B, and "True stories are told; the claim is false" is false.
     first = front or called[:1] if pattern is _LETTER else called[:1] or front
     return set(answered[-1:] or first) or {label for label, *_ in found}

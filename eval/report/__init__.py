@@ -1,7 +1,7 @@
-"""`tripletune eval report`, `compare` and `curve`: results of finished runs.
+"""`tripletune eval report`, `compare` and `curve`: show the results of finished runs.
 
-A report is a folder with one HTML page, its tables in Markdown and LaTeX, and all figures; a comparison is a table of
-differences to the first run, paired by question or text; a curve is a picture of a training run's logs.
+A report is a folder with one HTML page, its tables in Markdown and LaTeX, and all figures. A comparison is a table of
+differences to the first run, paired by question or text. A curve is a picture of a training run's logs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def report(args: argparse.Namespace, console: Console) -> None:
     if args.wandb:
         import wandb
 
-        # With `WANDB_MODE=offline` they stay here. A name of W&B has at most 128 characters, with its own in front.
+        # W&B adds a prefix to each name and allows at most 128 characters. With `WANDB_MODE=offline` nothing is sent.
         tables = {f"{n:03d} {caption}"[:90]: table for n, (caption, table) in enumerate(tables_of(sections), 1)}
         with wandb.init(project=args.wandb, job_type="report") as run:
             run.log({name: wandb.Table(columns=table.head, data=table.rows) for name, table in tables.items()})
@@ -71,7 +71,7 @@ def report(args: argparse.Namespace, console: Console) -> None:
 
 
 def _folders(spec: str) -> list[str]:
-    """The output folders in a folder, the oldest run first; a run's own folder and NAME=FOLDER stay unchanged."""
+    """The output folders inside a folder, the oldest run first; an output folder or NAME=FOLDER is not changed."""
     if not Path(spec).is_dir() or any((Path(spec) / name).is_file() for name in (SETTINGS, METRICS)):
         return [spec]
     began = {path: [one["began"] for one in read_about(path)[1].get("sessions", ())] for path in run_folders([spec])}
@@ -79,7 +79,7 @@ def _folders(spec: str) -> list[str]:
 
 
 def build_report(found: Sequence[Run], groups: Sequence[Group]) -> dict[str, Any]:
-    """All figures of a report: of groups of runs, of other evaluations, and sentences on missing figures."""
+    """All figures of a report: those of groups of runs and of other evaluations, and sentences on missing figures."""
     made = [_figures(group) for group in groups]
     others = [_about(one, one.name or one.folder) | {"metrics": one.metrics or None} for one in found if one.rows.empty]
     missing = [
@@ -124,22 +124,19 @@ def _about(run: Run, name: str) -> dict[str, Any]:
 def _unfinished(run: Mapping[str, Any], name: str) -> str:
     of = f" of {run['expected']:,}" if run["expected"] else ""
     return (
-        f"{name} is not finished: it has {run['questions']:,}{of} questions. Its figures are about these alone; give "
-        "its command again to continue."
+        f"{name} is not finished: it has {run['questions']:,}{of} questions. Its figures count only these; run its "
+        "command again to continue."
     )
 
 
 def _missing(run: Mapping[str, Any], name: str) -> list[str]:
     figures, found = run["figures"], [] if run["finished"] else [_unfinished(run, name)]
     if figures["errors"]:
-        found.append(
-            f"{name}: {figures['errors']:,} questions failed; they score 0 and stay in the denominator of every "
-            "score and recall."
-        )
+        found.append(f"{name}: {figures['errors']:,} questions failed; they count as 0 in every score and recall.")
     if not figures["recall"] and figures["rounds"]["mean"]["mean"]:
         found.append(f"{name} has no gold links (--gold), so the recall of its passages is not known.")
     if run["unshared"]:
-        found.append(f"{name} has {', '.join(run['unshared'])}, which other runs of its task lack: score them, too.")
+        found.append(f"{name} has {', '.join(run['unshared'])}, which other runs of the task lack: score those, too.")
     return found
 
 
@@ -157,12 +154,12 @@ def compare(args: argparse.Namespace, console: Console) -> None:
 def compare_folders(
     folders: Sequence[str | Path], metric: str | None = None, across: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Compare runs with the first one, question by question or text by text.
+    """Compare runs with the first run, question by question or text by text.
 
     Args:
-        folders: Of `tripletune eval run`, or all of `tripletune eval extraction`; `A,B,C` are seeds of one system.
-        metric: The score to compare, for `extraction` also the beginning of several names; None takes the headline of
-            the task, or all scores of `extraction`.
+        folders: Output folders, all of `tripletune eval run` or all of `extraction`; `A,B,C` are seeds of one system.
+        metric: The score to compare, for `extraction` also the start of several names; None takes the headline of the
+            task, or all scores of `extraction`.
         across: Names of `setting.EQUAL` in which the runs may differ.
     """
     groups = [_seeds(one) for one in folders]
@@ -182,13 +179,13 @@ def compare_folders(
     failures = {one: head.get("failed", head.get("counts", {}).get("errors", 0)) for one, head in heads.items()}
     common = [name for name in runs[0] if all(name in other for other in runs[1:])]
     if empty := [one for one, run in zip(heads, runs) if not run]:
-        raise ValueError(f"{empty[0]}: its results are empty; give the run's command again")
+        raise ValueError(f"{empty[0]}: the results are empty; run the same command again")
     if not common:
         raise ValueError(f"the runs have no {unit} in common: were they made from different data?")
     if any(len(other) != len(common) for other in runs):
-        logger.warning("only the %d %ss that all runs have are compared", len(common), unit)
+        logger.warning("only %d %ss are compared: those that all runs have", len(common), unit)
     metric = metric if texts else metric or heads[groups[0][0]]["primary"]
-    # The soft level is only there when it was asked for, a score of rankings only where gold passages are known.
+    # Soft scores exist only on request, and scores of rankings only for questions with known gold passages.
     having = {
         name: [item for item in common if all(name in run[item] for run in runs)]
         for name in dict.fromkeys(name for item in common for name in runs[0][item])
@@ -200,7 +197,7 @@ def compare_folders(
     scores: dict[str, list[dict[str, Any]]] = {}
     for name in chosen:
         if len(having[name]) < len(common):
-            logger.warning("%s: of %d %ss, the %d that have it", name, len(common), unit, len(having[name]))
+            logger.warning("%s: compared on %d of %d %ss", name, len(having[name]), len(common), unit)
         columns = {one: np.array([run[item][name] for item in having[name]]).T for one, run in zip(heads, runs)}
         means = [np.mean([columns[one] for one in seeds], 0) for seeds in groups]
         scores[name] = [
@@ -216,7 +213,7 @@ def compare_folders(
     for spec, seeds in zip(folders, groups):
         names = {heads[one].get("system") or heads[one]["model"] for one in seeds}
         if len(names) > 1 and not texts:
-            raise ValueError(f"{spec}: seeds of one system count together, and these are {', '.join(sorted(names))}")
+            raise ValueError(f"{spec}: name seeds of one system, not of {', '.join(sorted(names))}")
         costs = [heads[one][f"cost_per_{unit}"] for one in seeds]
         cost = {name: sum(one.get(name, 0) for one in costs) / len(costs) for name in costs[0]}
         failed = sum(failures[one] for one in seeds)
@@ -225,13 +222,13 @@ def compare_folders(
 
 
 def _seeds(spec: str | Path) -> list[str]:
-    """The folders of `A,B,C`, each once; one folder may have a comma in its name."""
+    """The distinct folders of `A,B,C`; the name of a single folder may have a comma."""
     return [str(spec)] if Path(spec).exists() else list(dict.fromkeys(str(spec).split(",")))
 
 
 def _finished(folder: str) -> Run:
     if not (Path(folder) / METRICS).is_file():
-        raise FileNotFoundError(f"{folder} has no {METRICS}: it is not the output of a finished `tripletune eval`")
+        raise FileNotFoundError(f"{folder} has no {METRICS}, so it is not the output of a finished `tripletune eval`")
     return Run(folder, "", *read_about(Path(folder)))
 
 
@@ -280,5 +277,5 @@ def curve(args: argparse.Namespace, console: Console) -> None:
         ]
         show_table(console, "evaluations while training; scores are times 100", ("step", "loss", *names), rows)
     else:
-        console.print("the run has no evaluation yet: the picture shows its training alone")
+        console.print("the run has no evaluation yet: the picture shows only its training")
     console.print(f"written to {output}")

@@ -1,6 +1,7 @@
 """`tripletune eval curve`: the learning curve of a training run (RAS, figure 15; rewards of GRPO), as PNG.
 
-matplotlib is imported late and without a display; the colours suit colour-blind readers, and the file has no date.
+matplotlib is imported late and without a display. Colour-blind readers can tell the colours apart. The file has no
+date.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from tripletune.models.data.records import read_jsonl
 
 Rows = Sequence[Mapping[str, Any]]
 
-# Okabe and Ito's colours, and a second sign beside the colour, for prints in grey.
+# Okabe and Ito's colours, and markers that tell the lines apart in grey prints.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 _LOOK: Any = {"font.family": ["DejaVu Sans"], "font.size": 9, "axes.grid": True, "grid.color": "#DDDDDD"}
-# What is drawn together, by name of the panel: the score's name in the file and on the picture. Of a plan's scores
-# those with history: without one, all plans of the paper's q_0 are alike.
+# Panel -> name of each score in the file -> its name on the picture. Planning scores are those with history, since
+# without history all plans are the paper's q_0.
 PANELS: dict[str, dict[str, str]] = {
     "ROUGE": {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"},
     "triple F1": {"exact/micro/f1": "exact", "normalised/micro/f1": "normalised", "soft/micro/f1": "soft"},
@@ -34,10 +35,10 @@ PANELS: dict[str, dict[str, str]] = {
     "pairs": {"rewards/accuracies": "better reply gained more"},
 }
 MALFORMED_OUTPUT = "malformed_output"
-# The training loss jumps from step to step; it is drawn as means of this many stretches.
+# The training loss jumps from step to step, so it is drawn as the means of this many stretches.
 _STRETCHES = 60
 LOSSES, EVALUATIONS, REWARDS = "losses.jsonl", "evaluations.jsonl", "rewards.jsonl"
-# What every step of a run can have, with its title; all but the loss stand in `rewards.jsonl`.
+# Values that every step of a run can have -> title; all except the loss are in `rewards.jsonl`.
 _EACH_STEP = {"loss": "loss", "reward": "reward", "tokens": "tokens of a run", "kl": "KL divergence",
                "rewards/margins": "margin of rewards"}  # fmt: skip
 
@@ -45,7 +46,7 @@ _EACH_STEP = {"loss": "loss", "reward": "reward", "tokens": "tokens of a run", "
 def read_curve(folder: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Read a run's `losses.jsonl`, joined with `rewards.jsonl`, and `evaluations.jsonl`, by step.
 
-    The folder may be a checkpoint's or a killed run's.
+    The folder may be of a checkpoint or of a killed run.
     """
     places = [Path(folder), Path(folder).parent]
     files = [[one / LOSSES, one / EVALUATIONS] for one in places]
@@ -75,7 +76,7 @@ def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # It tells of every font list it makes.
+    # matplotlib logs every font list that it builds.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     panels, picture = panels_of(evaluations), io.BytesIO()
     with matplotlib.rc_context(_LOOK | {"axes.prop_cycle": cycler(color=COLOURS, marker=MARKERS)}):
@@ -98,7 +99,7 @@ def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
             for name, label in panels[panel].items():
                 points = [(row["step"], 100 * row[name]) for row in evaluations if name in row]
                 axis.plot(*zip(*points), label=label)
-            # Room for the legend, and for marks at the top.
+            # This leaves room for the legend and for marks at the top.
             axis.margins(y=0.12)
             axis.set_ylim(bottom=0)
         for axis in axes:

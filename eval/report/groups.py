@@ -1,8 +1,8 @@
 """Groups of comparable runs, their names, and comparisons within a group.
 
-A `Group` holds runs of one task, scores and question file that agree in all shared settings (`eval/report/setting.py`);
-tables compare the others with its first run. A run is named after its difference to that one, by the CIRAG paper's
-words for its ablations (tables 2 and 3, figures 7 and 8).
+A `Group` holds runs with the same task, scores and question file that agree in all shared settings
+(`eval/report/setting.py`); tables compare the group's first run with the others. A run is named after its difference to
+the first run, in the CIRAG paper's words for ablations (tables 2 and 3, figures 7 and 8).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tripletune.models.files import flatten
 from tripletune.rag.systems.cirag import GRANULARITIES
 
 WITHOUT_TD, WITHOUT_RERANKER = "w/o TD", "w/o reranker"
-# Table 3: the levels that are asked, and the name of the row.
+# Table 3: granularity levels of the cascade -> name of the row.
 CASCADES: dict[tuple[str, ...], str] = {
     ("triples", "sentences"): "w/o Passage",
     ("sentences", "passages"): "w/o Triple",
@@ -32,19 +32,19 @@ CASCADES: dict[tuple[str, ...], str] = {
     ("sentences",): "w/o Triple + Passage",
     ("passages",): "w/o Triple + Sentence",
 }
-# The rows of tables 2 and 3, in their order.
+# The rows of tables 2 and 3, in the paper's order.
 ABLATIONS = (WITHOUT_TD, WITHOUT_RERANKER, *CASCADES.values())
-# Settings that only name a file's content; a difference is named without the digest.
+# Settings that are digests of a file; the name of a run says that they differ, without the digest.
 _DIGESTS = ("corpus", "triples", "gold", "data")
-# Settings in which CIRAG's ablations differ.
+# Settings in which ablations of CIRAG may differ.
 _TOLD = ("options.rerank", "options.granularities", "integrator.spec", "integrator.weights", "encoder")
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs of one task over one file of questions, the reference first, each with its rows of the paper.
+    """Runs of one task over one file of questions, the reference first, each with its ablations in the paper's words.
 
-    `told` has the settings that distinguish the group from the task's other groups, in words.
+    `told` says in words which settings distinguish the group from the task's other groups.
     """
 
     runs: tuple[Run, ...]
@@ -58,16 +58,16 @@ class Group:
         return [name for name in self.runs[0].scores if all(name in run.scores for run in self.runs)]
 
     def in_paper_order(self) -> list[int]:
-        """CIRAG runs that only leave out parts, the whole system first; empty when nothing was left out or all."""
+        """CIRAG runs that only leave out parts, the whole system first; empty without a whole system or an ablation."""
         whole = [n for n, found in enumerate(self.ablations) if self.runs[n].system == "cirag" and not found]
         if any(WITHOUT_TD in found for found in self.ablations):
-            # The whole system of that row integrates with a distilled student, not with its teacher.
+            # For this ablation, the whole system integrates with a distilled student, not with its teacher.
             whole.sort(key=lambda n: self.runs[n].settings.get("integrator") is None)
         if not whole:
             return []
         base = self.runs[whole[0]].settings
         known = [whole[0], *(n for n, found in enumerate(self.ablations) if found)]
-        # An untrained integrator needs prompts that tell it more; the row's name says so.
+        # An untrained integrator needs prompts with more instructions, so prompts may differ.
         alike = [
             n for n in known
             if all(name in _TOLD or _is_prompt(name) for name in differences(base, self.runs[n].settings))
@@ -77,7 +77,7 @@ class Group:
 
 
 def group_runs(runs: Sequence[Run], across: Collection[str] = (), baseline: str | None = None) -> list[Group]:
-    """Sort runs into groups and name them, in the order given; those of this name, system or folder come first."""
+    """Sort runs into groups and name them, in the given order; runs whose name, system or folder is `baseline` lead."""
     if baseline:
         named = [baseline in (run.name, run.settings["system"], Path(run.folder).name) for run in runs]
         if not any(named):
@@ -90,7 +90,7 @@ def group_runs(runs: Sequence[Run], across: Collection[str] = (), baseline: str 
         found.setdefault(json.dumps(asked), []).append(run)
     parts = []
     for members in found.values():
-        # A run without gold links takes the number of hops from the others.
+        # A run without gold links takes the number of hops from the other runs.
         tables = [run.rows for run in members if len(run.rows)]
         hops = {name: n for table in tables for name, n in zip(table["id"], table["hops"]) if n and n == n}
         for table in tables:
@@ -113,7 +113,7 @@ def _comparable(runs: Sequence[Run], across: Collection[str]) -> list[list[Run]]
     parts: list[list[int]] = []
     for n in range(len(runs)):
         if not any(all(fits[n, m] for m in part) for part in parts):
-            # Then the others that fit to all of it.
+            # Add the other runs that fit all runs of the part.
             parts.append([n])
             for other in range(len(runs)):
                 if other != n and all(fits[other, m] for m in parts[-1]):
@@ -122,7 +122,7 @@ def _comparable(runs: Sequence[Run], across: Collection[str]) -> list[list[Run]]
 
 
 def _told(part: Sequence[Run], parts: Sequence[Sequence[Run]]) -> str:
-    """The settings that distinguish a part, in words."""
+    """The settings that distinguish a part from the other parts, in words."""
     values = [{n: one for run in reversed(each) for n, one in shared_settings(run).items() if one} for each in parts]
     own = values[[each is part for each in parts].index(True)]
     telling = [name for name in EQUAL if name in own and any(one.get(name, own[name]) != own[name] for one in values)]
@@ -130,9 +130,9 @@ def _told(part: Sequence[Run], parts: Sequence[Sequence[Run]]) -> str:
 
 
 def ablations_of(settings: Mapping[str, Any], name: str = "") -> tuple[str, ...]:
-    """The paper's rows of a run by its options, or by the name "w/o TD".
+    """The paper's ablations that a run's options make, or that its name "w/o TD" says.
 
-    An integrator from a `pypi:` package is a base model, so "w/o TD"; for any other the user must name the run.
+    An integrator from a `pypi:` package is a base model, so the run is "w/o TD"; for other models the name must say so.
     """
     if settings.get("system") != "cirag":
         return ()
@@ -149,9 +149,9 @@ def ablations_of(settings: Mapping[str, Any], name: str = "") -> tuple[str, ...]
 
 
 def compare_pairs(group: Group) -> dict[str, list[list[dict[str, Any] | None]]]:
-    """By metric a matrix of every run against every other, on the questions that both have.
+    """For each metric, a matrix that compares all pairs of runs on the questions that both runs have.
 
-    Row i, column j is "run i minus run j"; None on the diagonal, and where two runs have no question in common.
+    Row i, column j is "run i minus run j"; None on the diagonal, and for two runs without a common question.
     """
     tables = {n: run.rows.set_index("id") for n, run in enumerate(group.runs) if len(run.rows)}
     found = {}
@@ -162,7 +162,7 @@ def compare_pairs(group: Group) -> dict[str, list[list[dict[str, Any] | None]]]:
         whole = {n: one.loc[sorted(shared)].to_numpy() for n, one in scores.items() if ids[n] == shared}
         pairs = paired_table(whole) if shared else {}
         for one, two in combinations(scores, 2):
-            # A run that was stopped is compared on what it has; the others keep all their questions.
+            # Only comparisons with a stopped run lack the questions that this run lacks.
             if not (ids[one] == ids[two] == shared) and (both := sorted(ids[one] & ids[two])):
                 pairs[one, two] = paired_difference(*(scores[n].loc[both].to_numpy() for n in (one, two)))
         correct_table(pairs.values())
@@ -175,7 +175,7 @@ def compare_pairs(group: Group) -> dict[str, list[list[dict[str, Any] | None]]]:
 
 
 def sweeps_of(group: Group) -> list[dict[str, Any]]:
-    """Every numeric option in which runs differ while all else is the same: values, rising, with their first runs."""
+    """Numeric options in which runs differ while all else is equal: rising values, and the first run of each value."""
     alike: dict[tuple[str, str], dict[float, int]] = {}
     for number, run in enumerate(group.runs):
         options = run.settings.get("options") or {}
@@ -204,11 +204,11 @@ def _name(reference: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     if system == reference["system"]:
         named = {*ablations, *ablations_of(reference)}
         for name, values in differences(reference, settings).items():
-            # What the paper's names say already, or what is only the way back to the whole system.
+            # Leave out what the paper's names say, and differences that only restore the whole system.
             known = (
                 (name == "options.rerank" and WITHOUT_RERANKER in named)
                 or (name == "options.granularities" and named & set(CASCADES.values()))
-                # Without a reranker BM25 needs none.
+                # BM25 without a reranker needs no encoder.
                 or (name == "encoder" and WITHOUT_RERANKER in named and None in values)
                 or (name.startswith("integrator.") and WITHOUT_TD in ablations)
                 or name == "control_run"

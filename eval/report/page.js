@@ -1,4 +1,4 @@
-"use strict"; // what stands in rag/trace.js, before it
+"use strict"; // rag/trace.js comes before this script
 const DATA = JSON.parse(byId("data").textContent), GROUPS = DATA.figures.groups;
 const LINES = new Map(byId("lines").textContent.split("\n").map((line) => {
   const at = line.indexOf("\t");
@@ -6,7 +6,7 @@ const LINES = new Map(byId("lines").textContent.split("\n").map((line) => {
 }));
 const stored = (key) => (LINES.get(key) ? JSON.parse(LINES.get(key)) : null);
 const state = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-const RANKINGS = { retrieved: "all retrieved", first: "of the first search", shown: "shown to the reader" };
+const RANKINGS = { retrieved: "all retrieved", first: "found by the first search", shown: "shown to the reader" };
 const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 const TURNS = [0, -4, 8, 4, -2, -6, 2, 6, -1, -3, -5, -7, 1, 3, 5, 7].map((eighth) => eighth * Math.PI / 8);
 const LOOKS = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "opacity", "paint-order",
@@ -30,7 +30,7 @@ const words = (x, y, text, kind, anchor) => s("text", { x, y, class: kind, "text
 const ruler = document.createElement("canvas").getContext("2d");
 ruler.font = `12px ${getComputedStyle(document.body).fontFamily}`;
 const length = (text) => ruler.measureText(text).width;
-// Names of runs often differ at their ends alone.
+// Names of runs often differ only at their ends.
 const cut = (text, most, half = Math.max(3, Math.floor(text.length * most / length(text) / 2) - 1)) =>
   (length(text) <= most ? text : `${text.slice(0, half)}…${text.slice(-half)}`);
 const room = () => Math.max(280, byId("page").clientWidth - (innerWidth > 760 ? 66 : 38));
@@ -117,7 +117,7 @@ function draw() {
     parts.push(leaderboard(now), now.runs.length > 1 && matrix(now), costs(now), more(now), questions(now));
   }
   const titles = [...new Set(DATA.sections.map((one) => one.title))];
-  parts.push(section("All tables", `Those of report.md and report.tex. ${DATA.note}`,
+  parts.push(section("All tables", `report.md and report.tex have the same tables. ${DATA.note}`,
     titles.map((title) => h("details", {}, h("summary", {}, title), blocks((one) => one.title === title)))));
   byId("page").replaceChildren(...parts.filter(Boolean));
   if (focused) document.getElementsByName(focused)[0]?.focus();
@@ -160,8 +160,8 @@ function leaderboard({ group, metric, runs }) {
   };
   const part = (run) => (run.finished ? "" : ` (${whole(run.questions)} of ${whole(run.expected || NaN)} questions)`)
     + (run.figures.errors ? `, ${whole(run.figures.errors)} failed` : "");
-  return section(`${group.task}: ${metric}`, "Points are means, bars 95 % intervals over questions, times 100. "
-    + "Differences are to the run with the highest score, on the questions that both have.",
+  return section(`${group.task}: ${metric}`, "Points are means and bars are 95 % intervals over questions, times 100. "
+    + "Differences are to the run with the highest score, on the questions that both runs have.",
   bars(runs.map((run, n) => ({ ...bar(run), name: `${n + 1}. ${run.name}`, part: part(run), ...against(run) })),
     "scores"));
 }
@@ -246,15 +246,15 @@ function costs({ metric, runs }) {
       [role.replace(`${run.system}.`, ""), names.reduce((sum, name) => sum + found[name], 0)]) }));
   const free = runs.filter((run) => !paid.includes(run)).map((run) => run.name);
   return section("Quality against cost", "Up and to the left is better; the dashed line joins the runs that no other "
-    + "beats in both. Cost is that of answering, as if the ledger had answered no call; that of indexing the corpus "
-    + "stands in the tables.",
+    + "run beats in both. The cost is for answering and includes calls that the ledger answered; the tables have the "
+    + "cost of indexing the corpus.",
   select("Cost", "cost", known.map((name) => [name, COSTS[name]]), draw), plot(key, width, height, parts),
   !wide && note(runs.map((run, n) => `${n + 1} ${run.name}`).join(" · ")),
-  free.length > 0 && note(`Not in this plot, since it is 0 or not known: ${free.join(", ")}.`),
+  free.length > 0 && note(`Runs whose cost is 0 or not known are not in this plot: ${free.join(", ")}.`),
   split.length > 0 && [h("h3", {}, `${COSTS[key]}, by role`), stacks(split, compact, `${key}-by-role`)]);
 }
 
-// Bars of parts, one a row, all on one scale; a part has one colour in all of them.
+// Bars of parts, one per row, all on one scale; a part has one colour in all bars.
 function stacks(rows, form, file) {
   const sum = (parts) => parts.reduce((all, [, size]) => all + size, 0), width = room(), wide = width > 700;
   const kinds = [...new Set(rows.flatMap(({ parts }) => parts.map(([one]) => one)))].filter((one) => one !== "answer");
@@ -329,9 +329,9 @@ function questions(now) {
   const fill = () => {
     const found = all.ids.map((_, place) => place).filter(fits), first = found.slice(0, shown);
     const open = all.ids.indexOf(state.q), left = all.ids.length - all.traced.length;
-    count.replaceChildren(`${whole(found.length)} of ${whole(all.ids.length)} questions. Traces of `
-      + `${whole(all.traced.length)} are in this page` + (left ? `; those of ${whole(left)} were left out (--traces). `
-      + "Those that are in: first where the runs differ most, then where fewest are right." : "."));
+    count.replaceChildren(`${whole(found.length)} of ${whole(all.ids.length)} questions. This page has the traces of `
+      + `${whole(all.traced.length)} questions` + (left ? ` and lacks ${whole(left)} (--traces). Questions on which `
+      + "the runs differ most have traces first, then questions with the fewest right answers." : "."));
     if (open >= 0 && !first.includes(open)) first.unshift(open);
     list.replaceChildren(...first.map((place) => question(now, place)));
     const further = () => { shown += PAGE_SIZE; fill(); };
@@ -343,7 +343,7 @@ function questions(now) {
   const outcomes = Object.entries(OUTCOMES).map(([key, [, , text]]) => [key, text]);
   const any = (label, name, options) => options.length > 1 && select(label, name, [["", "any"], ...options], again);
   fill();
-  return section("Questions", "One mark a run, in the order above: ✓ right, ~ partly, ✗ wrong, ! failed.",
+  return section("Questions", "One mark per run, in the order above: ✓ right, ~ partly, ✗ wrong, ! failed.",
     h("div", { class: "filters" }, search, any("Run", "only", runs.map((run) => [`${run.number}`, run.name])),
       any("Outcome", "outcome", [["differ", "runs differ"], ...outcomes]),
       any("Type", "type", kinds("type")), any("Hops", "hops", kinds("hops")),

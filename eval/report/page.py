@@ -1,9 +1,9 @@
 """The report as one HTML file that loads nothing from a network: figures, answers, and traces of some questions.
 
-The page is `page.html`, `page.css` and `page.js` beside this file, and `rag/trace.css` and `rag/trace.js`, shared with
-the page of `tripletune serve`. The data are in two blocks that a browser does not run: one JSON value, and lines of key
-and JSON value that are read on demand. They hold no `<`, and the page shows them as text nodes. Its content security
-policy allows this one script and no loading.
+The page is made of `page.html`, `page.css` and `page.js` beside this file, and of `rag/trace.css` and `rag/trace.js`,
+which the page of `tripletune serve` also uses. The data is in two blocks that a browser does not run: one JSON value,
+and lines of key and JSON value that are read on demand. The blocks contain no `<`, and the page shows data as text
+nodes. The page's content security policy allows this one script and no loading.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tripletune.rag.results import RESULTS, read_runs
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
 _COLUMNS = ("prediction", "failed", "rounds", "stop", "calls", "tokens_read", "tokens_written", "seconds")
-# What a trace has beyond what the columns and the tables say.
+# Fields of a trace on the page, and details that the columns and the tables already show.
 _TRACE, _ELSEWHERE = ("steps", "actions", "details", "error"), ("tokens", "calls", "read", "index", "ranking")
-# Characters of a passage.
+# Maximum characters of a passage.
 _LONGEST = 2000
 
 
@@ -42,7 +42,7 @@ def write_page(
     traces: int,
     corpora: Sequence[str],
 ) -> None:
-    """Write the page, with traces of at most so many questions per group, and texts of passages from `corpora`."""
+    """Write the page with at most `traces` questions' traces per group, and texts of passages from `corpora`."""
     found = [_questions(group, traces) for group in groups]
     texts = _corpora_of(groups, corpora)
     data = {
@@ -81,13 +81,13 @@ def _block(block: str | Table) -> Any:
 
 
 def _json(value: Any) -> bytes:
-    """JSON that ends no script element, with unpaired surrogates escaped."""
+    """JSON that cannot end a script element; unpaired surrogates are escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").encode("utf-8", "backslashreplace")
 
 
 def _questions(group: Group, traces: int) -> dict[str, Any]:
-    """Every question of a group, and for each run a column per figure, None without a result."""
+    """Every question of a group, and for each run one column per figure, with None for questions without a result."""
     tables = [
         run.rows.set_index("id") if run.rows is not None and run.results else pd.DataFrame() for run in group.runs
     ]
@@ -112,7 +112,7 @@ def _plain(column: pd.Series) -> list[Any]:
 
 
 def _telling(scores: pd.DataFrame, most: int) -> list[int]:
-    """Indices of the questions by interest: largest difference of runs, then fewest right, then data order."""
+    """Indices of the most telling questions: largest difference of runs first, then fewest right, then data order."""
     order = pd.DataFrame({"spread": scores.min(axis=1) - scores.max(axis=1), "mean": scores.mean(axis=1)})
     order = order.round(6).reset_index(drop=True).sort_values(["spread", "mean"], kind="stable")
     return sorted(order.index[:most].tolist())
@@ -124,15 +124,15 @@ def _corpus(run: Any) -> str:
 
 
 def _corpora_of(groups: Sequence[Group], corpora: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """By `_corpus` of a run, the key of its texts on the page and the file they come from."""
+    """`_corpus` of a run -> the key of its texts on the page, and the file of the texts."""
     runs = [run for group in groups for run in group.runs]
     known = {_corpus(run) for run in runs}
     found = {file_digest(path): str(path) for path in map(corpus_file, corpora)}
     for digest, path in found.items():
         if digest not in known:
-            raise ValueError(f"--corpus {path}: no run of this report used it, or it has been changed since")
+            raise ValueError(f"--corpus {path}: no run of this report used this file, or the file has changed since")
     for run in runs:
-        # Made by `eval run` where no corpus was named.
+        # `eval run` writes this corpus if none was named.
         own = [one / "corpus.jsonl" for one in (Path(run.folder), Path(run.folder).parent)]
         if not run.settings.get("corpus") and run.settings.get("retriever"):
             found |= {_corpus(run): str(one) for one in own[::-1] if one.is_file()}
@@ -142,7 +142,7 @@ def _corpora_of(groups: Sequence[Group], corpora: Sequence[str]) -> dict[str, tu
 def _lines(
     groups: Sequence[Group], found: Sequence[Mapping[str, Any]], texts: Mapping[str, tuple[str, str]]
 ) -> Iterator[tuple[str, Any]]:
-    """Traces as "group.run.question", then texts of their passages by corpus."""
+    """Yield traces by "group.run.question", then the texts of their passages by corpus."""
     wanted: dict[str, set[str]] = {name: set() for name in texts}
     for number, (group, questions) in enumerate(zip(groups, found)):
         chosen = {questions["ids"][place]: place for place in questions["traced"]}

@@ -1,7 +1,7 @@
 """Output folders of `tripletune eval` and their figures, for reports.
 
-A folder may be whole or left by a run that was killed. The figures of `eval run` are computed from its rows, so that
-tables and plots agree; figures of other evaluations (records, extraction, decisions) are copied. They are JSON values;
+A folder may be of a finished or of a killed run. The figures of `eval run` are computed from its rows, so that tables
+and plots agree; figures of other evaluations (records, extraction, decisions) are copied. All figures are JSON values;
 an interval is `{"mean", "low", "high", "n"}`.
 """
 
@@ -30,7 +30,7 @@ LEVELS = (*GRANULARITIES, DEFAULT)
 COSTS = ("calls", "tokens_read", "tokens_written", WEIGHTED)
 _CALLS = "calls."
 _FACTS = ("facts_shown", "facts_kept", "answer_kept")
-# Columns of `_row` that are not known where one of these parts is not.
+# Columns of `_row` -> parts of the trace that must be known for the column to be known.
 _TOKENS = ("prompt_tokens", "completion_tokens")
 _SUMS = {"calls": ("calls",), "tokens_read": _TOKENS[:1], "tokens_written": _TOKENS[1:], "tokens": _TOKENS,
          WEIGHTED: _TOKENS, "seconds": ("seconds",)}  # fmt: skip
@@ -43,10 +43,10 @@ class Run:
     """An output folder of `tripletune eval`.
 
     Attributes:
-        about: `run.json`: the command, and how many questions a whole run has.
-        metrics: `metrics.json`; empty when it was stopped before its end.
-        rows: For `eval run`, one row per question with a result: the columns of `_row` and one per score, None if
-            unknown. Empty for other evaluations.
+        about: `run.json`: the command, and the number of questions of a whole run.
+        metrics: `metrics.json`; empty if the run did not end.
+        rows: For `eval run`, one row per question with a result: the columns of `_row` and one column per score, None
+            if unknown. Empty for other evaluations.
     """
 
     folder: str
@@ -62,7 +62,7 @@ class Run:
 
     @property
     def system(self) -> str:
-        """The system's name."""
+        """Name of the system."""
         return str(self.settings["system"])
 
     @property
@@ -72,12 +72,12 @@ class Run:
 
     @property
     def scores(self) -> list[str]:
-        """The task's metrics, the headline first, and those that were added."""
+        """The task's metrics, the headline first, then the added scores."""
         return [*self.settings["task"]["metrics"], *self.added]
 
     @property
     def sessions(self) -> Sequence[Mapping[str, Any]]:
-        """Time and code version of the results; empty for older runs."""
+        """Time and code version of each session; empty for older runs."""
         return self.about.get("sessions") or ()
 
     @property
@@ -87,14 +87,14 @@ class Run:
 
 
 def read_about(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Settings, `run.json` and metrics of a folder; empty where there are none."""
+    """Settings, `run.json` and metrics of a folder; empty if the file is missing."""
     found = [read_json(path / name) if (path / name).is_file() else {} for name in (SETTINGS, ABOUT, METRICS)]
     checked(found[1], str(path / ABOUT), _ABOUT)
     return found[0], found[1], found[2]
 
 
 def named_folder(spec: str) -> tuple[str, Path]:
-    """The name and folder of NAME=FOLDER; no name where a folder alone is given."""
+    """The name and folder of NAME=FOLDER; the name is empty for a folder alone."""
     name, equals, rest = spec.partition("=")
     return (name, Path(rest)) if equals and not Path(spec).exists() else ("", Path(spec))
 
@@ -108,7 +108,7 @@ def read_folder(spec: str, prices: Prices | None = None) -> Run:
     results = path / RESULTS
     if not metrics and not (results.is_file() and settings):
         raise ValueError(
-            f"{path} holds no results of `tripletune eval`: there is no {METRICS}, or {RESULTS} with {SETTINGS}"
+            f"{path} holds no results of `tripletune eval`: it has neither {METRICS} nor {RESULTS} with {SETTINGS}"
         )
     if "system" in settings and results.is_file():
         costs = Costs(prices or {})
@@ -122,7 +122,7 @@ def read_folder(spec: str, prices: Prices | None = None) -> Run:
 
 
 def figures_of(run: Run) -> dict[str, Any]:
-    """All figures of a run that has results; what these do not allow is None."""
+    """All figures of a run that has results; figures that the results do not allow are None."""
     rows, metrics = run.rows, run.scores
     seconds, reason, facts = rows["seconds"], untimed(run), rows[list(_FACTS)].dropna()
     costs = {name: rows[name] for name in (*COSTS, "tokens", "sent", "dollars") if rows[name].notna().all()}
@@ -158,19 +158,19 @@ def figures_of(run: Run) -> dict[str, Any]:
 
 
 def untimed(run: Run) -> str:
-    """Why a run's seconds do not measure its system; empty where they do."""
+    """Why a run's seconds do not measure its system; empty if they do."""
     alone = [one.get("alone") for one in run.sessions] or [None]
     if False in alone:
         return "another evaluation used the machine at the time"
     if None in alone:
-        return "it is not known whether it had the machine for itself"
+        return "it is not known whether another evaluation used the machine at the time"
     if spared := (run.rows["calls"].astype(float) - run.rows["sent"].astype(float)).sum():
         return f"{spared:,.0f} of its calls were not sent: the ledger had the replies"
-    return "the file of answers does not tell it" if run.rows["seconds"].isna().any() else ""
+    return "the file of answers has no seconds" if run.rows["seconds"].isna().any() else ""
 
 
 def _rows(path: Path, settings: Mapping[str, Any], costs: Costs) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """The table of a folder's results, and the scores that were added."""
+    """The table of a folder's results, and the names of added scores."""
     found, added, metrics = [], dict[str, None](), settings["task"]["metrics"]
     for row in read_scored(path, partial=True):
         if row["answers"] and (lacking := [name for name in metrics if name not in row["scores"]]):
@@ -190,12 +190,12 @@ def _row(row: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
     facts = {"facts_shown": sum(len(step["triples"]) for step in steps), "facts_kept": len(core),
              "answer_kept": any(mentions(fact, answer) for fact in core for answer in free)}  # fmt: skip
     integrated = "rounds" in details and len(free) == len(row["answers"]) > 0
-    # Who notes no role of a call notes neither its price nor that it was not sent.
+    # A trace that does not note the roles of calls knows neither their prices nor which calls were sent.
     unknown = details.get("unknown", ())
     roles = sum(count for key, count in trace["tallies"].items() if key.startswith(_CALLS)) == trace["calls"]
     figures = {
         **{name: row[name] for name in ("id", "type", "question", "answers", "prediction")},
-        "hops": len(wanted) or None,  # as far as the supporting passages are known
+        "hops": len(wanted) or None,  # None if the supporting passages are not known
         "failed": bool(row["error"]),
         "rounds": len(steps),
         "stop": trace["stop_reason"] or "error",
@@ -205,7 +205,7 @@ def _row(row: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
         "tokens": own["prompt_tokens"] + own["completion_tokens"],
         WEIGHTED: weighted(own)[WEIGHTED],
         "sent": own["calls"] - own["cached_calls"] if roles and "cached" in trace else None,
-        # Of 1,000 such questions.
+        # Dollars per 1,000 such questions.
         "dollars": 1000 * own["dollars"] if "dollars" in own and roles else None,
         "seconds": trace["seconds"],
         "structuring": trace.get("structuring_seconds", 0.0),
@@ -216,7 +216,7 @@ def _row(row: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
         "recall": recalls_of(row),
         "kept": recall(kept, wanted) if wanted and not row["error"] and kept is not None else None,
     }
-    # What an outside program did not tell.
+    # Answers of another program may lack some costs.
     return figures | {name: None for name, parts in _SUMS.items() if any(part in unknown for part in parts)}
 
 
@@ -225,19 +225,19 @@ def _counted(values: pd.Series) -> dict[str, int]:
 
 
 def _means_of(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, Any]:
-    # Where gold passages are not known, a ranking has no score.
+    # Questions without known gold passages have no score of a ranking.
     return bootstrap_means({name: rows[name].dropna() for name in metrics})
 
 
 def _slices(rows: pd.DataFrame, column: str, metrics: Sequence[str]) -> dict[str, Any] | None:
-    """Scores by the values of a column; None where all rows have the same."""
+    """Scores by the values of a column; None if all rows have the same value."""
     parts = list(rows.dropna(subset=column).groupby(column))
     names = [f"{value:g}" if column == "hops" else value or "none" for value, _ in parts]
     return {name: _means_of(part, metrics) for name, (_, part) in zip(names, parts)} if len(parts) > 1 else None
 
 
 def _per_question(sums: Mapping[str, int], questions: int) -> dict[str, float]:
-    """`COSTS` of a role."""
+    """`COSTS` of a role per question."""
     return {name: weighted(sums)[key] / questions for name, key in zip(COSTS, (*SUMMED, WEIGHTED))}
 
 
@@ -245,7 +245,7 @@ def _granularity(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, Any] |
     """Share and scores of the questions that each level answered (CIRAG, figures 3 and 5)."""
     found = {}
     for level in LEVELS if rows["granularity"].isin(LEVELS).any() else ():
-        # A question that failed has no level and stays in the denominator of the shares.
+        # A failed question has no level but counts in the shares.
         chosen = rows["granularity"] == level
         found[level] = {"share": bootstrap_mean(chosen), **_means_of(rows[chosen], metrics)}
     return found or None
@@ -255,6 +255,6 @@ def _decisions(rows: pd.DataFrame) -> dict[str, int]:
     """Counts by name: the system's tallies, and unreadable decisions."""
     counts: Counter[str] = Counter(rounds=int(rows["rounds"].sum()), unreadable_decisions=int(rows["malformed"].sum()))
     for tallies in rows["tallies"]:
-        # Calls and answers by granularity have tables of their own.
+        # Calls and answers by granularity have separate tables.
         counts.update({key: n for key, n in tallies.items() if not key.startswith((_CALLS, "answered."))})
     return dict(sorted((name, n) for name, n in counts.items() if n))

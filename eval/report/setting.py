@@ -1,8 +1,8 @@
-"""Settings that compared runs must share, differences in them, and all other settings, in words.
+"""Settings that compared runs must share, the runs' differences in them, and all other settings, in words.
 
-Scores compare systems only if all else is equal. Three things may differ: settings that a system does not use, such as
-the retriever of one that never searches; options that only one system has; and the passages per round that a system's
-paper fixes.
+Scores compare systems only if all else is equal. Three things may differ: settings that a system does not use (a system
+without search has no retriever), options that only one system has, and the passages per round that a system's paper
+fixes.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from tripletune.models.files import few
 from tripletune.models.options import not_one_of
 from tripletune.rag.systems import find_system, system_names
 
-# What must be equal, by the names that `--across` takes.
+# Settings that must be equal, by their names in `--across`.
 EQUAL = ("data", "limit", "task", "corpus", "retriever", "encoder", "top_k", "triples", "model", "sampling", "reader",
          "max_answer_tokens")  # fmt: skip
 _HOW = {"retriever": ("vectors", "language"), "encoder": ("query_prompt", "text_prompt", "similarity")}
 _MODELS = ("model", "planner", "teacher")
-# Settings that a run has beside these and its options.
+# Settings that other rows show; `_own_settings` shows the rest.
 _KNOWN = {"system", "options", "files", "llm", "teacher_weights", *EQUAL, *_MODELS, *chain(*_HOW.values())}
 _OWN = "not as in its paper"
-# Letters of a digest or a commit.
+# Characters shown of a digest or a commit.
 _SHORT = 12
 
 
 def shared_settings(run: Run) -> dict[str, Any]:
-    """The values of `EQUAL`; None if the system does not use it, or an older run did not note it."""
+    """The values of `EQUAL`; None for settings that the system does not use or an older run did not note."""
     settings, systems = run.settings, system_names()
     found = dict.fromkeys(EQUAL)
     found |= {"data": settings.get("data"), "limit": run.about.get("questions", settings.get("limit"))}
@@ -47,7 +47,7 @@ def shared_settings(run: Run) -> dict[str, Any]:
     if weights := settings.get("teacher_weights"):
         models["teacher"] = {"model": settings["teacher"], "weights": weights}
     models |= {role: one for role, one in (settings.get("llm") or {}).items() if role.split(".")[0] not in systems}
-    # The reader of older runs is that of their papers; IRCoT's option of this name was another thing.
+    # Older runs have the reader of their papers, and IRCoT's option `reader` had another meaning.
     reader = {name: one for name in ("reader", "reader_tokens") if isinstance(one := options.get(name), (str, int))}
     return found | {
         "task": {name: task.get(name) for name in ("name", "reader", "template")},
@@ -78,14 +78,14 @@ def check_across(across: str | None) -> list[str]:
 
 
 def check_comparable(groups: Sequence[Sequence[Run]], across: Collection[str]) -> None:
-    """Refuse runs that differ in more than the compared settings."""
+    """Raise `ValueError` for runs that differ in settings that must be equal."""
     for first, second in combinations(groups, 2):
         for one, other in ((one, other) for one in first for other in second):
             if found := apart(one, other, across):
                 told = few([f"{name} ({' and '.join(map(told_of, pair))})" for name, pair in found.items()], len(EQUAL))
                 raise ValueError(
-                    f"{one.folder} and {other.folder} differ in {told}, so their scores do not compare systems "
-                    f"alone; to compare this on purpose, pass --across {','.join(found)}"
+                    f"{one.folder} and {other.folder} differ in {told}, so their scores do not compare only "
+                    f"systems; to compare these settings, pass --across {','.join(found)}"
                 )
 
 
@@ -98,12 +98,12 @@ def told_of(value: Any) -> str:
         return ",".join(map(told_of, value))
     text = str(value)
     if text.startswith("oracle:"):
-        return f"ORACLE {text.partition(':')[2]}, which knows the facts and is no language model"
+        return f"ORACLE {text.partition(':')[2]}, which knows the facts and is not a language model"
     return text[:_SHORT] if len(text) == 64 and text.isalnum() else text
 
 
 def setting_rows(runs: Sequence[Run], names: Sequence[str]) -> list[list[str]]:
-    """Settings of runs: one value if all runs share it, else each value with its runs."""
+    """Rows of settings: one value if all runs share it, else each value with the names of its runs."""
     values = [shared_settings(run) for run in runs]
     told = {name: ["" if one[name] is None else told_of(one[name]) for one in values] for name in EQUAL}
     told[_OWN] = [_own_settings(run) for run in runs]
@@ -119,7 +119,7 @@ def setting_rows(runs: Sequence[Run], names: Sequence[str]) -> list[list[str]]:
 
 
 def _own_settings(run: Run) -> str:
-    """Other settings of a run: options beside its system's defaults, and settings that only some runs have."""
+    """Other settings of a run: options that differ from the system's defaults, and settings that some runs have."""
     defaults = defaults_of(run)
     options = {name: one for name, one in (run.settings.get("options") or {}).items() if defaults.get(name, one) != one}
     others = {name: one for name, one in run.settings.items() if name not in _KNOWN and one is not None}
@@ -130,14 +130,14 @@ def _own_settings(run: Run) -> str:
 
 
 def defaults_of(run: Run) -> dict[str, Any]:
-    """The defaults of a system's options, which are its paper's."""
+    """The defaults of the options of a run's system, which are those of the system's paper."""
     system = run.settings.get("system")
     options = fields(find_system(system).options) if system in system_names() else ()
     return json.loads(json.dumps({one.name: one.default for one in options}, default=str))
 
 
 def _content(value: Any) -> Any:
-    """A setting with known weights in place of model folders: equal weights are one model."""
+    """A setting with digests of weights instead of model folders, since equal weights are one model."""
     if not isinstance(value, Mapping):
         return value
     weights = value.get("weights") or value.get("model_weights")

@@ -1,6 +1,6 @@
-"""The tables of a report, and the two files that hold only them: Markdown and LaTeX.
+"""The tables of a report, on the page and in the files of tables alone (Markdown and LaTeX).
 
-All figures come from the report's JSON; there is no time of day.
+All figures come from the report's JSON, without any date, so the same results give the same bytes.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ Runs = Sequence[Mapping[str, Any]]
 SOURCES = "Where the figures come from"
 
 NOTE = (
-    "Scores, shares and recall are times 100. In brackets: a 95 % interval, by bootstrap over questions. "
-    f"Differences are paired by question; {P_NOTE}, each score by itself."
+    "Scores, shares and recall are times 100. Brackets show a 95 % interval, by bootstrap over questions. "
+    f"Differences are paired by question; {P_NOTE}, separately for each score."
 )
 _SHARED = (
-    "Runs are compared where they have the same value of each setting from data to max_answer_tokens that both take; "
-    "top_k may also be that of each system's paper. What one system alone takes is part of that system."
+    "Compared runs have equal values of all settings from data to max_answer_tokens that both use; top_k may also be "
+    "the value of each system's paper. A setting that only one system has is part of that system."
 )
 
 
 @dataclass(frozen=True)
 class Section:
-    """The content of one heading, which is empty where the title says it."""
+    """The content under one heading; the heading is empty if the title suffices."""
 
     title: str
     heading: str
@@ -71,7 +71,7 @@ def tables_of(sections: Sequence[Section]) -> list[tuple[str, Table]]:
 
 
 def latex_of(report: Mapping[str, Any], sections: Sequence[Section]) -> str:
-    """The main table and all others in LaTeX, each a `table` with the rules of `booktabs`."""
+    """The main table and all other tables in LaTeX, each a `table` with the rules of `booktabs`."""
     parts = ["% Needs \\usepackage{booktabs}. " + on_one_line(NOTE)]
     parts += [_main(report["groups"])] if report["groups"] else []
     parts += [table.latex(caption) for caption, table in tables_of(sections)]
@@ -79,7 +79,7 @@ def latex_of(report: Mapping[str, Any], sections: Sequence[Section]) -> str:
 
 
 def _main(groups: Runs) -> str:
-    """A paper's main table: systems by tasks, the best in bold, and what differs from the first run of a task."""
+    """A paper's main table: systems by tasks, with marks for the best score and for differences to the first run."""
     names = dict.fromkeys(run["name"] for group in groups for run in group["runs"])
     columns: list[dict[str, str]] = []
     for group in groups:
@@ -96,15 +96,15 @@ def _main(groups: Runs) -> str:
             for name, mean in means.items()
         })  # fmt: skip
     caption = (
-        "Times 100, the best in bold. Daggers: better, double daggers: worse than the first run of the column, "
-        f"p < {SIGNIFICANT} (Holm). Failed questions score 0."
+        "Scores are times 100, the best in bold. A dagger marks scores better than the first run of the column, a "
+        f"double dagger worse scores (p < {SIGNIFICANT}, Holm). Failed questions score 0."
     )
     head = ["system", *(f"{group['task']} {group['metrics'][0]}, {group['told']}".rstrip(", ") for group in groups)]
     return Table(head, [[tex(name), *(one.get(name, "-") for one in columns)] for name in names]).latex(caption, str)
 
 
 def interval(value: Mapping[str, Any] | None, times: float = 100, digits: int = 1, sign: str = "") -> str:
-    """A mean with its interval; a dash where there is nothing."""
+    """A mean with its interval; a dash if there is none."""
     return "{} ({})".format(*interval_cells(value, times, f"{sign}z.{digits}f")) if value and value["n"] else "-"
 
 
@@ -124,12 +124,12 @@ def _scored(run: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
 
 
 def _overview(groups: Runs) -> list[Section]:
-    """The headlines of names that several tasks have: a column per task, and their mean where none is missing."""
+    """Headline scores of runs by name: one column per task, and the mean over tasks if none is missing."""
     figures = [{run["name"]: run["figures"] for run in group["runs"]} for group in groups]
     shared = [name for name in dict.fromkeys(chain(*figures)) if sum(name in one for one in figures) > 1]
     if not shared:
         return []
-    # A mean over different metrics, or of one task in two settings, would say nothing.
+    # A mean over different metrics, or over two settings of one task, would have no meaning.
     alike = len({one["metrics"][0] for one in groups}) == 1 and len({one["task"] for one in groups}) == len(groups)
     rows = []
     for name in shared:
@@ -189,7 +189,7 @@ def _scores(group: Mapping[str, Any]) -> list[str | Table]:
     explained = [f"{name}: {known[name].explanation}." for name in metrics if name in known]
     counts = {name: {run["figures"]["scores"][name]["n"] for run in runs} for name in metrics}
     most = max(run["questions"] for run in runs)
-    explained += [f"{name} is known of {max(n)} of {most:,} questions." for name, n in counts.items() if max(n) < most]
+    explained += [f"{name} is known for {max(n)} of {most:,} questions." for name, n in counts.items() if max(n) < most]
     return [_with_gaps(["run", "questions", "failed"], first, group, range(len(runs))), *explained]
 
 
@@ -202,11 +202,11 @@ def _ablations(group: Mapping[str, Any]) -> list[str | Table]:
     )
     first = [[name, run["figures"]["errors"]] for name, run in zip(names, runs)]
     table = _with_gaps(["method", "failed"], first, group, group["ablations"])
-    return ["The rows of the CIRAG paper's tables 2 and 3, in their order.", table]
+    return ["The rows of tables 2 and 3 of the CIRAG paper, in the paper's order.", table]
 
 
 def _with_gaps(head: list[str], first: Sequence[list[Any]], group: Mapping[str, Any], places: Sequence[int]) -> Table:
-    """A table of scores after the row's first cells, each with its difference to the first run."""
+    """A table whose rows begin with the cells of `first`, then have each score and its difference to the first run."""
     rows, several, base = [*first], len(places) > 1, group["runs"][places[0]]["name"]
     for metric in group["metrics"]:
         gaps = [dict(group["pairs"][metric][place][places[0]] or {}) for place in places]
@@ -219,7 +219,7 @@ def _with_gaps(head: list[str], first: Sequence[list[Any]], group: Mapping[str, 
 
 
 def _pairs(group: Mapping[str, Any]) -> list[str | Table]:
-    """The headline of every two runs; two alone stand in the table of scores."""
+    """Differences of the headline between all pairs of runs; for two runs, the table of scores has the difference."""
     if len(group["runs"]) < 3:
         return []
     metric = group["metrics"][0]
@@ -227,7 +227,7 @@ def _pairs(group: Mapping[str, Any]) -> list[str | Table]:
         [_name(run), *(f"{100 * gap['mean']:+z.1f} ({p_cell(gap)})" if gap else "" for gap in gaps)]
         for run, gaps in zip(group["runs"], group["pairs"][metric])
     ]
-    about = f"{metric}: row minus column, with p in brackets; where p is {SIGNIFICANT} or more, {NO_DIFFERENCE}."
+    about = f"{metric}: row minus column, with p in brackets; p of {SIGNIFICANT} or more means {NO_DIFFERENCE}."
     return [about, Table(["", *(run["name"] for run in group["runs"])], rows)]
 
 
@@ -249,10 +249,10 @@ def _slices(runs: Runs, metrics: Sequence[str], key: str) -> list[str | Table]:
         return []
     head = [f"{kind} ({max(one[kind][metric]['n'] for one in found if kind in one):,})" for kind in kinds]
     rows = ([_name(run), *(interval(one.get(kind, {}).get(metric)) for kind in kinds)] for run, one in zip(runs, found))
-    of = "; hops are counted by the supporting passages" if key == "by_hops" else ""
+    of = "; the number of hops is the number of supporting passages" if key == "by_hops" else ""
     every = max(run["questions"] for run in runs)
     left = every - max(sum(part[metric]["n"] for part in one.values()) for one in found)
-    told = [f"{left:,} of {every:,} questions are in none, since theirs is not known."] if left else []
+    told = [f"{left:,} of {every:,} questions are in no column, since their kind is not known."] if left else []
     return [f"{metric}, the headline{of}:", Table(["run", *head], rows), *told]
 
 
@@ -266,9 +266,9 @@ def _granularity(runs: Runs, metrics: Sequence[str]) -> list[str | Table]:
         for level, found in run["figures"]["granularity"].items()
     ]
     return [
-        "Share of the questions that each level answered, and the scores of these:",
+        "Share of the questions that each level answered, and the scores of these questions:",
         Table(["run", "answered from", "share", *metrics], rows),
-        '"default": no level said that its evidence was enough, so the last level\'s answer stands.',
+        '"default": no level said that its evidence was enough, so the last level\'s answer is used.',
     ]
 
 
@@ -279,7 +279,7 @@ def _facts(runs: Runs) -> list[str | Table]:
         found = figures["facts"]
         return [interval(found["answer_kept"]), *(interval(found[name], 1) for name in ("facts_kept", "facts_shown"))]
 
-    told = "Where no answer is a yes or no: does one stand in a core triple; core triples and candidates a question."
+    told = "Share of questions (not yes/no) whose answer is in a core triple; core triples and candidates per question."
     return [_by_run(known, ["answer kept", "facts kept", "facts shown"], cells), told] if known else []
 
 
@@ -296,8 +296,8 @@ def _recall(runs: Runs) -> list[str | Table]:
 
     heads = [f"{RANKINGS[of]} R@{k}" for of, _, k in (name.partition("@") for name in names)]
     told = (
-        "Share of the supporting passages among the first 2, 5 and 15, over all questions of which they are known; a "
-        f"passage counts once.{' Kept: those that a core triple comes from, however many these are.' if kept else ''}"
+        "Share of the supporting passages among the first 2, 5 and 15, over all questions with known supporting "
+        f"passages; a passage counts once.{' Kept: share among all passages of core triples.' if kept else ''}"
     )
     return [_by_run(known, [*heads, "kept"] if kept else heads, cells), told]
 
@@ -312,7 +312,7 @@ def _rounds(runs: Runs) -> list[str | Table]:
         return [interval(found["mean"], 1, 2), *numbers, *(found["ended_by"].get(end, 0) for end in ends)]
 
     head = ["mean", *(f"{count} rounds" for count in counts), *(f"ended by {end}" for end in ends)]
-    return [_by_run(runs, head, cells), "Numbers of rounds and of ends are numbers of questions."]
+    return [_by_run(runs, head, cells), "Columns of rounds and of ends count questions."]
 
 
 def _cost(runs: Runs) -> list[str | Table]:
@@ -334,10 +334,10 @@ def _cost(runs: Runs) -> list[str | Table]:
         found, triples = run["figures"]["indexing"], run["settings"].get("triples")
         numbers = {"embedded": run["figures"]["embedded"], **found}
         cells = [_number(numbers.get(name), 3 * (name == "dollars")) for name in index]
-        return [_name(run), *cells, "the triples, made before" if triples and "extractor" not in triples else ""]
+        return [_name(run), *cells, "triples of an earlier run" if triples and "extractor" not in triples else ""]
 
     parts += [
-        "Indexing, per corpus: each call that reads a passage once. A dash where it is not known.",
+        "Indexing, per corpus: each call that reads a passage counts once. A dash means that the figure is not known.",
         Table(["run", *index.values(), "not in these figures"], map(indexing, runs)),
     ]
     roles = [
@@ -347,7 +347,7 @@ def _cost(runs: Runs) -> list[str | Table]:
     ]
     if roles:
         parts += ["Answering by role:", Table(["run", "role", *(titles[name] for name in COSTS)], roles)]
-    return ["Answering, per question. Here and below all calls count, whether or not the ledger had the reply.", *parts]
+    return ["Answering, per question. Here and below, calls that the ledger answered are included.", *parts]
 
 
 def _latency(runs: Runs) -> list[str | Table]:
@@ -359,11 +359,11 @@ def _latency(runs: Runs) -> list[str | Table]:
 
     timed = [run for run in runs if "unknown" not in run["figures"]["latency"]]
     whys = {run["name"]: run["figures"]["latency"].get("unknown") for run in runs}
-    others = [f"{name}: not shown, since {why}." for name, why in whys.items() if why]
+    others = [f"{name} is not shown, since {why}." for name, why in whys.items() if why]
     head = ["seconds per question", "of them for triples", "10 %", "median", "90 %", "questions/s", "most under way"]
     told = (
-        "Wall-clock seconds from a question's start to its answer, as they were measured: other questions of the run "
-        "under way are in them. Questions/s are of the last session."
+        "Seconds are wall-clock time from a question's start to its answer, while other questions of the run were "
+        "answered at the same time. Questions/s are of the last session."
     )
     return [*((_by_run(timed, head, cells), told) if timed else ()), *others]
 

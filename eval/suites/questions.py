@@ -1,4 +1,4 @@
-"""A system on the questions of a task (`tripletune eval run`): answers, traces and cost."""
+"""Run a system on the questions of a task (`tripletune eval run`), with answers, traces and cost."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ from tripletune.rag.systems import Tools, find_system, make_options, system_name
 from tripletune.rag.triple_store import read_gold
 
 logger = logging.getLogger(__name__)
-# In these, {task} is the name of a task.
+# Options in which {task} stands for the name of the task.
 _OF_TASK = ("data", "corpus", "triples", "gold", "index", "answers")
 
 
 class QuestionSuite(Suite):
     """A system that answers a task's questions in its loop.
 
-    Several runs share `opened`, and the folder `home` of indexes and the corpus of contexts.
+    Several runs share `opened`, and the folder `home` with indexes and the corpus of contexts.
     """
 
     unit = "question"
@@ -97,7 +97,7 @@ class QuestionSuite(Suite):
         self.teacher = None if outside else teacher
         self.own_contexts = (outside or self.system.needs_corpus(self.loop)) and not options.corpus
         self.retry_errors = options.retry_errors
-        # Calls of a batch are not answered now, and one question after another makes the same file every time.
+        # A batch backend does not answer calls now; questions in order give the same request file every time.
         waits = teacher is not None and teacher.backend == "batch" and not options.oracle
         self.concurrency = 1 if waits else options.concurrency
 
@@ -116,7 +116,7 @@ class QuestionSuite(Suite):
         return islice(task_questions(self.task, self.options.data, self._notes), min(limits, default=None))
 
     def settings(self) -> dict[str, Any]:
-        """All settings that change a result, without batch size and concurrency."""
+        """All settings that change a result; batch size and concurrency do not."""
         options, system = self.options, self.system
         corpus, triples = system.needs_corpus(self.loop), system.needs_triples(self.loop)
         embeds = corpus and (options.retriever != "bm25" or system.needs_reranker(self.loop))
@@ -163,7 +163,7 @@ class QuestionSuite(Suite):
             wanted = {name for links in self.gold.values() for name in links}
             self._passages = {one.id: one for one in read_corpus(place) if one.id in wanted}
             if not self._passages:
-                raise ValueError(f"--gold {options.gold} names no passage of {place}: give the links of this corpus")
+                raise ValueError(f"--gold {options.gold} has no passage of {place}: give the links of this corpus")
         elif options.corpus and (corpus or system.model == "none"):
             questions = (one for one in linked(self.items, options.corpus) if isinstance(one, Question))
             links = partial(context_links, questions, Path(options.corpus))
@@ -172,7 +172,7 @@ class QuestionSuite(Suite):
         if self.teacher is not None:
             chosen = (self.teacher, options.oracle, tuple(options.llm))
             llm = self.opened.once(chosen, partial(open_chat_model, *chosen))
-            # The model of `--teacher`, or of `--llm extract=...`.
+            # The extractor is the model of `--teacher`, or of `--llm extract=...`.
             teacher = in_role(chat_models(options.llm, self.teacher), ROLE, self.teacher)
         index = Path(options.index or self.home / "index")
         self.tools = open_tools(options, system, loop, corpus, index, self.opened, teacher, llm)
@@ -274,7 +274,7 @@ class QuestionSuite(Suite):
 
     def _warn_of_unused(self, met: list[str]) -> None:
         models = chat_models(self.options.llm, self.teacher) if self.teacher else {}
-        # With several systems, each is warned about its own roles alone.
+        # With several systems, each is warned only about its own roles.
         others = {*system_names()} - {self.system.name}
         for flag, roles in (("--price", self.prices), ("--llm", models)):
             for role in unused_roles(roles, met):
@@ -286,7 +286,7 @@ class QuestionSuite(Suite):
         gold = read_gold(path)
         without = sum(name not in gold for name in self.ids)
         if without == len(self.ids):
-            raise ValueError(f"--gold {path} has no link of any question: is it the file of another split?")
+            raise ValueError(f"--gold {path} has no links of these questions: is it the file of another split?")
         if without:
             logger.warning("%s: %d questions have no gold link, so the recall is over the others", path, without)
         return gold
@@ -296,10 +296,10 @@ SUITE = QuestionSuite
 
 
 def suites_of(options: QuestionOptions, teacher: LLMOptions | None = None) -> list[QuestionSuite]:
-    """Every system on every task, in OUTPUT/TASK/SYSTEM where there are several.
+    """The suites of every system on every task, with outputs in OUTPUT/TASK/SYSTEM if there are several.
 
-    The chat model is the one that `options.llm` names without a role, else `teacher` unless that is `UNNAMED`, else the
-    oracle; all are called as `teacher` says.
+    The chat model is the model that `options.llm` names without a role, else `teacher` unless `teacher` is `UNNAMED`,
+    else the oracle. The other settings of `teacher` hold for all these models.
     """
     teacher = _chosen_teacher(options, teacher or LLMOptions(model=UNNAMED))
     systems, tasks = (list(dict.fromkeys(convert(text, list[str]))) for text in (options.system, options.task))
@@ -337,7 +337,7 @@ def _options_of(
 ) -> tuple[QuestionOptions, LLMOptions | None]:
     """The part of the options for one system and task."""
     name = Path(task).stem
-    # What is for one system goes before what is for all.
+    # An option for one system overrides an option for all systems.
     ordered = sorted(options.set, key=lambda word: "." in word.split("=")[0])
     mine = [word.removeprefix(f"{system}.") for word in ordered]
     own = replace(
@@ -354,7 +354,7 @@ def _options_of(
         own.answers = None
     if find_system(system).model == "none":
         return replace(own, model=None, planner_model=None, oracle=None, llm=[]), None
-    if find_system(system).model == "llm":  # a Graph-LLM is for the systems that take one
+    if find_system(system).model == "llm":  # only systems that use a Graph-LLM get one
         own.model, own.planner_model, own.untrained = None, None, False
         if options.model or options.planner_model:
             own.control, own.control_run = None, None
@@ -370,22 +370,22 @@ def _options_of(
 def evaluate(
     system: str, task: str, data: str, *, teacher: LLMOptions | None = None, output: str | None = None, **options: Any
 ) -> dict[str, Any]:
-    """Run a system on a task and score it, as `tripletune eval run` does, where no event loop runs.
+    """Run a system on a task and score it, like `tripletune eval run`; no event loop may be running.
 
     Args:
-        teacher: The chat model of a system that prompts one; `llm=["openai:NAME"]` names one, too.
-        output: Folder of the results, in which a run that was stopped continues; None keeps no results.
+        teacher: The chat model, for systems that prompt one; `llm=["openai:NAME"]` is the short form.
+        output: Folder of the results, in which a stopped run continues; None keeps no results.
         **options: Other fields of `QuestionOptions`, and options of the system, such as `top_k=2`.
 
     Returns:
-        The content of `metrics.json`: under "metrics" the scores with intervals.
+        The content of `metrics.json`, with scores and intervals under "metrics".
     """
     with tempfile.TemporaryDirectory() as scratch:
         chosen = QuestionOptions.of(system=system, task=task, data=data, output=output or scratch, **options)
         require(chosen)
         suites = suites_of(chosen, teacher)
         if len(suites) > 1:
-            raise ValueError(f"evaluate runs one system on one task, and {len(suites)} pairs are named")
+            raise ValueError(f"evaluate runs one system on one task, but {len(suites)} such pairs are named")
         run_suites(suites)
         return read_json(Path(chosen.output) / METRICS)
 

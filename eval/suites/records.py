@@ -1,10 +1,10 @@
-"""A model's plans and answers on SUBQ records with gold histories (`tripletune eval records`).
+"""Score a model's plans and answers on SUBQ records with gold histories (`tripletune eval records`).
 
-Without retrieval this is fast, so training logs it. A planning record asks for one action; with the paper's q_0 = Q all
-records without history have the label `[SUBQ] Q`, so planning scores are also given for records with at least one step.
-Intervals draw whole questions, because the records of one question share most of their text. With `--triples` an
-extractor's triples replace each step's gold ones (RAS, section 3.2), which shows the cost of its mistakes. With
-`--controls` records are also scored under controls (`eval/controls.py`).
+No retrieval runs, so this evaluation is fast, and training logs it. A planning record asks for one action. With the
+paper's q_0 = Q all records without history have the label `[SUBQ] Q`, so planning is also scored on records with at
+least one step. Intervals draw whole questions, because the records of one question share most of their text. With
+`--triples` an extractor's triples replace each step's gold triples (RAS, section 3.2), which shows the cost of the
+extractor's mistakes. With `--controls` records are also scored under controls (`eval/controls.py`).
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ ANSWER_METRICS = {name: find_metrics()[name] for name in ("exact_match", "f1", "
 EXPLANATIONS = {
     "action_accuracy": "the predicted action is the gold one",
     "action_accuracy_with_history": "the same, for records with at least one step of history",
-    "subquery_f1": "token overlap with the gold sub-query, where there is one; another action scores 0",
+    "subquery_f1": "token overlap with the gold sub-query, if there is one; another action scores 0",
     "subquery_f1_with_history": "the same, for records with at least one step of history",
-    MALFORMED: "replies that start with no action",
+    MALFORMED: "replies that do not start with an action",
     **{name: metric.explanation for name, metric in ANSWER_METRICS.items()},
 }
 _PLANNING = [name for name in EXPLANATIONS if name not in ANSWER_METRICS]
@@ -55,24 +55,25 @@ _LABELS = [action.value for action in Action]
 class RecordOptions(SuiteOptions):
     """Options of `tripletune eval records`."""
 
-    data: str = setting(dataclasses.MISSING, "folder of record shards, or one shard")
+    data: str = setting(dataclasses.MISSING, "folder or file of record shards")
     model: str = setting(dataclasses.MISSING, "run, checkpoint or export folder of a Graph-LLM")
     split: str = setting("validation", "split of the folder")
-    evidence: Evidence | None = setting(None, "read triples or text of a step (default: as in training)")
+    evidence: Evidence | None = setting(None, "read the triples or the text of a step (default: as in training)")
     triples: str | None = other_default(SearchOptions, "triples", None)
-    extractor: str | None = setting(None, "take this extractor's triples, if --triples holds several", needs="triples")
+    extractor: str | None = setting(None, "use this extractor's triples, if --triples has several", needs="triples")
     untrained: bool = setting(False, "allow an untrained base model, as a reference")
     batch_size: int = setting(16, "inputs per forward pass", at_least=1)
     dtype: str | None = setting(None, DTYPE_HELP)
     max_plan_tokens: int = setting(LoopOptions().max_plan_tokens, "maximum tokens of a plan", at_least=1)
     max_answer_tokens: int = setting(LoopOptions().max_answer_tokens, "maximum tokens of an answer", at_least=1)
     controls: bool = setting(
-        False, "also score a rule that reads nothing, and the model without facts or graph, or with another question's"
+        False,
+        "also score a rule that reads nothing, and the model with no facts or graph or with those of another question",
     )
     training_data: str | None = setting(
-        None, "with --controls: records to fit the rule on, split train (default: --data)", needs="controls"
+        None, "with --controls: records whose train split the rule is fitted on (default: --data)", needs="controls"
     )
-    seed: int = setting(0, "with --controls: seed of the choice of another question")
+    seed: int = setting(0, "with --controls: seed for choosing the other question")
 
 
 class RecordSuite(Suite):
@@ -121,9 +122,9 @@ class RecordSuite(Suite):
             self.controls = Controls(self.generator, OtherFacts(histories, options.seed))
 
     def batches(self, items: Iterable[Record]) -> Iterator[list[Record]]:
-        """Records of one task; many, so that the model can group them by length."""
+        """Yield many records of one task at once, so that the model can group them by length."""
         stream = with_triples(items, self.store, self.looked_up) if self.store else iter(items)
-        # With controls each record is asked five times; a kill costs the blocks under way.
+        # With controls, each record needs five replies. A kill loses the blocks in progress, so these are smaller.
         size = (2 if self.options.controls else 8) * self.options.batch_size
         while block := list(islice(stream, size)):
             block.sort(key=lambda record: record.task != "planning")
@@ -159,7 +160,7 @@ class RecordSuite(Suite):
         about = {"model": self.model, "data": self.options.data, "split": self.options.split}
         found = about | summarise_records(log.rows())
         if self.options.controls:
-            # The table is for the report and the model card, too.
+            # The report and the model card also use the table.
             found["controls"] = compare_controls(log.rows())
             found["control_table"] = control_table(found["controls"])
         return found
@@ -194,8 +195,8 @@ def training_files(options: RecordOptions) -> list[Path]:
         return record_files(options.training_data or options.data, "train")
     except FileNotFoundError as error:
         raise ValueError(
-            f"--controls fits a rule on training records, and {error}; name the data set that the model was trained "
-            "on with --training-data"
+            f"--controls fits a rule on training records, but {error}; name the data set of the model's training with "
+            "--training-data"
         ) from None
 
 
@@ -205,7 +206,7 @@ def score_predictions(records: Iterable[Record], replies: Iterable[str]) -> dict
 
 
 def score_record(record: Record, reply: str) -> dict[str, Any]:
-    """One row: the record, the reply, and its scores."""
+    """One row with the record, the reply, and its scores."""
     row: dict[str, Any] = {
         "id": record.id,
         "question_id": record.question_id,
@@ -268,8 +269,8 @@ def summarise_records(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def with_triples(records: Iterable[Record], store: StoredTriples, counts: Counter[str]) -> Iterator[Record]:
     """The records with the store's triples instead of their own.
 
-    A step has the text of its gold triples, one passage below the other after its title. Counts `passages`, and those
-    not in the store as `passages_without_triples`.
+    The text of a step has its passages one below the other, each after its title. Counts `passages`, and passages that
+    the store lacks as `passages_without_triples`.
     """
     for record in records:
         yield replace(record, steps=tuple(_looked_up(step, record.id, store, counts) for step in record.steps))

@@ -148,7 +148,7 @@ def test_gold_links_of_other_questions_are_refused_and_missing_ones_told(world, 
     gold = tmp_path / "gold.jsonl"
     gold.write_text('{"question_id": "somebody else", "passages": ["p"]}\n')
     assert main(command(world, tmp_path / "out", "--gold", str(gold))) == 2
-    assert "has no link of any question: is it the file of another split?" in capsys.readouterr().err
+    assert "has no links of these questions: is it the file of another split?" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     first = json.loads((world / "test.jsonl").read_text().splitlines()[0])["_id"]
     passages = [passage.id for passage in read_corpus(world / "test.corpus.jsonl")]

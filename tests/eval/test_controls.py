@@ -185,7 +185,7 @@ def test_the_rule_needs_training_records(serve, call, data, tmp_path, error_of):
     serve(Reader())
     (data / "train-00000.jsonl").rename(tmp_path / "elsewhere.jsonl")
     assert call() == 2
-    assert "name the data set that the model was trained on with --training-data" in error_of()
+    assert "name the data set of the model's training with --training-data" in error_of()
     assert call("--data", str(data / "validation-00000.jsonl")) == 2
     assert "is one shard" in error_of()
     assert call("--training-data", str(tmp_path / "elsewhere.jsonl")) == 0

@@ -158,7 +158,7 @@ def test_golden_match_normalises_and_match_raw_does_not():
 
 def test_gold_answers_must_be_a_filled_list():
     for empty in ([], [""], ["  "]):
-        with pytest.raises(ValueError, match="needs one that is not blank"):
+        with pytest.raises(ValueError, match="needs a gold answer that is not blank"):
             score_answer("Paris", empty, METRICS)
     assert set(score_answer("Paris", ["", "Rome"], METRICS).values()) == {0.0}, "a blank alias matches nothing"
     assert set(score_answer("", ["Paris"], METRICS).values()) == {0.0}
@@ -166,7 +166,7 @@ def test_gold_answers_must_be_a_filled_list():
 
 
 def test_a_score_that_is_no_number_is_refused():
-    with pytest.raises(ValueError, match="metric odd gives"):
+    with pytest.raises(ValueError, match="metric odd returns"):
         score_answer("x", ["y"], {"odd": Metric(lambda prediction, answers: float("nan"), "")})
 
 

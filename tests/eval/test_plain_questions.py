@@ -75,7 +75,7 @@ def test_supporting_passages_by_title_or_id_and_steps(tmp_path):
     [
         ({"question": " "}, "'question' must be a non-empty string"),
         (ROW | {"steps": [{"triples": []}]}, "lacks question"),
-        (ROW | {"supporting": [], "steps": [{"question": "Who wrote Dune?"}]}, "names no passage"),
+        (ROW | {"supporting": [], "steps": [{"question": "Who wrote Dune?"}]}, "no triples and no passage"),
         (ROW | {"supporting": [{"title": "Dune"}]}, "supporting must be text"),
     ],
 )
@@ -97,7 +97,7 @@ def test_steps_and_recorded_replies_become_records(world, tmp_path, capsys):
     assert subq([*official, "--output", f"{tmp_path}/official"]) == 0
     assert list(read_records(tmp_path / "plain")) == list(read_records(tmp_path / "official"))
     assert subq([*source, f"{tmp_path}/none"]) == 2
-    assert "give its --corpus" in capsys.readouterr().err
+    assert "give this corpus with --corpus" in capsys.readouterr().err
 
 
 def test_a_loop_finds_what_supports_a_question_and_right_runs_become_records(world, tmp_path):

@@ -106,7 +106,7 @@ def test_new_scores_stand_beside_the_old_and_in_comparisons(run, tmp_path, capsy
     stored = (one / "results.jsonl").read_bytes()
     assert main(["score", str(tmp_path / "runs"), "--metrics", "f1,recall@2,mrr"]) == 0
     shown = capsys.readouterr().out
-    assert "Share of the supporting passages that stand in the first 2 places" in shown
+    assert "Share of the supporting passages that are in the first 2 places" in shown
     assert (one / "results.jsonl").read_bytes() == stored
     assert scores_of(one) == {
         "1": {"exact_match": 1, "f1": 1, "recall@2": 0.5, "mrr": 1},
@@ -127,7 +127,7 @@ def test_new_scores_stand_beside_the_old_and_in_comparisons(run, tmp_path, capsy
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     assert report["groups"][0]["metrics"] == ["exact_match", "f1", "recall@2", "mrr"]
     assert report["groups"][0]["runs"][0]["figures"]["scores"]["mrr"]["n"] == 3
-    assert any("golden_match, which other runs of its task lack" in told for told in report["missing"])
+    assert any("golden_match, which other runs of the task lack" in told for told in report["missing"])
 
 
 def test_gold_links_may_come_later(run, tmp_path, error_of):
@@ -135,7 +135,7 @@ def test_gold_links_may_come_later(run, tmp_path, error_of):
     rows = [{**one, "supporting": []} for one in read_scored(folder)]
     write_lines(folder / "results.jsonl", rows)
     assert main(["score", str(folder), "--metrics", "recall@5"]) == 2
-    assert "no question has gold passages, which recall@5 need" in error_of()
+    assert "recall@5 need gold passages, but no question has any" in error_of()
     assert not (folder / "scores.jsonl").exists()
     assert main(["score", str(folder), "--metrics", "recall@5,golden_match"]) == 0
     assert scores_of(folder)["1"] == {"exact_match": 1, "golden_match": 1}, "what needs no gold passage is scored"
@@ -144,14 +144,14 @@ def test_gold_links_may_come_later(run, tmp_path, error_of):
     assert scores_of(folder)["3"]["recall@5"] == 0.5
     write_lines(gold, [{"question_id": "3", "passages": ["of another corpus"]}])
     assert main(["score", str(folder), "--metrics", "recall@5", "--gold", str(gold)]) == 2
-    assert "--gold names no passage that the run found" in error_of()
+    assert "--gold has no passage that the run found" in error_of()
 
 
 def test_a_run_that_cannot_be_scored_stops_no_other(run, tmp_path, error_of):
     empty, whole = run("runs/a", ["Paris"] * 4), run("runs/b", ["Paris"] * 4)
     (empty / "results.jsonl").write_text("")
     assert main(["score", str(tmp_path / "runs"), "--metrics", "recall@5"]) == 2
-    assert f"1 of 2 runs could not be scored: {empty} is empty" in error_of()
+    assert f"1 of 2 runs could not be scored: {empty}: no question has a result yet" in error_of()
     assert "recall@5" in scores_of(whole)["1"]
     assert not (empty / "scores.jsonl").exists()
 

@@ -145,7 +145,7 @@ def test_a_trace_is_drawn_as_a_graph_and_one_that_was_left_out_is_told(page, tmp
     nodes, good, text = see(page, tmp_path, *looks)
     assert nodes == [["", EVIL], ["asked", "Ada"], ["gold", "Byron"]], "what is far from the question is not drawn"
     assert "No graph: the trace of good has no triples, only passages. Runs that have one: bad." in good
-    assert "Traces of 11 are in this page; those of 1 were left out" in text
+    assert "This page has the traces of 11 questions and lacks 1 (--traces)" in text
     assert "This trace is not in the page" in text
 
 
@@ -201,7 +201,7 @@ def test_a_corpus_of_other_runs_is_refused(runs, tmp_path, capsys):
     (tmp_path / "c.jsonl").write_text('{"text": "x"}\n')
     words = ["report", str(runs), "--output", str(tmp_path / "out"), "--corpus", str(tmp_path / "c.jsonl")]
     assert main(words) == 2
-    assert "no run of this report used it" in capsys.readouterr().err
+    assert "no run of this report used this file" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

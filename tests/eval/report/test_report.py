@@ -217,7 +217,7 @@ def test_other_evaluations_are_shown_as_they_stand(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("notes.txt", "", "there is no results.jsonl in this folder"),
+        ("notes.txt", "", "neither this folder nor a folder inside it has results.jsonl"),
         ("settings.json", "{}", "holds no results of `tripletune"),
         ("metrics.json", "[]", "expected a JSON object"),
     ],

@@ -168,7 +168,7 @@ def test_a_papers_main_table_csv_and_what_a_slice_leaves_out(folders, tmp_path):
     assert list(table["failed"]) == [0, 0, 9]
     assert list(table["run"]) == ["standard", "ras", "no_retrieval"]
     page = (tmp_path / "out" / "report.md").read_text()
-    assert "1 of 12 questions are in none, since theirs is not known." in page.partition("number of hops")[2]
+    assert "1 of 12 questions are in no column, since their kind is not known." in page.partition("number of hops")[2]
     assert "| no_retrieval (9 failed) |" in page
 
 
@@ -191,7 +191,7 @@ def test_seconds_are_shown_of_runs_that_had_the_machine_and_asked_themselves(fol
     assert main(["report", folder, "--output", str(tmp_path / "out")]) == 0
     page = (tmp_path / "out" / "report.md").read_text()
     assert shown in page.partition("### Latency")[2].partition("###")[0]
-    assert f"| standard | 0 | 0 | 0 | 0 | 0 | - | {40 if alone else '-'} | the triples, made before |" in page
+    assert f"| standard | 0 | 0 | 0 | 0 | 0 | - | {40 if alone else '-'} | triples of an earlier run |" in page
 
 
 def test_compare_and_report_take_only_what_is_named(folders, tmp_path, error_of, capsys):

@@ -44,7 +44,7 @@ def test_trajectories_that_hold_no_decisions():
     one = trajectory("t")
     turns = [dict(turn) for turn in one.messages]
     turns[2]["content"] = "I keep all."
-    with pytest.raises(ValueError, match="its decision 1 cannot be read"):
+    with pytest.raises(ValueError, match="decision 1 cannot be read"):
         list(decision_cases([Trajectory("t", "q", one.role, "m", tuple(turns), one.learned)]))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"has role cirag\.answer\.triples"):
         list(decision_cases([Trajectory("t", "q", "cirag.answer.triples", "m", one.messages, one.learned)]))

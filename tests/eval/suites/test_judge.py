@@ -65,7 +65,7 @@ def test_runs_of_other_questions_are_refused(tmp_path):
     other = run(tmp_path, "b", "bad")
     (tmp_path / "b" / "results.jsonl").write_text('{"id": "q0", "question": "Another?", "prediction": "x"}\n')
     options = JudgeOptions(data=str(tmp_path / "a"), other=other, output=str(tmp_path / "out"))
-    with pytest.raises(ValueError, match="is another one in"):
+    with pytest.raises(ValueError, match="differs in"):
         JudgeSuite(options, LLMOptions(model="judge"))
 
 
@@ -83,4 +83,4 @@ def test_a_run_beside_itself_is_refused(tmp_path):
     options = JudgeOptions(
         data=str(tmp_path / "a"), other=str(tmp_path / "b" / ".." / "a"), output=str(tmp_path / "out")
     )
-    assert "is --data itself" in problems(options)[0]
+    assert "is the same run as --data" in problems(options)[0]

@@ -302,7 +302,7 @@ def test_damaged_files_are_named(tmp_path, name, content, message):
 
 def test_failed_metric_fails_the_run(tmp_path):
     broken = [Question("q0", "What is 0?", ("",), (), (), "", "toy")]
-    with pytest.raises(ValueError, match="needs one that is not blank"):
+    with pytest.raises(ValueError, match="needs a gold answer that is not blank"):
         run(tmp_path, questions=broken)
 
 
