@@ -280,6 +280,5 @@ def check_tracking(report_to: Sequence[str]) -> None:
         reason = " ".join(str(error).split()).rstrip(".")
         raise ValueError(
             f"report_to wandb: {reason}. To keep the run's records on this machine, set WANDB_MODE=offline; without "
-            "W&B: "
-            "--report_to none"
+            "W&B: --report_to none"
         ) from None

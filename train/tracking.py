@@ -1,13 +1,14 @@
 """Report to trackers, besides transformers' scalars, the run's settings, sample replies, and the result.
 
-Each tracker is transformers' callback of that name, set by its own environment variables. W&B gets more here. A run
-keeps its id, so a killed run continues there.
+Each tracker is transformers' callback of that name, set by its own environment variables. W&B and MLflow get more here.
+A run keeps its ids, so a killed run continues there.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from functools import partial
@@ -43,7 +44,8 @@ def settings_of(task: Any) -> dict[str, Any]:
         "sha256": {name: one.digest for name, one in sources.items() if one},
         "rows": rows,
     }
-    return public(flatten(about, "."))
+    # MLflow takes no brackets, of records' kinds.
+    return {re.sub(r"[][]", "", name): value for name, value in public(flatten(about, ".")).items()}
 
 
 class Reports(StepLog):
@@ -62,14 +64,20 @@ class Reports(StepLog):
         if not self.trackers:
             return
         config, file = self.config, Path(self.config.output_dir) / _IDS
-        self.id = read_json(file)["id"] if config.resume and file.is_file() else secrets.token_hex(4)
-        write_json(file, {"id": self.id})
+        self.ids = read_json(file) if config.resume and file.is_file() else {"id": secrets.token_hex(4)}
         self.args.project = project = config.project or os.environ.get("WANDB_PROJECT", "tripletune")
+        if "mlflow" in self.trackers and (mlflow := import_module("mlflow")).active_run() is None:
+            # transformers would end it before the last evaluation, which would begin another.
+            number = os.environ.pop("MLFLOW_RUN_ID", self.ids.get("mlflow"))
+            if not number:
+                mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", project))
+            self.ids["mlflow"] = mlflow.start_run(number, run_name=self.args.run_name).info.run_id
+        write_json(file, self.ids)
         for callback in (one for one in callbacks if isinstance(one, WandbCallback)):
             callback._log_model = WandbLogModel.FALSE  # which holds a pickle, and not all that a model needs
         if "wandb" in self.trackers and (wandb := import_module("wandb")).run is None:
             about = {name: value for name in ("entity", "group", "tags") if (value := getattr(config, name))}
-            number = os.environ.get("WANDB_RUN_ID", self.id)
+            number = os.environ.get("WANDB_RUN_ID", self.ids["id"])
             wandb.init(id=number, resume="allow", name=self.args.run_name, project=project, **about)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -91,18 +99,26 @@ class Reports(StepLog):
             self.append(rows)
             if "wandb" in self.trackers:
                 self._show(state.global_step, rows)
+            if "mlflow" in self.trackers:
+                import_module("mlflow").log_artifact(str(self.path))
 
     def _show(self, step: int, rows: list[dict[str, Any]]) -> None:
         wandb, cells = import_module("wandb"), [[row[name] for name in _COLUMNS] for row in rows]
         wandb.log({"eval/samples": wandb.Table(columns=list(_COLUMNS), data=cells)} | {_STEP: step})
 
     def keep(self, final: Path) -> None:
-        """Upload the result, and on request the data, to W&B, and end its run."""
+        """Upload the result, and on request the data, and end the trackers' runs."""
+        if "mlflow" in self.trackers:
+            mlflow = import_module("mlflow")
+            for kind in self.config.artifacts:
+                for place, path in self._files(kind, final):
+                    mlflow.log_artifact(str(path), str(Path(kind, place).parent))
+            mlflow.end_run()
         if "wandb" not in self.trackers:
             return
         wandb, about = import_module("wandb"), public(read_json(final / "training.json"))
         for kind in self.config.artifacts:
-            artifact = wandb.Artifact(f"{kind}-{self.id}", type=kind, metadata=about)
+            artifact = wandb.Artifact(f"{kind}-{self.ids['id']}", type=kind, metadata=about)
             for place, path in self._files(kind, final):
                 artifact.add_file(str(path), place)
             # What a run reads is known online alone.

@@ -195,7 +195,7 @@ class Trajectory:
         if len(self.messages) != len(self.learned):
             raise ValueError(f"trajectory {self.id!r}: {len(self.messages)} turns and {len(self.learned)} flags")
         if not any(self.learned):
-            raise ValueError(f"trajectory {self.id!r}: no turn is learned")
+            raise ValueError(f"trajectory {self.id!r}: no turn is learned: it has no reply, or only of weight 0")
 
     def to_json(self) -> dict[str, Any]:
         """The row as it is stored."""

@@ -15,6 +15,10 @@ from tripletune.train.tasks import TRACKERS
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "f00dfeed" * 5
+SETTINGS = {
+    "train.max_steps": 6, "train.save_steps": 2, "train.eval_steps": 2, "train.logging_steps": 1, "project": "ours",
+    "train.gradient_accumulation": 1, "tags": ["small"], "artifacts": ["model", "dataset"],
+}  # fmt: skip
 # Trains in one process after the other, of which two are killed behind a step; what they import is imported once.
 KILLED = """
 import os, sys
@@ -60,9 +64,7 @@ def items(updates):
 
 
 def test_a_killed_run_is_one_offline_run_of_wandb(make_config, make_task, tmp_path):
-    steps = {"train.max_steps": 6, "train.save_steps": 2, "train.eval_steps": 2, "train.logging_steps": 1}
-    settings = {"report_to": ["wandb"], "project": "ours", "tags": ["small"], "artifacts": ["model", "dataset"]}
-    config = make_config({**steps, **settings, "train.gradient_accumulation": 1})
+    config = make_config({**SETTINGS, "report_to": ["wandb"]})
     (tmp_path / "run.yaml").write_text(to_yaml(config))
     away = {
         "WANDB_DIR": str(tmp_path),
@@ -89,7 +91,7 @@ def test_a_killed_run_is_one_offline_run_of_wandb(make_config, make_task, tmp_pa
     run = next(record.run for record in records if record.WhichOneof("record_type") == "run")
     assert (run.project, list(run.tags), run.run_id) == ("ours", ["small"], folders[0].name.rpartition("-")[2])
     assert known["data.train"] == "records" or known["data.train"].endswith("records")
-    assert {"git_revision", "sha256.train", "rows.train.rows", "train.answer_weight", "processes"} <= known.keys()
+    assert {"git_revision", "sha256.train", "train.answer_weight", "processes", "rows.train.planning SUBQ"} <= {*known}
     losses = [row["train/global_step"] for row in rows if "train/loss" in row]
     assert losses == [1, 2, 3, 4, 5, 6]
     assert all("train/tokens_per_second" in row for row in rows if "train/loss" in row)
@@ -116,6 +118,21 @@ def test_a_killed_run_is_one_offline_run_of_wandb(make_config, make_task, tmp_pa
     later = {"model.adapter": str(tmp_path / "loaded"), "output_dir": str(tmp_path / "later"), "train.max_steps": 1}
     train(make_task("ras", later))
     assert (tmp_path / "later" / "final").is_dir()
+
+
+def test_a_killed_run_is_one_run_of_mlflow(make_task, tmp_path, monkeypatch, killed_behind):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    with killed_behind(3):
+        train(make_task("ras", {**SETTINGS, "report_to": ["mlflow"]}))
+    mlflow.end_run()
+    train(make_task("ras", {**SETTINGS, "report_to": ["mlflow"]}))
+    (run,) = mlflow.search_runs(experiment_names=["ours"], output_format="list")
+    assert {"git_revision", "rows.train.planning SUBQ"} <= run.data.params.keys()
+    client = mlflow.MlflowClient()
+    assert [one.step for one in client.get_metric_history(run.info.run_id, "eval_loss")] == [2, 4, 6]
+    found = {one.path for place in ("", "model") for one in client.list_artifacts(run.info.run_id, place)}
+    assert found >= {"samples.jsonl", "dataset", "model/adapter_model.safetensors", "model/tokenizer.json"}
 
 
 def test_every_tracker_of_transformers_is_known_by_name():

@@ -109,9 +109,7 @@ class DataSection:
     validation_split: str = rare("validation", "shards to evaluate on, where a folder is given")
     max_train_records: int | None = setting(None, "train on the first N records", above=0)
     max_validation_records: int | None = rare(None, "evaluate on the first N records", above=0)
-    cache: str | None = rare(
-        None, "folder of tokenised rows and embeddings; runs may share it (default: output_dir/cache)"
-    )
+    cache: str | None = rare(None, "folder of tokenised rows and embeddings, for any run (default: output_dir/cache)")
 
     def check(self) -> list[str]:
         named = {name: value for name, value in vars(self).items() if name in _FILES and value is not None}
@@ -142,25 +140,15 @@ class TrainSection:
     adam_beta2: float = rare(0.999, "AdamW beta 2", at_least=0, below=1)
     weight_decay: float = rare(0.01, "AdamW weight decay", at_least=0)
     max_grad_norm: float = rare(1.0, "gradient norm above which gradients are clipped", at_least=0)
-    bf16: str = rare(
-        "auto",
-        "bfloat16 autocast; auto: where the hardware multiplies it natively",
-        choices=("auto", "true", "false"),
-    )
+    bf16: str = rare("auto", "bfloat16 autocast; auto: where the hardware has it", choices=("auto", "true", "false"))
     gradient_checkpointing: bool = setting(False, "recompute activations: less memory, about 30 % more time")
     group_by_length: bool = rare(True, "put rows of similar length into a micro-batch; shuffle micro-batches")
     torch_compile: bool = setting(False, "compile the language model's layers (needs a C++ compiler)")
     logging_steps: int = rare(10, "optimiser steps between log lines", above=0)
     eval_steps: int | None = setting(None, "optimiser steps between evaluations (default: only at the end)", above=0)
     eval_batch_size: int = rare(8, "rows in an evaluation batch", above=0)
-    best_metric: str | None = rare(
-        None, "choose final/ by this loss or score of evaluations.jsonl (default: last step)"
-    )
-    best_is: str = rare(
-        "auto",
-        "auto: lowest for losses and malformed shares, else highest",
-        choices=("auto", "highest", "lowest"),
-    )
+    best_metric: str | None = rare(None, "choose final/ by this loss or score of evaluations (default: last step)")
+    best_is: str = rare("auto", "auto: lowest of losses and malformed shares", choices=("auto", "highest", "lowest"))
     patience: int | None = rare(None, "stop after N evaluations without improvement", above=0, needs="best_metric")
     eval_max_new_tokens: int = rare(256, "maximum tokens of a reply in evaluations", above=0)
     eval_generate_records: int = setting(64, "validation samples to generate and score; 0: none", at_least=0)
@@ -217,11 +205,11 @@ class _Run:
 
     output_dir: str = setting("runs/run", "folder of checkpoints, logs and the result")
     run_name: str | None = rare(None, "name in trackers (default: the output folder's name)")
-    project: str | None = rare(None, "project in W&B (default: WANDB_PROJECT or tripletune)")
+    project: str | None = rare(None, "project in W&B, experiment in MLflow (default: WANDB_PROJECT or tripletune)")
     entity: str | None = rare(None, "user or team in W&B")
     group: str | None = rare(None, "group of runs in W&B")
     tags: list[str] = rare([], "tags in W&B")
-    artifacts: list[str] = rare(["model"], "upload to W&B: model (final/), dataset", choices=("model", "dataset"))
+    artifacts: list[str] = rare(["model"], "sent to W&B, MLflow: model (final/), dataset", choices=("model", "dataset"))
     seed: int = setting(42, "seed of weights, data order and dropout", at_least=0)
     report_to: list[str] = setting(["none"], "trackers, as transformers names them", choices=TRACKERS)
     resume: bool = setting(True, "continue from the newest complete checkpoint of output_dir, if there is one")
