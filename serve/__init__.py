@@ -1,4 +1,4 @@
-"""Systems behind an HTTP server with OpenAI's API and a page to ask and watch: `tripletune serve`."""
+"""Serve systems over HTTP, with OpenAI's API and a page that shows every step: `tripletune serve`."""
 
 if __name__ == "serve":
-    raise ImportError("import it as tripletune.serve; under its short name it would be loaded twice")
+    raise ImportError("import the package as tripletune.serve; as serve it would be loaded a second time")

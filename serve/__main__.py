@@ -1,6 +1,6 @@
 """Answer questions through OpenAI's API and show every step on a page (`tripletune serve`).
 
-Exit codes: 0 ended by SIGTERM or SIGINT; 2 bad input, before the port opens.
+Exit codes: 0 after SIGTERM or SIGINT; 2 for bad input, before the port opens.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from tripletune.rag.answering import SystemOptions, add_system_arguments, teache
 from tripletune.rag.systems import system_names
 
 logger = logging.getLogger(__name__)
-# Attempts at a call: who waits for an answer is told sooner than a batch run that the model's server is away.
+# Attempts at a call, fewer than in a batch run, because a user waits for the answer.
 _ATTEMPTS = 3
-# Host headers of requests to this machine alone; "[" is what is read of an IPv6 address.
+# Host headers of requests from this machine; of an IPv6 address only "[" is read.
 _LOCAL = ("127.0.0.1", "localhost", "[")
 
 
 @dataclass(kw_only=True)
 class ServeOptions:
-    """Address, systems and limits of a server."""
+    """Options for the address, systems and limits of a server."""
 
-    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 takes requests from other machines")
-    port: int = setting(8000, "port to listen on; 0 takes a free one", at_least=0, at_most=65535)
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 accepts requests from other machines")
+    port: int = setting(8000, "port to listen on; 0: any free port", at_least=0, at_most=65535)
     api_key_env: str | None = setting(None, "name of the environment variable with the key that clients must send")
     systems: tuple[str, ...] = setting(
         (), "systems to offer, separated by commas (default: all that can run)",
         choices=system_names(),
     )  # fmt: skip
-    integrator: str | None = setting(None, "a trained model that integrates in CIRAG: folder or hub id")
-    places: int = setting(32, "maximum questions answered at once", at_least=1)
-    queue: int = setting(128, "maximum waiting questions; one more is refused (429)", at_least=0)
+    integrator: str | None = setting(None, "trained model for CIRAG's integration phase: folder or hub id")
+    places: int = setting(32, "maximum questions answered at the same time", at_least=1)
+    queue: int = setting(128, "maximum waiting questions; further questions are refused (429)", at_least=0)
     timeout: float = setting(120.0, "timeout of a question in seconds, waiting included (504)", above=0)
     grace: float = setting(30.0, "seconds to finish started questions when the server stops", at_least=0)
     body_limit: int = rare(2**20, "maximum bytes of a request (413)", at_least=1)
-    hosts: tuple[str, ...] = rare((), "host names that clients may use (default: on loopback its own, else any)")
+    hosts: tuple[str, ...] = rare((), "host names that clients may use (default: local names on loopback, else any)")
 
 
 def _serve(args: argparse.Namespace) -> None:
@@ -56,7 +56,7 @@ def _serve(args: argparse.Namespace) -> None:
     options, teacher = from_arguments(SystemOptions, args, system="ras"), teacher_of(args)
     with socket.socket(socket.AF_INET6 if ":" in serving.host else socket.AF_INET) as place:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:  # An address that is in use shows before models are loaded; nobody reaches it yet.
+        try:  # Bind before models are loaded, so that an address in use is reported at once; nobody can connect yet.
             place.bind((serving.host, serving.port))
         except OSError as error:
             raise ValueError(f"--host {serving.host} --port {serving.port}: {error.strerror or error}") from None
@@ -86,7 +86,7 @@ async def _run(
         for name, why in shelf.left_out.items():
             logger.info("not offered: %s (%s)", name, why)
         if not local and not key:
-            logger.warning("whoever reaches this machine can ask here: --api-key-env NAME makes them send a key")
+            logger.warning("anyone who can reach this machine can use the server: --api-key-env NAME requires a key")
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         logger.info("models: %s\nready on %s (the page), %s/v1 (the API)", ", ".join(shelf.names), url, url)
         await Server(config, door, serving.grace).serve([place])
@@ -99,10 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(
         prog="tripletune serve",
         description="Answer questions through OpenAI's API, and show every step on a page.",
-        others="an option of the systems, for example max_rounds=3, or of one alone, ras.top_k=3; repeatable",
+        others="option of all systems, for example max_rounds=3, or of one system, for example ras.top_k=3; repeatable",
         example="tripletune serve runs/demo/export --corpus corpus.jsonl --triples triples.jsonl",
     )
-    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help="folder of a Graph-LLM, as --model")
+    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help="folder of a Graph-LLM, like --model")
     add_arguments(parser, ServeOptions)
     add_system_arguments(parser, "system")
     dest, about = parser.settable["teacher.attempts"]

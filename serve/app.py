@@ -1,4 +1,4 @@
-"""The HTTP side of a server: OpenAI's routes, metrics, and the page.
+"""The HTTP routes of a server: OpenAI's API, metrics, and the page.
 
 Neither questions nor answers are logged.
 """
@@ -50,16 +50,16 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-# Seconds in which a body must have arrived; the status of a client that has hung up, which only metrics see.
+# Seconds in which a body must arrive; the status for a client that disconnected, which only metrics show.
 _BODY_SECONDS, _GONE = 30.0, 499
 Handler = Callable[[Request], Awaitable[Response]]
 Event = TraceAction | TraceStep
 
 
 class Service:
-    """The routes and what they share.
+    """The routes and their shared state.
 
-    `most`: largest body in bytes. Without a `key` clients send none; without `hosts` any host name will do.
+    `most` is the maximum size of a body in bytes. By default no `key` is required, and any host name is accepted.
     """
 
     def __init__(self, shelf: Shelf, door: Door, key: str = "", most: int = 2**20, hosts: tuple[str, ...] = ()) -> None:
@@ -98,7 +98,7 @@ class Service:
             raise Refused(403, "requests from pages of other origins are not answered", "other_origin")
         given = request.headers.get("authorization", "").removeprefix("Bearer ").strip().encode()
         if self._key and not secrets.compare_digest(given, self._key):
-            raise Refused(401, "this server needs its key as 'Authorization: Bearer KEY'", "invalid_api_key")
+            raise Refused(401, "this server requires a key: send 'Authorization: Bearer KEY'", "invalid_api_key")
         return await handle(request)
 
     async def _models(self, request: Request) -> Response:
@@ -112,8 +112,8 @@ class Service:
     def _check(self, name: str) -> None:
         if name not in self.shelf.names:
             lacks = self.shelf.left_out.get(name)
-            text = f"there is no model {name[:100]!r}, only {', '.join(self.shelf.names)}"
-            raise Refused(404, f"{text}; it can't run here: {lacks}" if lacks else text, "model_not_found", "model")
+            text = f"there is no model {name[:100]!r}; the models are {', '.join(self.shelf.names)}"
+            raise Refused(404, f"{text}; why it is missing: {lacks}" if lacks else text, "model_not_found", "model")
 
     async def _measured(self, _: Request) -> Response:
         return Response(prometheus.generate_latest(self._metrics), media_type=prometheus.CONTENT_TYPE_LATEST)
@@ -122,7 +122,7 @@ class Service:
         asked = read_request(await self._body(request), kind)
         self._check(asked.model)
         layout, events = Layout(asked), self._events(request, asked)
-        # Errors before the first event have their status also where the reply is a stream.
+        # An error before the first event sets the HTTP status, even if the reply is a stream.
         event = await anext(events)
         if asked.stream:
             return _Stream(_lines(event, events, layout), media_type="text/event-stream")
@@ -138,17 +138,17 @@ class Service:
                 async for part in request.stream():
                     found += part
                     if len(found) > self._most:
-                        # The rest is not read, so that nothing else can come on this connection.
+                        # The rest is not read, so the connection cannot be used again.
                         close = {"Connection": "close"}
                         raise Refused(413, f"the body has more than {self._most:,} bytes", "too_large", headers=close)
         except TimeoutError:
             raise Refused(408, "the body of the request did not arrive in time", "timeout") from None
         except ClientDisconnect:
-            raise Refused(_GONE, "the client has hung up") from None
+            raise Refused(_GONE, "the client has disconnected") from None
         return bytes(found)
 
     async def _events(self, request: Request, asked: Asked) -> AsyncGenerator[Event | Answer, None]:
-        """The steps to an answer, and the answer; the work ends when the client hangs up."""
+        """Yield the steps to an answer, then the answer; the work is cancelled if the client disconnects."""
         seen = asyncio.Queue[Any]()
         work = asyncio.create_task(self._work(asked, seen.put_nowait))
         work.add_done_callback(seen.put_nowait)
@@ -158,7 +158,7 @@ class Service:
             while (event := await seen.get()) is not work:
                 yield event
             if work.cancelled():
-                raise Refused(_GONE, "the client has hung up") if gone.done() else closing()
+                raise Refused(_GONE, "the client has disconnected") if gone.done() else closing()
             yield work.result()
         finally:
             gone.cancel()
@@ -216,13 +216,13 @@ def _refusal(error: Exception) -> Refused:
         return error
     if isinstance(error, PromptTooLong):
         return Refused(400, str(error), "context_length_exceeded", "messages")
-    # No texts of errors in the log: they may quote what was asked.
+    # The log has no texts of errors, because they may quote the question.
     if isinstance(error, CallError):
-        logger.warning("a question failed: the model behind it gave no reply (%s)", type(error).__name__)
-        return Refused(502, f"the model behind this one gave no reply: {error}", "upstream_error")
+        logger.warning("a question failed: the system's model gave no reply (%s)", type(error).__name__)
+        return Refused(502, f"the system's model gave no reply: {error}", "upstream_error")
     places = "".join(traceback.format_tb(error.__traceback__))
-    logger.error("a question failed by a fault of this program: %s at\n%s", type(error).__name__, places)
-    return Refused(500, "the question failed by a fault of the server; its log says where", "internal_error")
+    logger.error("a question failed because of a bug in this program: %s at\n%s", type(error).__name__, places)
+    return Refused(500, "the question failed because of a bug in the server; see the server's log", "internal_error")
 
 
 async def _error(_: Request, error: Any) -> Response:
@@ -237,7 +237,7 @@ async def _file(path: Path, _: Request) -> Response:
 
 
 class Server(uvicorn.Server):
-    """Ends at a signal when the questions under way are answered or `grace` is over; at a second one, at once."""
+    """Stop at a signal after the running questions or after `grace` seconds; stop at once at a second signal."""
 
     def __init__(self, config: uvicorn.Config, door: Door, grace: float) -> None:
         super().__init__(config)
@@ -245,11 +245,11 @@ class Server(uvicorn.Server):
         self._ending: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """A signal has come."""
+        """Handle a signal."""
         self._loop.call_soon_threadsafe(self.end)
 
     def end(self) -> None:
-        """End soon."""
+        """Stop after the running questions; at a second call, stop at once."""
         if self._ending is None:
             self._ending = asyncio.create_task(self._closing())
             self._ending.add_done_callback(lambda _: setattr(self, "should_exit", True))

@@ -1,4 +1,4 @@
-"""Limit a server's questions, queue the rest, and close it."""
+"""Limit the questions that a server answers at once, queue more questions, and end them at shutdown."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ class Refused(Exception):
 
 
 def closing() -> Refused:
-    """The response to a question when the server ends."""
+    """The response to a question while the server shuts down."""
     return Refused(503, "the server is shutting down", "shutting_down")
 
 
 class Door:
-    """At most `places` questions are answered at once, and at most `queue` more wait for a place."""
+    """Let at most `places` questions run at once, while at most `queue` more questions wait."""
 
     def __init__(self, places: int, queue: int, seconds: float) -> None:
         self.places, self.queue, self.seconds = places, queue, seconds
         self.under_way = self.waiting = 0
         self.closed, self._free = False, asyncio.Semaphore(places)
         self._tasks = set[Any]()
-        # Seconds of an answer, as a moving mean; it says when to try again.
+        # A moving mean of the seconds per answer, for the header Retry-After.
         self._usual = 1.0
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """Wait for a place and keep it during the block; a `Refused` ends the block when the time is up."""
+        """Wait for a place and keep it during the block; when the time is up, the block ends with a `Refused`."""
         if self.closed:
             raise closing()
         if len(self._tasks) >= self.places + self.queue:
-            what = f"{self.under_way} questions are under way and {self.waiting} wait: try again later"
+            what = f"{self.under_way} questions are running and {self.waiting} are waiting: try again later"
             wait = min(max(round(self._usual * (1 + self.waiting / self.places)), 1), 60)
             raise Refused(429, what, "too_many_questions", headers={"Retry-After": str(wait)})
         task, started = asyncio.current_task(), 0.0
@@ -69,7 +69,7 @@ class Door:
             self.waiting -= started == 0
 
     async def close(self, grace: float) -> None:
-        """Refuse new questions, wait for those under way, and end the rest after `grace` seconds."""
+        """Refuse new questions, wait for accepted ones, and cancel the rest after `grace` seconds."""
         self.closed = True
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace)

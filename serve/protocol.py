@@ -19,7 +19,7 @@ from tripletune.serve.door import Refused
 def _text(content: Any) -> Any:
     if isinstance(content, list):
         if any(not isinstance(part, dict) or part.get("type") != "text" for part in content):
-            raise ValueError("only text is read, no images, audio or files")
+            raise ValueError("only text is accepted, no images, audio or files")
         return "".join(str(part.get("text", "")) for part in content)
     return content or ""
 
@@ -42,7 +42,7 @@ class _Own(BaseModel):
 
 
 class Asked(BaseModel):
-    """A request; fields that are not known have no effect. `chat` tells the two routes apart."""
+    """A request; unknown fields have no effect. `chat` says whether it is a request for chat completions."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -76,7 +76,7 @@ class Asked(BaseModel):
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The rounds so far, for a Graph-LLM."""
+        """The earlier rounds, for a Graph-LLM."""
         return (
             tuple(Step.from_json(row, "tripletune.steps") for row in self.tripletune.steps) if self.tripletune else ()
         )
@@ -85,7 +85,7 @@ class Asked(BaseModel):
     def _asks(self) -> Self:
         last = (self.turns or [Message(role="system", content="")])[-1]
         if last["role"] != "user" or not last["content"].strip():
-            raise ValueError("there is no question: the last turn must be the user's, with a text")
+            raise ValueError("there is no question: the last message must have the role user and a text")
         self.steps  # noqa: B018
         return self
 
@@ -97,7 +97,7 @@ class AskedChat(Asked):
 
 
 def read_request(data: bytes, kind: type[Asked]) -> Asked:
-    """Read a request; raises `Refused` for a bad one."""
+    """Read a request, or raise `Refused` if it is invalid."""
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
@@ -109,7 +109,7 @@ def read_request(data: bytes, kind: type[Asked]) -> Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A reply, its tokens and its end in OpenAI's words, and a loop's trace as `more`."""
+    """A reply with token usage and finish reason as in OpenAI's API, and a loop's trace in `more`."""
 
     text: str
     usage: dict[str, int]
@@ -118,7 +118,7 @@ class Answer:
 
 
 class Layout:
-    """The objects that answer one request."""
+    """Builds the JSON objects that answer one request."""
 
     def __init__(self, asked: Asked) -> None:
         self._asked, self._role = asked, {"role": "assistant"}
@@ -126,7 +126,7 @@ class Layout:
         self._about = {"id": name, "created": int(time.time()), "model": asked.model}
 
     def whole(self, answer: Answer) -> dict[str, Any]:
-        """A reply in one piece."""
+        """The reply without streaming."""
         chat = {"message": {"role": "assistant", "content": answer.text, "refusal": None}}
         said = chat if self._asked.chat else {"text": answer.text}
         return self._object("", said, answer.finish_reason, usage=answer.usage, **answer.more)
@@ -141,7 +141,7 @@ class Layout:
         return self._chunk("", {"reasoning_content": f"{kind}  {line}\n"}, tripletune=about)
 
     def parts(self, answer: Answer) -> Iterator[dict[str, Any]]:
-        """The last chunks of a stream: the answer, its end, and its tokens on request."""
+        """The last chunks of a stream: the answer, the finish reason, and on request the token usage."""
         yield self._chunk(answer.text, {"content": answer.text})
         yield self._chunk("", {}, answer.finish_reason, **answer.more)
         if self._asked.stream_options and self._asked.stream_options.include_usage:

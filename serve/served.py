@@ -1,7 +1,7 @@
 """The models of a server: each loop that can run with the given options, and the model of each role.
 
-A loop answers a question and shows how. A part is the planner, answerer, extractor or integrator alone. A chat model
-gets the chat unchanged; for a Graph-LLM the last turn is the question, and `steps` of the request the rounds so far.
+A loop answers a question and returns its trace. A part is only the planner, answerer, extractor or integrator. A chat
+model gets the chat unchanged. A Graph-LLM gets the last turn as question, and the request's `steps` as earlier rounds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.systems import find_system, make_options, system_names
 from tripletune.serve.protocol import Answer, Asked
 
-# Bounds that evaluations compare with; nobody asks them but by name.
+# Reference systems for evaluations, which are offered only if they are named.
 _BOUNDS = ("random_passages",)
 _WARM = ModelInput("answering", "Who?", (Step("Who?", (Triple("someone", "is", "there"),), "Someone is there."),))
 Watch = Callable[[TraceAction | TraceStep], None]
@@ -48,7 +48,7 @@ async def _generate(model: Any, task: Task, limit: int, asked: Asked) -> Complet
 
 @dataclass
 class Shelf:
-    """All models of a server by name, and reasons for missing systems."""
+    """All models of a server by name, and the reasons why systems are missing."""
 
     loops: dict[str, OpenSystem]
     parts: dict[str, Part]
@@ -56,7 +56,7 @@ class Shelf:
 
     @property
     def names(self) -> dict[str, str]:
-        """Its models, each a "loop" or a "part"."""
+        """The kind of each model by name: "loop" or "part"."""
         return {**dict.fromkeys(self.loops, "loop"), **dict.fromkeys(self.parts, "part")}
 
     async def answer(self, asked: Asked, watch: Watch) -> Answer:
@@ -78,25 +78,25 @@ class Shelf:
         return Answer(text[: min(ends, default=len(text))], usage, "length" if cut else "stop", more)
 
     async def warm_up(self) -> None:
-        """Load what the first question would wait for, without calls to other servers."""
+        """Load models and indexes before the first question, without calls to other servers."""
         for retriever in filter(None, dict.fromkeys(system.tools.retriever for system in self.loops.values())):
             await retriever.retrieve("Who?", 1)
         for reranker in filter(None, dict.fromkeys(system.tools.reranker for system in self.loops.values())):
             await reranker.scores("Who?", ["Someone."])
         for client in dict.fromkeys(one for system in self.loops.values() for one in clients_of(system.tools)):
             await asyncio.to_thread(client.load)
-            # A Graph-LLM here, whose sentence encoder comes with the first graph.
+            # A Graph-LLM on this machine loads its sentence encoder at the first graph.
             if hasattr(client, "decode") and not client.address:
                 await client.decode(_WARM, 1)
 
     async def close(self) -> None:
-        """Close models and stores, and remove indexes that no option keeps."""
+        """Close models and stores, and remove temporary indexes."""
         for system in self.loops.values():
             await system.close_async()
 
 
 def _sources(system: OpenSystem, trace: Trace) -> dict[str, Any]:
-    """The passages that were found, and the triples of all rounds with the passages that they come from."""
+    """The retrieved passages, and the triples of all rounds with the passages that state them."""
     found, triples = trace.found.values(), dict.fromkeys(tuple(one) for step in trace.steps for one in step.triples)
     said = {passage.id: _says(system.tools.store, passage) for passage in found}
     passages = [{"id": one.id, "title": one.label, "text": one.text, "source": one.source} for one in found]
@@ -106,7 +106,7 @@ def _sources(system: OpenSystem, trace: Trace) -> dict[str, Any]:
 
 
 def _says(store: Any, passage: Passage) -> Callable[[tuple[str, ...]], bool]:
-    """Whether a passage states a triple: by the store, else by naming both entities."""
+    """A function that says whether a passage states a triple: by the store, or else if it names both entities."""
     known = store and store.get(passage)
     if known is not None:
         return {tuple(triple.as_list()) for triple in known}.__contains__
@@ -117,19 +117,19 @@ def _says(store: Any, passage: Passage) -> Callable[[tuple[str, ...]], bool]:
 def open_shelf(
     options: SystemOptions, teacher: LLMOptions | None, names: Sequence[str] = (), integrator: str | None = None
 ) -> Shelf:
-    """Open the systems `names`, or all that can run with these options, and the models behind them."""
+    """Open the systems `names`, or all systems that can run with these options, and their models."""
     require(options)
     if teacher is not None and not load_backend(teacher.backend).sends:
-        raise ValueError(f"--teacher {teacher.backend} does not answer at once: name a model that does")
+        raise ValueError(f"--teacher {teacher.backend} does not answer at once: choose another backend")
     chosen, left_out = _choose(options, teacher, names)
     if left_out and (names or not chosen):
-        # Without names, what RAS lacks says it all: it takes the fewest things.
+        # Without names, report only what RAS lacks, since RAS needs least.
         raise ValueError("; ".join(left_out.values()) if names else left_out["ras"])
     if integrator and (teacher is None or "cirag" not in chosen):
-        raise ValueError(f"--integrator {integrator}: without effect, since cirag, which uses it, is not offered")
+        raise ValueError(f"--integrator {integrator} has no effect, since the system cirag is not offered")
     opened, loops = Opened(), dict[str, OpenSystem]()
     for name, (own, chat) in chosen.items():
-        if len(chosen) > 1:  # what one of several has no use for is no mistake
+        if len(chosen) > 1:  # of several systems, some may ignore an option
             system = find_system(name)
             loop = make_options(system, own.set)
             embeds = own.retriever != "bm25" or system.needs_reranker(loop)
@@ -145,9 +145,9 @@ def open_shelf(
 
 
 def _choose(options: SystemOptions, teacher: LLMOptions | None, names: Sequence[str]) -> tuple[Chosen, dict[str, str]]:
-    """The options of each system that can run, and reasons why others can't.
+    """Return the options of each system that can run, and the reasons why other systems can't run.
 
-    `--set ras.top_k=3` is for RAS alone, and goes before `--set top_k=5`.
+    `--set ras.top_k=3` sets an option only for RAS, and overrides `--set top_k=5`.
     """
     chosen, left_out = Chosen(), dict[str, str]()
     ordered = sorted(options.set, key=lambda text: "." in text.split("=")[0])
@@ -156,7 +156,7 @@ def _choose(options: SystemOptions, teacher: LLMOptions | None, names: Sequence[
         system, chat = find_system(name), teacher
         mine = [text.removeprefix(f"{name}.") for text in ordered]
         own = replace(options, system=name, set=[text for text in mine if "." not in text.split("=")[0]])
-        if system.model == "llm":  # a Graph-LLM is for the systems that take one
+        if system.model == "llm":  # only other systems use a Graph-LLM
             own.model, own.planner_model, own.untrained = None, None, False
         elif options.model and not system.plans:
             own.planner_model, chat = None, None
@@ -166,7 +166,7 @@ def _choose(options: SystemOptions, teacher: LLMOptions | None, names: Sequence[
         except ValueError as error:
             found = [str(error)]
         if system.needs_gold or system.model == "none":
-            found = [f"--system {name} is for evaluations, whose questions have gold passages or answers"]
+            found = [f"--system {name} is only for evaluations, whose questions have gold passages or answers"]
         if found:
             left_out[name] = "; ".join(found)
         else:
@@ -175,7 +175,7 @@ def _choose(options: SystemOptions, teacher: LLMOptions | None, names: Sequence[
 
 
 def _parts(loops: dict[str, OpenSystem]) -> dict[str, Part]:
-    """The model of each role, by RAS's planner and answerer if it is offered."""
+    """The model of each role; planner and answerer are those of RAS if RAS is offered."""
     found = dict[str, Part | None]()
     for name, system in sorted(loops.items(), key=lambda one: one[0] != "ras"):
         tools, options = system.tools, system.options

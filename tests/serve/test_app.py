@@ -107,7 +107,7 @@ USER = {"role": "user", "content": "Where?"}
         (chat("x"), 400, "messages"), (chat({"role": "robot", "content": "x"}), 400, "messages.0.role"),
         (chat({"role": "user"}), 400, "no question"),
         (chat({"role": "user", "content": "  "}), 400, "no question"),
-        (chat(USER, {"role": "assistant", "content": "x"}), 400, "must be the user's"),
+        (chat(USER, {"role": "assistant", "content": "x"}), 400, "must have the role user"),
         (chat({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}), 400, "no images"),
         (chat({"role": "user", "content": {"text": "x"}}), 400, "messages.0.content"),
         (chat(USER, n=2), 400, "n: "), (chat(USER, max_tokens=-1), 400, "max_tokens"),
@@ -115,7 +115,7 @@ USER = {"role": "user", "content": "Where?"}
         ('{"model":"ras","messages":[{"role":"user","content":"x"}],"top_p":NaN}', 400, "top_p"),
         (chat(USER, stream="yes"), 400, "stream"), (chat(USER, stop=3), 400, "stop"),
         (chat(USER, tripletune={"steps": [{"no": "query"}]}), 400, "query"),
-        ({"model": "oracle", "messages": [USER]}, 404, "only ras, standard, planner, answerer"),
+        ({"model": "oracle", "messages": [USER]}, 404, "the models are ras, standard, planner, answerer"),
         (chat({"role": "user", "content": "x" * 300_000}), 413, "more than 200,000 bytes"),
         (chat(USER, user="u", tools=None, logit_bias={}, unknown=1), 200, "Velsund"),
     ],
@@ -282,7 +282,7 @@ def test_a_graph_llm_answers_many_at_once_as_alone(running, make_graph_llm, tmp_
 def test_only_what_can_run_is_offered(running, model):
     with running(names=()) as url:
         found = post(url, {**ASKED, "model": "cirag"}).json()["error"]["message"]
-    assert "it can't run here: --system cirag reranks" in found
+    assert "why it is missing: --system cirag reranks" in found
     assert "--encoder" in found
 
 
@@ -292,5 +292,5 @@ def test_what_is_asked_for_by_name_and_missing_is_an_error(files):
 
     with pytest.raises((ValueError, ConfigError), match="cirag needs a chat model"):
         open_shelf(SystemOptions.of(**files), None, ("cirag",))
-    with pytest.raises(ValueError, match="ras needs a model: the folder of a Graph-LLM"):
+    with pytest.raises(ValueError, match="ras needs a model: give the folder of a Graph-LLM"):
         open_shelf(SystemOptions.of(**files), None)

@@ -22,10 +22,10 @@ LLM = ["--llm", "openai:m"]
     ("words", "says"),
     [
         ([*LLM, "--corpus", "nofile.jsonl"], "no such file: nofile.jsonl"),
-        ([*LLM, "--systems", "cirag"], "--system cirag retrieves: name a --corpus"),
+        ([*LLM, "--systems", "cirag"], "--system cirag retrieves: give --corpus"),
         ([*LLM, "--systems", "cira"], "mean cirag"),
         ([*LLM, "--corpus", "{corpus}", "--api-key-env", "NOT_SET"], "NOT_SET: this environment variable is not set"),
-        ([*LLM, "--corpus", "{corpus}", "--integrator", "runs/student"], "without effect, since cirag"),
+        ([*LLM, "--corpus", "{corpus}", "--integrator", "runs/student"], "has no effect, since the system cirag"),
         (["--llm", "batch:m", "--corpus", "{corpus}"], "does not answer at once"),
         ([*LLM, "--corpus", "{corpus}", "--port", "{used}"], "already in use"),
         ([*LLM, "--places", "0"], "places"),
