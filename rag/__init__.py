@@ -1,6 +1,6 @@
-"""Retrieval, the loops that use the models, and the trace that each leaves of a question.
+"""Retrieval, the loops that use the models, and the trace that a loop records for each question.
 
-A `Trace` holds every sub-query, passage, triple, decision and token as plain JSON values.
+A `Trace` holds sub-queries, passages, triples, decisions and token counts as plain JSON values.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from tripletune.rag.retrievers import Retrieved
 
 if __name__ == "rag":
-    raise ImportError("import it as tripletune.rag; under its short name it would be loaded twice")
+    raise ImportError("import the package as tripletune.rag; as rag it would be loaded a second time")
 
 
 @dataclass(slots=True)
 class TraceStep:
-    """One round of retrieval and structuring.
+    """One round of retrieval and extraction.
 
     Attributes:
-        passages: `{"id", "title", "score"}` of the hits, best first, and "source" (document, page, heading) where the
-            corpus has it; without a title its first words.
+        passages: `{"id", "title", "score"}` of the hits, best first, with "source" (document, page, heading) if the
+            corpus has it; if a passage has no title, "title" is its first words.
         triples: The triples shown to the model, `[subject, predicate, object]`.
-        passages_without_triples: Hits that the triple store does not know.
+        passages_without_triples: Number of hits that the triple store does not have.
     """
 
     query: str
@@ -41,7 +41,7 @@ class TraceAction:
     """One planning reply.
 
     Attributes:
-        action: The parsed action, None when malformed.
+        action: The parsed action; None if the reply is malformed.
         unexpected: `[SUFFICIENT]` before any retrieval, or `[NO_RETRIEVAL]` after it.
     """
 
@@ -53,22 +53,22 @@ class TraceAction:
 
 @dataclass(slots=True)
 class Trace:
-    """One question's way through a system.
+    """Everything that a system did for one question.
 
     Attributes:
         question: The main question as the model read it.
-        stop_reason: Why planning ended: the planner's own decision ("sufficient", "no_retrieval"), a limit
-            ("max_rounds", "repeated_subquery", "malformed"), or a system that does not plan ("single_pass",
-            "static_context", "retrieval_off"). "no_question": the reply says that there is no further query; T2RAG has
-            "no_searchable" when no clue can be searched.
-        calls: Model calls, answering included; the next four are sums over them.
-        seconds: Wall-clock seconds, waiting for other questions included.
-        structuring_seconds: Seconds of these spent waiting for triples of passages (RAS, figure 5).
-        tallies: The system's own counts, such as recovered replies by kind, which a run's metrics add up.
-        cached: By role, the calls that the ledger answered, with their tokens. Like the seconds, it depends on earlier
-            and parallel runs.
-        shown: Ids of the passages whose text or facts the answer's prompt held, in its order.
-        found: All passages found, by id, the first found first; no part of the JSON values.
+        stop_reason: Why planning ended: the planner's decision ("sufficient", "no_retrieval"), a limit ("max_rounds",
+            "repeated_subquery", "malformed"), or a system that does not plan ("single_pass", "static_context",
+            "retrieval_off"). "no_question": the reply says that there is no further query. "no_searchable": T2RAG has
+            no clue that can be searched.
+        calls: Number of model calls, including the answer's; token counts and truncations are sums over all calls.
+        seconds: Wall-clock seconds, including time spent waiting for other questions.
+        structuring_seconds: The part of `seconds` spent waiting for triples of passages (RAS, figure 5).
+        tallies: Counts that are specific to the system, such as recovered replies by kind; a run's metrics sum them.
+        cached: By role, the calls that the ledger answered and their tokens. Like the seconds, these numbers depend on
+            earlier and parallel runs.
+        shown: Ids of the passages whose text or facts were in the prompt of the answer, in that order.
+        found: All passages by id, in the order in which they were found; not part of the JSON values.
     """
 
     question: str
@@ -94,7 +94,7 @@ class Trace:
     found: dict[str, Passage] = field(default_factory=dict, repr=False)
 
     def tally(self, name: str, count: int = 1) -> None:
-        """Count something of the system's own."""
+        """Add to a count that is specific to the system."""
         self.tallies[name] = self.tallies.get(name, 0) + count
 
     def count(self, completion: Completion) -> None:
@@ -123,18 +123,18 @@ class Trace:
         _show(self.actions[-1])
 
     def to_json(self) -> dict[str, Any]:
-        """The trace as JSON values; those in it are not copied."""
+        """The trace as JSON values, without copying nested values."""
         return _values(self) | {name: list(map(_values, getattr(self, name))) for name in ("steps", "actions")}
 
 
-# Called with each plan and each round of retrieval of the question under way, as they happen.
+# Called with each plan and each round of retrieval of the current question, as they happen.
 WATCH: ContextVar[Callable[[TraceAction | TraceStep], None] | None] = ContextVar("watch", default=None)
-# The trace of the question under way, which notes the calls that read passages for it.
+# The trace of the current question, which records the calls that read passages for it.
 NOTING: ContextVar[Trace | None] = ContextVar("noting", default=None)
 
 
 def cited(passage: dict[str, Any]) -> str:
-    """The title of a trace's passage, in brackets and with the page of its document."""
+    """The title of a passage in a trace; if the passage has a source, in brackets with the page."""
     name, page = passage["title"] or passage["id"], passage.get("source", {}).get("page")
     return f"[{name}{f', p. {page}' if page else ''}]" if passage.get("source") else name
 
@@ -145,5 +145,5 @@ def _show(part: TraceAction | TraceStep) -> None:
 
 
 def _values(part: Trace | TraceStep | TraceAction) -> dict[str, Any]:
-    # Not `asdict`, whose copies of every value took as long as the loop's own work.
+    # `asdict` is not used, because copying every value took as long as the loop itself.
     return {name: getattr(part, name) for name in part.__slots__ if name != "found"}

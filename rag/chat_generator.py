@@ -1,4 +1,4 @@
-"""Answers of chat models: RAS's planner and answerer (figures 20 and 21), and the reader that all baselines share."""
+"""Plan and answer with chat models: RAS's planner and answerer (figures 20, 21), and the baselines' common reader."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ _REFUSED = re.compile(rf"\W*{REFUSAL}\b(?=.*\w)", re.IGNORECASE)
 
 
 class ChatGenerator(Generator):
-    """A `Generator` on the chat model of `tools`: RAS with few-shot prompts (appendix F.1), no graph token."""
+    """A `Generator` that calls the chat model of `tools`: RAS with few-shot prompts (appendix F.1), no graph token."""
 
     def __init__(self, tools: Tools, options: LoopOptions, notes: Trace) -> None:
         self._client = client_of("ras", tools, notes, load_prompts(PROMPTS, options.prompts))
         self._long = options.answer == "long"
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
-        """See `Generator`; the calls have the roles `ras.plan` and `ras.answer`."""
+        """Reply to an input (see `Generator`); the calls have the roles `ras.plan` and `ras.answer`."""
         plans = sample.task == "planning"
         completion = await self._client.chat(
             self._client.prompts.chat(PLAN if plans else ANSWER, render(sample, evidence or "triples")),
             role="ras.plan" if plans else "ras.answer",
             sampling=self._client.up_to(max_new_tokens),
         )
-        # The examples stand after "Reply:", and some models write that, too.
+        # In the prompt, replies come after "Reply:", which some models repeat.
         plan = _LABEL.sub("", without_thoughts(completion.text)).strip()
         return replace(completion, text=plan if plans else bare_answer(completion.text, self._long))
 
 
 def prompt_files(*used: str, names: tuple[str, ...] = PROMPTS) -> Callable[[Any], Mapping[str, str]]:
-    """`System.files` of a system with the prompts `used` of the replaceable `names`, and the common reader's."""
+    """Make `System.files` for a system that uses the prompts `used` out of the replaceable prompts `names`."""
     names = tuple(dict.fromkeys((*names, READER)))
 
     def files(options: Any) -> Mapping[str, str]:
@@ -65,9 +65,9 @@ def prompt_files(*used: str, names: tuple[str, ...] = PROMPTS) -> Callable[[Any]
 
 
 def bare_answer(text: str, long: bool = False) -> str:
-    """The answer in a reply to a prompt that asks for the answer alone.
+    """Read the answer in a reply to a prompt that asks only for the answer.
 
-    The line after "Answer:", else the text before the first blank line; of a long answer, all.
+    The answer is the line after "Answer:", or else the text before the first blank line; if `long`, the whole text.
     """
     if long:
         return _LEADING_LABEL.sub("", without_thoughts(text)).strip()
@@ -76,17 +76,17 @@ def bare_answer(text: str, long: bool = False) -> str:
 
 
 def read_answer(text: str, cut_off: bool = False, long: bool = False) -> tuple[str, tuple[str, ...]]:
-    """Read "Thought: ... Answer: ..."; the last "Answer:" counts, of a `long` answer all behind the first.
+    """Read "Thought: ... Answer: ..."; the answer follows the last "Answer:", or if `long` the first.
 
     Returns:
-        The answer, and the faults: `missing_answer` (no "Answer:"; the last line counts, but not when the reply was cut
-        off), `empty_answer`, `text_after_answer` (dropped; also a reason on the line of the refusal word), `runs_on`
-        (another question follows the answer; it is dropped).
+        The answer and the faults. `missing_answer`: the reply has no "Answer:", so its last line is used unless it was
+        cut off. `empty_answer`. `text_after_answer`: more text, which is dropped, follows the answer or the refusal
+        word. `runs_on`: another question, which is dropped, follows the answer.
     """
     text = without_thoughts(text).strip()
     markers = list(_ANSWER.finditer(text))
     faults: list[str] = []
-    # A thought may say "the answer:" in a line of its own.
+    # A thought may contain "the answer:", so prefer "Answer:" at the beginning of a line.
     own = [marker for marker in markers if not text[: marker.start()].rpartition("\n")[2].strip(" *_#")]
     first = next(iter(markers), None)
     if first and own and not _QUESTION.search(text, first.end(), own[0].start()):
@@ -106,7 +106,7 @@ def read_answer(text: str, cut_off: bool = False, long: bool = False) -> tuple[s
         answer = "" if cut_off or not lines else _THOUGHT.sub("", lines[-1])
     answer = answer.strip("*_` ").strip()
     if _REFUSED.match(answer):
-        # "Unanswerable. The triples do not say ..." is the refusal word and a reason for it.
+        # "Unanswerable. The triples do not say ..." is the refusal word with a reason.
         answer = REFUSAL
         faults += [] if "text_after_answer" in faults else ["text_after_answer"]
     if not answer:
@@ -118,7 +118,7 @@ async def answer_from(
     question: str, passages: Iterable[Passage] | None, llm: QuestionClient, options: AnswerOptions,
     facts: Sequence[str] = (), role: str = "",
 ) -> str:  # fmt: skip
-    """Answer a question from passages, best first, or without any (None), in one call (`<system>.answer`)."""
+    """Answer a question in one call (`<system>.answer`), from passages, best first, or without passages (None)."""
     parts = [f"Question: {one_line(question)}"]
     if passages is not None:
         parts = [*(["Facts:\n" + "\n".join(facts)] if facts else []), show_passages(passages), *parts]
@@ -131,7 +131,7 @@ async def answer_from(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A system's findings for its last call: passages, best first, and facts or notes, one a line."""
+    """Evidence that a system found for its last call: passages, best first, and facts or notes, one per line."""
 
     passages: Sequence[Passage] = ()
     facts: Sequence[str] = ()
@@ -140,19 +140,19 @@ class Found:
         return len(self.passages) + len(self.facts)
 
     def within(self, tokens: int) -> Found:
-        """The part that fits a budget, at 4 bytes a token: facts up to half of it, then passages."""
+        """The part that fits a budget of tokens (4 bytes each): facts up to half of the budget, then passages."""
         left = 4 * tokens
         facts = _fitting(self.facts, left // 2, lambda text: text)
         left -= sum(len(text.encode()) for text in facts)
         passages = _fitting(self.passages, left, lambda passage: passage.content)
-        if self.passages and not passages:  # of one that is longer than all of it, the beginning
+        if self.passages and not passages:  # the first passage is longer than the budget: keep its beginning
             cut = self.passages[0].text.encode()[:left].decode(errors="ignore")
             passages = [replace(self.passages[0], text=cut)]
         return Found(passages, facts)
 
 
 def _fitting(items: Sequence[T], room: int, text_of: Callable[[T], str]) -> Sequence[T]:
-    """The first items whose texts have at most `room` bytes together."""
+    """The first items whose texts together have at most `room` bytes."""
     ends = accumulate(len(text_of(item).encode()) for item in items)
     return [item for item, end in zip(items, ends) if end <= room]
 
@@ -160,7 +160,7 @@ def _fitting(items: Sequence[T], room: int, text_of: Callable[[T], str]) -> Sequ
 async def finish(
     trace: Trace, options: AnswerOptions, llm: QuestionClient, found: Found, own: Callable[[], Awaitable[str]]
 ) -> Trace:
-    """End a question with the system's `own` last call or the common reader, which treats all systems alike."""
+    """End a question with the system's `own` last call, or with the common reader, which all systems share."""
     if options.reader == "common":
         whole, found = found, found.within(options.reader_tokens)
         trace.tally("evidence_left_out", len(whole) - len(found))
@@ -172,7 +172,7 @@ async def finish(
 
 
 def show_passages(passages: Iterable[Passage]) -> str:
-    """Passages as all prompts show them: under their titles, with blank lines between them."""
+    """Write passages as in all prompts: each under its title, separated by blank lines."""
     return "Passages:\n" + ("\n\n".join(passage.content for passage in passages) or "(nothing was found)")
 
 
@@ -184,7 +184,7 @@ async def answer_once(
     hits: Sequence[Retrieved] | None = None,
     query: str = "",
 ) -> Trace:
-    """A system of one call: the Graph-LLM or the chat model answers, from `hits` or from its own knowledge."""
+    """Answer with one call to the Graph-LLM or the chat model, from `hits` or from the model's own knowledge."""
     trace = Trace(question, stop_reason="retrieval_off" if hits is None else "single_pass")
     llm: Any = None
     if tools.answerer is None or options.reader == "common":

@@ -1,7 +1,7 @@
-"""Sentence encoders as a service: one thread computes, so that the event loop of a run never waits for an encoder.
+"""Run sentence encoders in a thread, so that the event loop of a run never waits for an encoder.
 
-Texts that wait while the thread is busy are encoded together. A batch holds texts with the same number of tokens:
-without padding a vector does not depend on the others in it.
+Texts that wait while the thread is busy are encoded together. All texts of a batch have the same number of tokens:
+without padding, a vector does not depend on other texts in the batch.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ _warn_once = cache(logger.warning)
 
 Kind = Literal["query", "text"]
 Similarity = Literal["cosine", "dot"]
-# Texts of one kind to vectors, one row a text.
+# Maps texts of one kind to vectors, one row per text.
 Encode = Callable[[list[str], Kind], np.ndarray]
 Prompts = Mapping[Kind, str | None]
 ENDPOINT = "openai:"
 _BATCH, _PATIENCE = 64, 0.002
-# Texts that are compared between two turns of the event loop.
+# Maximum texts that are compared in one step of the event loop.
 _COMPARED = 4096
-# Requests to a server at once.
+# Maximum concurrent requests to a server.
 _REQUESTS = 8
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
 class Together(Generic[K, V]):
-    """Work for one thread, requested from event loops; waiting requests are done together.
+    """Run work for event loops in a thread; waiting requests are batched.
 
     Args:
-        work: Distinct keys to their values, in order.
-        kept: Maximum values to keep by key, changed through `most`; the oldest go first.
-        patience: Seconds that the thread waits for more work before it starts, since replies come in groups.
-        threads: Parallel runs of `work`, for a server that takes the next request while it answers one.
+        work: Maps distinct keys to their values, in order.
+        kept: Maximum number of values to keep by key (the attribute `most`); the oldest are dropped first.
+        patience: Seconds that the thread waits for more requests before it starts, since requests come in groups.
+        threads: Maximum parallel runs of `work`, for a server that handles several requests at once.
     """
 
     def __init__(
         self, work: Callable[[list[K]], Sequence[V]], kept: int = 0, patience: float = 0.0, threads: int = 1
     ) -> None:
         self._work, self.most, self._patience = work, kept, patience
-        # How long the work took last, and when the newest of those who wait came.
+        # How long the last work took, and when the newest waiting request arrived.
         self._seconds = self._newest = 0.0
         self._kept: dict[K, V] = {}
         self._waiting: list[tuple[Sequence[K], asyncio.Future[list[V]]]] = []
@@ -61,7 +61,7 @@ class Together(Generic[K, V]):
         self._thread = ThreadPoolExecutor(threads)
 
     async def __call__(self, keys: Sequence[K]) -> list[V]:
-        """The values of the keys; an error of `work` is raised by all calls that it served."""
+        """Return the values of the keys; an error of `work` is raised in all calls that were batched."""
         known = [self._kept.get(key) for key in keys]
         if all(value is not None for value in known):
             return known  # type: ignore[return-value]
@@ -72,12 +72,12 @@ class Together(Generic[K, V]):
             self._waiting.append((keys, future))
             self._newest = time.monotonic()
         if first:
-            # In the loop's next turn: what others ask for in this one goes with it.
+            # Start in the loop's next step, so that requests of this step are batched.
             loop.call_soon(self._thread.submit, self._work_off)
         return await future
 
     def _work_off(self) -> None:
-        # As long as others still come, but not for longer than half of what the work takes.
+        # Wait while more requests arrive, but at most half as long as the work takes.
         gap, end = max(self._patience, self._seconds / 50), time.monotonic() + max(self._patience, self._seconds / 2)
         while self._patience and (left := min(self._newest + gap, end) - time.monotonic()) > 0:
             time.sleep(left)
@@ -107,21 +107,21 @@ class Together(Generic[K, V]):
                 else:
                     future.set_result([values[key] for key in keys])
 
-        # Once a loop: each call into it from another thread costs a turn of the interpreter's lock.
+        # Only one call per loop, since each call from another thread costs a switch of the interpreter's lock.
         for loop in {future.get_loop() for _, future in calls}:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(answer, loop)
 
 
 class Embedder:
-    """Vectors for queries and texts, and their similarity, also for reranking.
+    """Vectors of queries and texts, and their similarity, also for reranking.
 
     Args:
         name: Encoder and prompts, as in an index manifest.
-        weights: Digest of the encoder's weights, where they are on this machine.
-        similarity: "cosine" makes all vectors of length one.
-        kept: Vectors to keep, since triples and sub-queries return in other rounds and questions.
-        threads: Most calls of `encode` at once, for a server.
+        weights: Digest of the encoder's weights, if they are on this machine.
+        similarity: "cosine" scales all vectors to length one.
+        kept: Number of vectors to keep, since triples and sub-queries recur in later rounds and questions.
+        threads: Maximum concurrent calls of `encode`, for a server.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Embedder:
 
     @cached_property
     def width(self) -> int:
-        """Numbers a vector."""
+        """The number of dimensions of a vector."""
         return self.encode(["width"]).shape[1]
 
     async def queries(self, texts: Sequence[str]) -> np.ndarray:
@@ -146,9 +146,9 @@ class Embedder:
         return np.stack(await self._together([("query", text) for text in texts]))
 
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """The similarity of a query and each text, rounded to six decimals: equal texts tie on any machine."""
+        """The similarity of a query to each text, rounded to six decimals, so that equal texts tie on any machine."""
         keys: list[tuple[Kind, str]] = [("query", query), *(("text", text) for text in texts)]
-        # What one query is compared with is there for the next, too.
+        # Keep the vectors of the texts for the next query.
         self._together.most = max(self._together.most, 2 * len(keys))
         vectors = list[np.ndarray]()
         for start in range(0, len(keys), _COMPARED):
@@ -157,14 +157,14 @@ class Embedder:
         return await asyncio.to_thread(compare) if len(keys) > _COMPARED else compare()
 
     def encode(self, texts: Sequence[str], kind: Kind = "text") -> np.ndarray:
-        """The same in this thread, without keeping vectors, for index builds."""
+        """Encode texts in the calling thread, without keeping vectors, for index builds."""
         vectors = np.asarray(self._encode(list(texts), kind), dtype=np.float32)
         if not self._cosine:
             return vectors
         return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
     def stream(self, texts: Iterable[str], chunk: int) -> Iterator[np.ndarray]:
-        """The vectors of many texts, in order, in arrays of any length; at most `chunk` texts are held at once."""
+        """Yield the vectors of many texts, in order, in arrays of at most `chunk` rows."""
         left = iter(texts)
         while block := list(islice(left, chunk)):
             yield self.encode(block)
@@ -186,7 +186,7 @@ def open_embedder(
     trust_remote_code: bool = False,
     similarity: Similarity | None = None,
 ) -> Embedder:
-    """Open an encoder; a process has each one once. For the arguments see `rag.search.SearchOptions`."""
+    """Open an encoder, only once per process. For the arguments see `rag.search.SearchOptions`."""
     prompts: Prompts = {"query": query_prompt, "text": text_prompt}
     name = " ".join([spec, *(f"{kind}={prompt!r}" for kind, prompt in prompts.items() if prompt is not None)])
     weights, threads = "", 1
@@ -208,7 +208,7 @@ def _local(model: Any, prompts: Prompts) -> Encode:
         vectors: dict[int, np.ndarray] = {}
         for places in _equally_long(model, [f"{prompt or ''}{text}" for text in texts]):
             batch = [texts[place] for place in places]
-            # The encoder itself puts the prompt before each text: some leave its tokens out when they pool.
+            # The encoder adds the prompt itself, since some encoders exclude its tokens from pooling.
             done = model.encode(batch, prompt=prompt or None, batch_size=_BATCH, show_progress_bar=False)
             vectors.update(zip(places, done))
         return np.stack([vectors[place] for place in range(len(texts))])
@@ -217,14 +217,14 @@ def _local(model: Any, prompts: Prompts) -> Encode:
 
 
 def _equally_long(model: Any, texts: list[str]) -> Iterator[list[int]]:
-    """The places of texts with the same number of tokens; an encoder without a transformer's tokenizer pads nothing."""
+    """Group the positions of texts by number of tokens; encoders without a transformer's tokenizer get one group."""
     counts = [0] * len(texts)
     if callable(model.tokenizer):
         counts = [len(ids) for ids in model.tokenizer(texts, verbose=False)["input_ids"]]
         if (limit := model.max_seq_length) and max(counts) > limit:
             _warn_once(
-                "the encoder reads %d tokens of a text, and some texts are longer: to find what their ends say, "
-                "shorten passages, or use --retriever hybrid", limit,
+                "the encoder reads only the first %d tokens of a text, and some texts are longer: shorten the "
+                "passages, or use --retriever hybrid", limit,
             )  # fmt: skip
             counts = [min(count, limit) for count in counts]
     for _, places in groupby(sorted(range(len(texts)), key=lambda place: counts[place]), key=counts.__getitem__):
@@ -240,7 +240,7 @@ def _endpoint(model: str, prompts: Prompts) -> Encode:
         raise ValueError(f"encoder {ENDPOINT}{model}: {error}") from None
 
     def encode(texts: list[str], kind: Kind) -> np.ndarray:
-        # Servers refuse an empty text.
+        # Servers reject an empty text.
         asked = [f"{prompts[kind] or ''}{text}" or " " for text in texts]
         rows: list[list[float]] = []
         for start in range(0, len(asked), _BATCH):

@@ -1,7 +1,7 @@
-"""Triples of passages: of a whole corpus beforehand (RAS, F.2), or of those that questions retrieve (eq. 4).
+"""Extract the triples of a whole corpus in advance (RAS, F.2), or of the passages that questions retrieve (eq. 4).
 
-Passages that the store knows are passed over, long ones are cut into pieces of whole sentences. The replies of a
-passage's pieces are stored together, so a killed run loses only what was under way.
+Passages that the store has are skipped. Long passages are cut into pieces of whole sentences. The triples of a passage
+are stored after all its pieces are done, so a killed run loses only the passages in progress.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class ExtractionCounts:
     """Counts of a run over passages.
 
     Attributes:
-        repeated: The same passage as one under way.
-        extracted: Read now; the next three are parts of it.
+        repeated: Passages that were already in progress.
+        extracted: Passages extracted in this run; `without_facts`, `only_names` and `split` are parts of this count.
         without_facts: Passages whose readable reply has no triples.
-        only_names: Passages that are only a name, read by the paper's rule without a call.
-        tokens_read: Tokens of the calls that the ledger did not answer; `tokens_written` likewise.
-        triples: Repeated ones once a passage.
-        malformed_replies: Replies with a malformed triple, or without any that could be read.
-        recovered_replies: Of these, replies whose other triples were kept.
-        failed: Passages that the extractor could not read; not stored, so a next run tries again.
-        unread: Passages without a readable triple whose replies do not say "none"; stored only if the model would
-            repeat them.
+        only_names: Passages that are only a name; the paper's rule gives their triple without a call.
+        tokens_read: Prompt tokens of calls that the ledger did not answer; `tokens_written`: their reply tokens.
+        triples: Distinct triples per passage, summed.
+        malformed_replies: Replies with a malformed triple, or without any readable triple.
+        recovered_replies: Malformed replies whose valid triples were kept.
+        failed: Passages whose calls failed; they are not stored, so the next run tries again.
+        unread: Passages whose replies have no readable triple and do not say "none"; they are stored only if the model
+            would reply the same again.
     """
 
     passages: int = 0
@@ -80,11 +80,11 @@ class ExtractionCounts:
 
     @property
     def exit_code(self) -> int:
-        """1 where passages failed, or more than a tenth of the replies could not be read."""
+        """1 if passages failed, or more than a tenth of the replies could not be read; else 0."""
         return int(self.failed > 0 or 10 * self.unread > self.unread + self.extracted)
 
     def line(self) -> str:
-        """All that is not 0, on one line."""
+        """All counts that are not 0, on one line."""
         shown = [f"{name.replace('_', ' ')} {n:,}" for name, n in vars(self).items() if n and name != "seconds"]
         speeds = [f"{n / self.seconds if self.seconds else 0:,.1f}" for n in (self.passages, self.tokens_written)]
         return ", ".join([*shown, f"{self.seconds:,.1f} s, {speeds[0]} passages/s, {speeds[1]} tokens/s"])
@@ -92,9 +92,9 @@ class ExtractionCounts:
 
 @dataclass
 class CorpusExtraction:
-    """One run over a corpus, or extraction in a loop of the triples that the store lacks.
+    """Extract the triples that a store lacks, for a whole corpus or for passages that a loop retrieves.
 
-    A text has at most `piece_limit` characters with its title; `window` passages are looked up and sorted together.
+    A piece with its title has at most `piece_limit` characters. Blocks of `window` passages are looked up and sorted.
     """
 
     extractor: TextExtractor
@@ -111,11 +111,11 @@ class CorpusExtraction:
         self._started, self._failures, self._unread = 0.0, 0, set[str]()
 
     async def run(self, passages: Iterable[Passage]) -> ExtractionCounts:
-        """Extract what the store does not hold yet; a `CallError` after twenty failures in a row."""
+        """Extract the passages that the store lacks; raise a `CallError` after twenty failures in a row."""
         missing = self.missing(iter(passages))
 
         async def work() -> None:
-            # All workers draw from one iterator: never more passages than are under way are in memory.
+            # All workers take passages from one iterator, so only passages in progress are in memory.
             for key, passage in missing:
                 with suppress(RepliesPending):
                     await self._task(key, passage)
@@ -130,39 +130,39 @@ class CorpusExtraction:
         self.store.close()
 
     def get(self, passage: Passage) -> tuple[Triple, ...] | None:
-        """The triples of a passage; None when it was not read yet."""
+        """The triples of a passage; None if the store lacks the passage."""
         return self.store.get(self.id, passage.key)
 
     async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
-        """The triples of retrieved passages (RAS, eq. 4), None where the extractor failed; missing ones are read now.
+        """Return the triples of retrieved passages (RAS, eq. 4), or None if the extractor failed; extract missing ones.
 
-        Calls of questions under way together are made together. A passage is extracted once. Raises the errors of
-        `run`, and `RepliesPending`.
+        Concurrent questions share calls, and each passage is extracted once. Raises the errors of `run`, and
+        `RepliesPending`.
         """
         keys = [passage.key for passage in passages]
         found = {key: self.store.get(self.id, key) for key in keys}
         self.counts.passages += len(keys)
         self.counts.stored += sum(found[key] is not None for key in keys)
         missing = {key: passage for key, passage in zip(keys, passages) if found[key] is None}
-        # Shielded: a question that is cancelled must not take the passage away from the others.
+        # Shielded, because cancelling one question must not cancel the extraction for other questions.
         tasks = [asyncio.shield(self._task(key, passage)) for key, passage in missing.items()]
         found.update(zip(missing, await all_of(tasks)))
         return [found[key] for key in keys]
 
     def missing(self, passages: Iterator[Passage]) -> Iterator[tuple[str, Passage]]:
-        """The passages that the store does not hold, by key; all are counted."""
+        """Yield key and passage of each passage that the store lacks; count all passages."""
         while block := list(islice(passages, self.window)):
             self.counts.passages += len(block)
             keyed = [(passage.key, passage) for passage in block]
             known = self.store.known(self.id, [key for key, _ in keyed])
             self.counts.stored += sum(key in known for key, _ in keyed)
             if self.extractor.by_length:
-                # The longest first: if memory does not suffice, it shows at once.
+                # The longest passages come first, so that a lack of memory shows at once.
                 keyed.sort(key=lambda one: -len(one[1].text))
             yield from ((key, passage) for key, passage in keyed if key not in known)
 
     def _task(self, key: str, passage: Passage) -> asyncio.Task[tuple[Triple, ...] | None]:
-        """The shared task that reads a passage."""
+        """The shared task that extracts a passage."""
         if key in self._reading:
             self.counts.repeated += 1
             return self._reading[key]
@@ -175,7 +175,7 @@ class CorpusExtraction:
         try:
             if key in self._unread:
                 return None
-            # A copy may have been read since the store was asked.
+            # A copy may have been extracted since the store was read.
             if (found := self.store.get(self.id, key)) is not None:
                 self.counts.repeated += 1
                 return found
@@ -187,7 +187,7 @@ class CorpusExtraction:
                 self.counts.seconds += time.monotonic() - self._started
 
     async def _extract(self, key: str, passage: Passage) -> None:
-        """Ask for the triples of a passage and store them; where the extractor fails, a next run tries again."""
+        """Extract the triples of a passage and store them; after a failure, the next run tries again."""
         counts = self.counts
         if is_only_a_name(passage.title, passage.text):
             counts.only_names += 1
@@ -202,7 +202,7 @@ class CorpusExtraction:
         counts.pieces += len(texts)
         try:
             completions = await self.extractor.extract(texts)
-        except (SetupError, RetriesExhausted, OSError):  # of OSErrors, that replies can't be stored
+        except (SetupError, RetriesExhausted, OSError):  # an OSError means that replies can't be stored
             raise
         except RepliesPending:
             counts.pending += 1
@@ -225,7 +225,7 @@ class CorpusExtraction:
             if self.extractor.reject(bad):
                 self._unread.add(key)
                 return
-        # A reply without a triple that cannot be read counts as one.
+        # An unreadable reply counts as one malformed triple.
         self._store(key, triples, sum(reply.malformed + reply.unreadable for reply in replies))
 
     def _store(self, key: str, triples: tuple[Triple, ...], malformed: int) -> None:
@@ -241,33 +241,33 @@ class CorpusExtraction:
         logger.warning("passage %r failed: %s", title, problem)
         if self._failures >= _FAILURES_IN_A_ROW:
             raise CallError(
-                f"{self._failures} passages in a row failed, the last one with: {problem}. Finished passages are in "
-                f"{self.store.path}: remove the cause and run the same command again"
+                f"{self._failures} passages in a row failed, the last one with: {problem}. Finished passages are "
+                f"kept in {self.store.path}: fix the cause and run the same command again"
             ) from (None if isinstance(problem, CallError) else problem)
 
 
 @dataclass(frozen=True, slots=True)
 class PartOptions:
-    """Which passages of a corpus `rag extract` reads."""
+    """Options that say which passages of a corpus `rag extract` reads."""
 
-    piece_limit: int = setting(PIECE_LIMIT, "maximum characters; longer passages are cut between sentences", at_least=1)
+    piece_limit: int = setting(PIECE_LIMIT, "maximum characters per call; longer passages are cut", at_least=1)
     limit: int | None = setting(None, "read only the first N passages", at_least=1)
 
 
 def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give a parser the options of `tripletune rag extract`."""
+    """Add the options of `tripletune rag extract` to a parser."""
     add = parser.add_argument
     add("--corpus", required=True, help="passages: a folder of `build passages`, or JSON lines with text")
     add("--output", required=True, metavar="STORE", help="SQLite file of the triples; several processes may share it")
     who = parser.add_mutually_exclusive_group(required=True)
-    who.add_argument("--model", help="a trained model: run, checkpoint, export or merged folder, or hub id; decoder "
-        "or encoder-decoder")  # fmt: skip
-    who.add_argument("--teacher", choices=backend_names(), help="use a chat model of this backend, see --teacher-model")
+    who.add_argument("--model", help="trained decoder or encoder-decoder: folder (run, checkpoint, export, merged) or "
+        "hub id")  # fmt: skip
+    who.add_argument("--teacher", choices=backend_names(), help="backend of a chat model; see --teacher-model")
     add_llm(who)
-    add("--prompt", metavar="FILE", help="file with the system prompt (default: of a trained model the one in its "
-        "folder; rag/prompts/extract_triples.md for a teacher)")  # fmt: skip
-    add("--prompts-of", choices=PROMPTS_OF, help="with --teacher: use the prompts of a system; cirag and ppr ask for "
-        "entities, then for triples, gear for both at once")  # fmt: skip
+    add("--prompt", metavar="FILE", help="file with the system prompt (default: the prompt in the folder of a trained "
+        "model; rag/prompts/extract_triples.md for a teacher)")  # fmt: skip
+    add("--prompts-of", choices=PROMPTS_OF, help="with --teacher: system whose prompts to use; cirag and ppr extract "
+        "entities, then triples, gear extracts both in one call")  # fmt: skip
     add_arguments(parser, PartOptions)
     add_arguments(parser.add_argument_group("--model", "how a model on this machine extracts"), LocalOptions)
     rest = [item.name for item in fields(LLMOptions) if item.name != "backend"]  # `--teacher` names it
@@ -283,7 +283,7 @@ def export_triples(
 ) -> tuple[int, int]:
     """Write `{"title", "text", "triples"}` for the passages of a corpus; the file appears when it is complete.
 
-    Triples come from the first store that has the passage. Returns the numbers written and left out.
+    Triples come from the first store that has the passage. Return the numbers of written and of missing passages.
     """
     chosen = [(store, store.choose(extractor).id) for store in stores]
     written, missing, corpus = 0, 0, corpus_file(corpus)
@@ -303,14 +303,14 @@ def export_triples(
             written += 1
         if missing and not allow_missing:
             raise ValueError(
-                f"{missing:,} of {written + missing:,} passages of {corpus} are in no store: extract them first, or "
-                "leave them out with --allow-missing"
+                f"{missing:,} of {written + missing:,} passages of {corpus} are in no store: extract these passages "
+                "first, or add --allow-missing to leave them out"
             )
     return written, missing
 
 
 def extract_work(args: argparse.Namespace) -> Work:
-    """The work of `recipes/ray_corpus.py`: passages to their extractions, with the counts as the last row."""
+    """Make the function for `recipes/ray_corpus.py` that maps passages to extractions, with the counts as last row."""
     extractor, runner = open_extractor(args), asyncio.Runner()
 
     def work(rows: list[str]) -> list[str]:

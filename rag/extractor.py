@@ -1,6 +1,6 @@
-"""Extractors of triples: a chat model behind an LLM client, on a server or here, and its prompt.
+"""Extractors of triples: a chat model behind an LLM client, on a server or on this machine, and its prompt.
 
-A trained model (RAS, section 3.2) gets the instruction of its training. Any other gets the teacher's
+A trained model (RAS, section 3.2) gets the instruction of its training. Any other model gets the teacher's prompt
 (`rag/prompts/extract_triples.md`), which explains the format, and optional examples as turns of the chat.
 """
 
@@ -39,28 +39,28 @@ TEACHER_PROMPT = Path(__file__).parent / "prompts" / "extract_triples.md"
 LOCAL_TOKENS, TEACHER_TOKENS = 512, 1536
 # Token budget of a local model: 64 texts of usual length.
 _CELLS = 24_576
-# Longest text that an extractor reads, in characters. RAS reads 512 tokens (section D.1); English has some four
-# characters per token, tables and names fewer.
+# Maximum characters of a text for an extractor. RAS reads 512 tokens (section D.1); English has about four characters
+# per token, tables and names have fewer.
 PIECE_LIMIT = 1600
-# Prompts of systems' papers for a corpus: HippoRAG's two steps are CIRAG's (figures 9 and 10), GEAR takes one.
+# Prompts of papers to extract triples: CIRAG has the two steps of HippoRAG (figures 9 and 10), GEAR has one step.
 PROMPTS_OF = {"cirag": ("cirag_triples", "cirag_entities"), "gear": ("cirag_joint",)}
 PROMPTS_OF["ppr"] = PROMPTS_OF["cirag"]
 _ENTITIES = 'write one JSON object {"entities": ["...", ...]} and nothing else'
-# Examples that a small model can follow: some facts, and not so long that they fill its context.
+# Limits for examples: they need several triples, and may not fill the context of a small model.
 _SHOT_TRIPLES, _SHOT_CHARACTERS = (2, 8), 400
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions(CheckedOptions):
-    """How a model on this machine extracts."""
+    """Options of a model on this machine that extracts triples."""
 
     max_tokens: int | None = setting(
-        None, "maximum tokens of a reply (default: 512; of a teacher 1536); the paper trains on up to 256", at_least=1
+        None, "maximum tokens of a reply (default: 512; for a teacher 1536); the paper trains on up to 256", at_least=1
     )
-    beams: int = setting(1, "beams of beam search; 1 is greedy", at_least=1)
+    beams: int = setting(1, "number of beams in beam search; 1: greedy decoding", at_least=1)
     grammar: bool = rare(False, "enforce the format of triples while writing (needs xgrammar, greedy decoding)")
-    batch_size: int = setting(64, "maximum texts at once; in float32 it changes no reply", at_least=1)
+    batch_size: int = setting(64, "maximum texts per batch; in float32 it does not change replies", at_least=1)
     dtype: str | None = setting(
         None,
         "type of the weights (default: bfloat16 on a GPU, else float32); in float32 no reply depends on the batch",
@@ -68,9 +68,9 @@ class LocalOptions(CheckedOptions):
     )
 
     def check(self) -> list[str]:
-        """Settings that can't go together."""
+        """Return the problem of settings that exclude each other."""
         both = self.grammar and self.beams > 1
-        return ["grammar and beams: the grammar follows one reply at a time; use one beam"] if both else []
+        return ["grammar and beams: the grammar needs greedy decoding; set beams to 1"] if both else []
 
 
 class TextExtractor(Endpoint):
@@ -78,11 +78,11 @@ class TextExtractor(Endpoint):
 
     Args:
         shots: Examples as turns of the chat: source text and reply.
-        sampling: How replies are drawn; None: greedy, at most `TEACHER_TOKENS` tokens.
-        concurrency: Passages under way; a client has its own limit besides.
-        by_length: Whether texts come sorted by length, which is faster on this machine.
-        name: The model's name in stores, which changes with a local model's weights; None: the client's.
-        prompts_of: The system of `PROMPTS_OF` whose prompts replace this one.
+        sampling: How replies are sampled; None: greedy, at most `TEACHER_TOKENS` tokens.
+        concurrency: Maximum passages in progress; the client has a separate limit for calls.
+        by_length: Whether to sort texts by length, which is faster for a model on this machine.
+        name: The model's name in stores, which changes with a local model's weights; None: the client's name.
+        prompts_of: The system in `PROMPTS_OF` whose prompts replace `instruction`.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class TextExtractor(Endpoint):
         self.settings = json.dumps(depends, ensure_ascii=False)
 
     async def extract(self, texts: Sequence[str]) -> list[Completion]:
-        """Reply to each text, made by `render`; `read_reply` reads the replies."""
+        """Reply to each text, which `render` wrote; `read_reply` parses the replies."""
         notes = NOTING.get()
         client = QuestionClient(self.client, notes) if notes else self.client
 
@@ -122,7 +122,7 @@ class TextExtractor(Endpoint):
             for prompt in self._entities:
                 spent.append(await client.chat(extraction_chat(text, prompt), role=ROLE, sampling=self.sampling))
                 names: tuple[str, ...] = ()
-                with suppress(UnusableReply):  # without a list the triples are asked for all the same
+                with suppress(UnusableReply):  # without a list, triples are extracted all the same
                     names = read_entities(spent[-1].text)
                 text = with_entities(text, names)
             system, user = extraction_chat(text, self.instruction)
@@ -136,7 +136,7 @@ class TextExtractor(Endpoint):
         return await all_of(map(read, texts))
 
     def reject(self, replies: Iterable[Completion]) -> bool:
-        """Make the next run repeat unusable calls, except on this machine, where the reply would be the same."""
+        """Make the next run repeat unusable calls, except for a model on this machine, which repeats its reply."""
         if isinstance(self.client, LedgerClient) and not self.by_length:
             for reply in replies:
                 self.client.ledger.reject(reply.key, "no triples can be read in the reply")
@@ -150,17 +150,17 @@ def open_local_extractor(
     shots: Sequence[tuple[str, str]] = (),
     ledger: str | Path | None = None,
 ) -> TextExtractor:
-    """An extractor on a trained model: its folder (run, checkpoint, export, merged), a hub id or `pypi:package`.
+    """Open an extractor with a trained model: folder (run, checkpoint, export, merged), hub id or `pypi:package`.
 
-    The weights of the decoder or encoder-decoder are loaded when the first text comes.
-    Without an `instruction` a decoder gets the prompt file in its folder, else in `models/prompts`.
+    The weights of the decoder or encoder-decoder are loaded at the first text. The default `instruction` of a decoder
+    is the prompt file in its folder, or else in `models/prompts`.
     """
     from tripletune.models.llm.backends.hf import HFBackend
 
     options = options or LocalOptions()
     dtype = usual_dtype(options.dtype)
     folder = resolve(spec)
-    # What would fail after minutes is refused now; `adapter_base` looks at adapters.
+    # Check the folder now, since loading would fail only after minutes; `adapter_base` checks adapters.
     if adapter_base(folder) is None and Path(folder).is_dir() and not (Path(folder) / CONFIG).is_file():
         raise FileNotFoundError(f"{folder} holds no model (neither {CONFIG} nor {ADAPTER_CONFIG})")
     own = Path(folder) / PROMPT_FILE
@@ -170,7 +170,7 @@ def open_local_extractor(
         spec, options.batch_size, dtype,
         beams=options.beams, grammar=options.grammar, repetition=True, cells=_CELLS,
     )  # fmt: skip
-    # An empty reply is one without facts: it is not asked for again.
+    # An empty reply means no facts, so the call is not retried.
     client = LedgerClient(backend, Ledger(ledger) if ledger else None, retry=Retry(1))
     # Twice as many texts as fit keep the model busy.
     return TextExtractor(
@@ -189,8 +189,8 @@ def open_extractor(
     """Open the extractor of a command line.
 
     Args:
-        ledger: The ledger of a hosted teacher without `--teacher-ledger`.
-        untrained: The local model was not trained for extraction and gets a teacher's prompt.
+        ledger: The default ledger of a hosted teacher.
+        untrained: Whether the local model was not trained for extraction, and needs the teacher's prompt.
     """
     local = from_arguments(LocalOptions, args)
     if args.model:
@@ -200,18 +200,18 @@ def open_extractor(
             if one.name not in ("backend", "ledger") and getattr(args, f"teacher_{one.name}") != one.default
         ] + (["--prompts-of"] if getattr(args, "prompts_of", None) else [])
         if set_here:
-            raise ValueError(f"{', '.join(set_here)}: no effect with --model, which runs on this machine")
+            raise ValueError(f"{', '.join(set_here)} has no effect with --model: leave it out")
         prompt = args.prompt or (TEACHER_PROMPT if untrained else None)
         instruction = load_instruction(prompt) if prompt else None
         return open_local_extractor(args.model, local, instruction, shots, args.teacher_ledger)
     if given := to_arguments(replace(local, max_tokens=None)):
-        raise ValueError(f"{' '.join(given)}: only for --model; a teacher's options begin with --teacher-")
+        raise ValueError(f"{' '.join(given)} needs --model; the options of a teacher begin with --teacher-")
     if args.teacher_ledger is None and not load_backend(args.teacher).local:
         args.teacher_ledger = ledger
     options = from_arguments(LLMOptions, args, "teacher")
     chosen = getattr(args, "prompts_of", None)
     if chosen and args.prompt:
-        raise ValueError(f"--prompt {args.prompt} and --prompts-of {chosen}: take one of them")
+        raise ValueError(f"--prompt {args.prompt} and --prompts-of {chosen} exclude each other: leave one out")
     return teacher_extractor(open_client(options), options, args.prompt, shots, local.max_tokens, chosen)
 
 
@@ -223,11 +223,11 @@ def teacher_extractor(
     max_tokens: int | None = None,
     prompts_of: str | None = None,
 ) -> TextExtractor:
-    """An extractor on the client of a chat model that was not trained for it, opened with these options."""
+    """Make an extractor from the client of a chat model that was not trained to extract; `options` opened it."""
     sampling, name, most = options.sampling(max_tokens or TEACHER_TOKENS), options.ledger_name, options.concurrency
     if options.is_local:
-        # The same folder may hold other weights tomorrow: their fingerprint is part of the name. Calls that wait are
-        # grouped by the backend; some more than a batch keep the next one full.
+        # The name holds a fingerprint, since the folder may later hold other weights. The backend batches waiting
+        # calls; more calls than one batch keep the next batch full.
         name, most = f"{name} {model_fingerprint(options.model)}".strip(), 4 * options.batch_size
     instruction = load_instruction(prompt or TEACHER_PROMPT)
     return TextExtractor(client, instruction, shots, sampling, most, name=name, prompts_of=prompts_of)
@@ -236,9 +236,9 @@ def teacher_extractor(
 async def ask_of_passage(
     client: QuestionClient, call: str, user: str, parse: Callable[[str], T], max_tokens: int, issues: Counter[str]
 ) -> T | None:
-    """Ask about one passage of many, as `QuestionClient.ask` does; None where no reply can be used.
+    """Make a call about one of many passages by `QuestionClient.ask`; return None if no reply can be used.
 
-    `issues` counts `unreadable`, `refused` and `repairs` under the role.
+    `issues` counts `unreadable`, `refused` and `repairs` by role.
     """
     role, repaired = f"{client.system}.{call}", Counter[str]()
     try:
@@ -248,8 +248,8 @@ async def ask_of_passage(
     except (RetriesExhausted, SetupError):
         raise
     except CallError as error:
-        # A filter that refuses a passage would otherwise cost every question that finds it.
-        logger.warning("%s: a passage is left without a reply: %s", role, error)
+        # Otherwise, a content filter that refuses a passage would fail every question that retrieves it.
+        logger.warning("%s: a passage gets no reply: %s", role, error)
         issues[f"refused.{role}"] += 1
     finally:
         issues[f"repairs.{role}"] += repaired.total()
@@ -257,7 +257,7 @@ async def ask_of_passage(
 
 
 def read_entities(text: str) -> tuple[str, ...]:
-    """Read `{"entities": ["...", ...]}`, the paper's "named entities" as the key, or the list alone."""
+    """Read `{"entities": ["...", ...]}`, also with the paper's key "named entities", or only the list."""
     value = find_json(text, advice=_ENTITIES)
     if isinstance(value, dict):
         value = next((value[name] for name in ("entities", "named entities", "named_entities") if name in value), None)
@@ -268,12 +268,12 @@ def read_entities(text: str) -> tuple[str, ...]:
 
 
 def titled_source(title: str, text: str) -> str:
-    """The user turn of the prompts cirag_*."""
+    """The user turn for the prompts cirag_*."""
     return f"Title: {' '.join(title.split())}\nText: {' '.join(text.split())}"
 
 
 def with_entities(source: str, names: Sequence[str]) -> str:
-    """The user turn of the second step."""
+    """The user turn of the second step, which extracts triples."""
     return f"{source}\nEntities: {json.dumps(names, ensure_ascii=False)}"
 
 
@@ -289,8 +289,8 @@ def choose_shots(data: str | Path, count: int) -> tuple[tuple[str, str], ...]:
     chosen = heapq.nsmallest(count, targets, lambda text: hashlib.sha256(text.encode(errors="replace")).digest())
     if len(chosen) < count:
         raise ValueError(
-            f"{data}: only {len(chosen)} of {count} examples found; they need {least} to {most} triples and at most "
-            f"{_SHOT_CHARACTERS} characters: take fewer, or another folder"
+            f"{data}: only {len(chosen)} of {count} examples found, which need {least} to {most} triples and at most "
+            f"{_SHOT_CHARACTERS} characters: ask for fewer examples, or give another folder"
         )
     return tuple((text, targets[text]) for text in chosen)
 
@@ -298,11 +298,11 @@ def choose_shots(data: str | Path, count: int) -> tuple[tuple[str, str], ...]:
 def source_pieces(
     title: str, text: str, limit: int = PIECE_LIMIT, render: Callable[[str, str], str] = render_source
 ) -> list[str]:
-    """The texts of a passage for an extractor: one, or several of a long passage, each after the title.
+    """The texts of a passage for an extractor: one text, or several pieces of a long passage, each with the title.
 
-    A title that takes more than half of the `limit`, in characters, is cut.
+    A title with more than half of the `limit`, in characters, is cut.
     """
-    # A title must leave room for the text, however long it is; a colon and a space stand between them.
+    # Even a long title must leave room for the text; a colon and a space separate them.
     title = next(iter(split_passage(title, max(limit // 2 - 2, 1))), "")
     room = max(limit - len(title) - 2, 1)
     return [render(title, piece) for piece in split_passage(text, room)]

@@ -1,7 +1,7 @@
 """Indexes of a corpus on disk, each with a manifest of its sources.
 
-When these change it is rebuilt, reusing unchanged rows. Several programs may share one folder of indexes: the second
-waits until the first has built what is missing.
+When the sources change, the index is rebuilt, and unchanged rows are reused. Several programs may share one folder of
+indexes: one program builds the missing indexes while the other programs wait.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 MANIFEST, ROWS = "manifest.json", "rows.npy"
 _BUILDING = "building.json"
 _OFFSETS = "offsets.npy"
-# Passages to detect a corpus's language from, and characters of each.
+# Number of passages used to detect a corpus's language, and characters of each passage.
 _SAMPLE, _READ = 100, 300
 _KEPT = 4096
 _BM25 = ("*.index.json", "*.index.npy", "*.index.jsonl")
@@ -37,37 +37,37 @@ _MADE = (MANIFEST, _OFFSETS, ROWS, "vectors.f*", "*.faiss", "triples.jsonl", *_B
 
 
 def check_index(folder: Path) -> None:
-    """Refuse a folder of indexes that holds other files."""
+    """Raise an error if a folder of indexes holds other files."""
     check_folder(folder, (LOCK, ".*", "triples*"), True, continues="passages")
 
 
 def manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of the index in a folder, or an empty one."""
+    """The manifest of the index in a folder; empty if there is no index."""
     return read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
 
 
 def check_same(folder: Path, key: str, value: str, name: str = "") -> None:
-    """Refuse to replace an index whose manifest has another `key`."""
+    """Raise an error if an index would be replaced whose manifest has another value for `key`."""
     found = manifest(folder)
     if found.get(key, value) != value:
         was, name = (text and f" of {text}" for text in (found.get("about", {}).get(key, ""), name))
         raise FileExistsError(
-            f"index {folder} was built with {key} {found[key]}{was}, and not with {value}{name}: give another --index, "
-            "or --overwrite to replace it"
+            f"index {folder} was built with {key} {found[key]}{was}, not with {value}{name}: give another --index, or "
+            "add --overwrite to replace the index"
         )
 
 
 def prepare(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[str, Any] | None]) -> dict[str, Any]:
-    """Make sure that `folder` holds an index built from `wanted`, replacing any other.
+    """Make sure that `folder` holds an index built from `wanted`; replace any other index.
 
     Args:
-        wanted: Corpus digest and settings of the index. JSON values only.
-        build: Writes the index files into the given folder, which may hold an interrupted build with the same `wanted`;
-            its result is stored in the manifest and returned, by later calls too.
+        wanted: Corpus digest and settings of the index, as JSON values.
+        build: Writes the index files into the given folder, which may hold an interrupted build with the same `wanted`.
+            The manifest stores the result of `build`, which this and later calls return.
     """
     wanted = json.loads(json.dumps(wanted))
     if not _is_there(folder, wanted):
-        lock = lock_folder(folder.parent, f"{folder.parent}: another program builds an index", wait=True)
+        lock = lock_folder(folder.parent, f"{folder.parent}: another program is building an index", wait=True)
         with lock or nullcontext():
             if not _is_there(folder, wanted):
                 _build(folder, wanted, build)
@@ -75,13 +75,13 @@ def prepare(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[s
 
 
 def digest_rows(rows: Iterable[str]) -> np.ndarray:
-    """16 bytes that name each text."""
+    """A digest of 16 bytes for each text."""
     codes = (row.encode("utf-8", "surrogatepass") for row in rows)
     return np.fromiter((hashlib.blake2b(code, digest_size=16).digest() for code in codes), "S16")
 
 
 def rows_of(folder: Path, digests: np.ndarray, **made_by: Any) -> tuple[np.ndarray, np.ndarray, str]:
-    """For each row its place in the index of a folder, or -1; which of those go; both in words."""
+    """Return each row's position in the index of a folder, or -1; which old rows are dropped; and a summary."""
     known = (folder / ROWS).is_file() and made_by.items() <= manifest(folder).items()
     old = np.load(folder / ROWS, mmap_mode="r") if known else digests[:0]
     order = np.argsort(old, kind="stable")
@@ -92,7 +92,7 @@ def rows_of(folder: Path, digests: np.ndarray, **made_by: Any) -> tuple[np.ndarr
 
 
 def _is_there(folder: Path, wanted: dict[str, Any] | None) -> bool:
-    """Whether a folder holds an index built from `wanted`, or any; one with damaged files is refused."""
+    """Whether a folder holds an index built from `wanted` (None: any index); a damaged file is a `ValueError`."""
     found = manifest(folder)
     sizes, _ = found.pop("files", {}), found.pop("about", None)
     if wanted is not None and found != wanted:
@@ -100,7 +100,7 @@ def _is_there(folder: Path, wanted: dict[str, Any] | None) -> bool:
     for name, size in sizes.items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != size:
-            raise ValueError(f"index file {path} is damaged: remove the folder {folder}, and it is built again")
+            raise ValueError(f"index file {path} is damaged: remove the folder {folder} to build the index again")
     return True
 
 
@@ -124,7 +124,7 @@ def _build(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[st
 
 
 class Lines(Generic[T]):
-    """The lines of a file by number, with the recently read ones kept in memory."""
+    """The lines of a file by number; recently read lines are kept in memory."""
 
     def __init__(self, path: Path, offsets: Path, read: Callable[[bytes], T], kept: int) -> None:
         self._offsets = np.load(offsets, mmap_mode="r", allow_pickle=False)
@@ -146,19 +146,19 @@ class Lines(Generic[T]):
 
 
 class PassageStore(Lines[Passage]):
-    """The passages of one JSON-lines corpus by position, the order of their lines.
+    """The passages of one JSON-lines corpus by position, which is the order of their lines.
 
-    Memory holds 8 bytes per passage (also in `index_dir`) and the passages read last; texts stay in the file.
+    Memory holds 8 bytes per passage (also stored in `index_dir`) and recently read passages; texts stay in the file.
     """
 
     def __init__(self, corpus: str | Path, index_dir: str | Path, overwrite: bool = False) -> None:
         self.corpus = corpus = corpus_file(corpus)
         if is_packed(corpus):
-            raise ValueError(f"corpus {corpus} is a gzip file: unpack it first, since its lines are read in any order")
+            raise ValueError(f"corpus {corpus} is a gzip file, and its lines are not read in order: unpack it first")
         self.sha256, folder = file_digest(corpus), Path(index_dir) / "passages"
         wanted = {"kind": "passages", "corpus_sha256": self.sha256}
         if copies := prepare(folder, wanted, lambda out: self._write(out, folder, overwrite)).get("copies"):
-            problem = "passages repeat earlier ones and take the places of others: leave them out"
+            problem = "passages are copies, which take places in search results: remove the copies"
             logger.warning("%s: %s %s", corpus, f"{copies:,}", problem)
         read = lambda line: Passage.from_json(json_value(line), str(corpus))  # noqa: E731
         super().__init__(corpus, folder / _OFFSETS, read, _KEPT)
@@ -168,7 +168,7 @@ class PassageStore(Lines[Passage]):
         for name, values in ((_OFFSETS, offsets), (ROWS, digests)):
             np.save(out / name, values, allow_pickle=False)
         _, gone, changes = rows_of(folder, digests)
-        # A corpus that has grown or changed keeps most of its passages.
+        # A corpus that has grown or changed still has most of its old passages.
         if not overwrite and (not gone.size or gone.mean() > 0.5):
             check_same(folder, "corpus_sha256", self.sha256, str(self.corpus))
         copies = len(digests) - np.unique(digests).size
@@ -176,10 +176,10 @@ class PassageStore(Lines[Passage]):
 
     @cached_property
     def language(self) -> str:
-        """The language of a sample."""
+        """The language of the corpus, detected from a sample."""
         step = max(1, len(self) // _SAMPLE)
         found = detect("\n".join(self[place].content[:_READ] for place in range(0, len(self), step)))
-        logger.info("%s: language %s detected; BM25 stems by it (--set language=NAME for another)", self.corpus, found)
+        logger.info("%s: BM25 stems by the detected language %s (--set language=NAME sets another)", self.corpus, found)
         return found
 
     def __iter__(self) -> Iterator[Passage]:
@@ -187,7 +187,7 @@ class PassageStore(Lines[Passage]):
 
 
 def _check(corpus: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets of the lines, after a check that passage ids are distinct, since loops compare ids."""
+    """Return offsets and digests of the lines, after a check that passage ids are distinct, since loops compare ids."""
     ids, offsets = array("q"), array("q")
 
     def contents() -> Iterator[str]:
@@ -202,8 +202,8 @@ def _check(corpus: Path) -> tuple[np.ndarray, np.ndarray]:
     if twice.size:
         first, second = sorted(int(order[place]) for place in (twice[0], twice[0] + 1))
         raise ValueError(
-            f"{corpus}: {twice.size} passages have the id of another passage, the first on its lines {first + 1} and "
-            f'{second + 1} (blank lines aside): give each its own "id", or leave the ids out'
+            f"{corpus}: {twice.size} passages have the id of another passage, for example on lines {first + 1} and "
+            f'{second + 1} (without blank lines): give each passage its own "id", or leave out all ids'
         )
     position = 0
     with corpus.open("rb") as lines:

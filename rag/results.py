@@ -31,11 +31,11 @@ _ROW = {
 
 
 def read_runs(path: str | Path, *needed: str, partial: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Stream the rows as `("file:line", row)`, their types checked; `needed` names must be there, or all of them."""
+    """Stream the rows as `("file:line", row)` and check their types; `needed` (default: all) fields are required."""
     named = ("id", *needed) if needed else _ROW
     layout = {name if name in named else f"{name.removesuffix('?')}?": one for name, one in _ROW.items()}
     for where, row in read_jsonl(path, partial):
         checked(row, where, layout)
         if wrong := [name for name, score in row.get("scores", {}).items() if not 0 <= score <= 1]:
-            raise ValueError(f"{where}: score {wrong[0]} is {row['scores'][wrong[0]]}, and scores are from 0 to 1")
+            raise ValueError(f"{where}: score {wrong[0]} is {row['scores'][wrong[0]]}, but scores are from 0 to 1")
         yield where, row

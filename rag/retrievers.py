@@ -1,6 +1,4 @@
-"""Passage retrieval, `t_i <- Retrieval(q_i, C, k)` (RAS, eq. 3); also the fit of triples to a query, and their
-sentences.
-"""
+"""Passage retrieval, `t_i <- Retrieval(q_i, C, k)` (RAS, eq. 3), and the sentences that triples come from."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ class Retrieved:
 
 
 class Retriever(Protocol):
-    """The interface of retrievers."""
+    """Interface of retrievers."""
 
     async def retrieve(self, query: str, k: int) -> list[Retrieved]:
         """The at most `k` best passages for a query, best first."""
@@ -39,7 +37,7 @@ class Retriever(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CorpusRetriever:
-    """A retriever over one indexed corpus; `comparable`: scores of different queries mean the same, as cosines do."""
+    """A retriever over one indexed corpus; `comparable`: scores of different queries are comparable, like cosines."""
 
     passages: PassageStore
     index: TextIndex
@@ -60,10 +58,10 @@ def open_retriever(
     language: str = AUTO,
     overwrite: bool = False,
 ) -> CorpusRetriever:
-    """Open the index of a corpus, building what is missing or out of date.
+    """Open the index of a corpus, and build missing or outdated parts.
 
-    Of the kinds "bm25" is the paper's choice for 2WikiMultiHopQA; "dense" and "hybrid" (both) need the embedder.
-    With `overwrite` an index of another corpus or encoder is replaced.
+    The paper uses "bm25" for 2WikiMultiHopQA. The kinds "dense" and "hybrid" (both combined) need the embedder. With
+    `overwrite`, an index of another corpus or encoder is replaced.
     """
     passages = PassageStore(corpus, index_dir, overwrite)
     rows = lambda: (passage.content for passage in passages)  # noqa: E731
@@ -84,7 +82,7 @@ def top(items: Sequence[T], scores: Sequence[float], count: int) -> list[T]:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A triple with its passage and sentence, the maps M^D and M^S of the paper."""
+    """A triple with its passage and sentence (the maps M^D and M^S of the paper)."""
 
     triple: Triple
     passage: Passage
@@ -99,7 +97,7 @@ def provenance(passage: Passage, triples: Iterable[Triple]) -> list[Fact]:
 
 @lru_cache(maxsize=8192)
 def split_sentences(text: str) -> tuple[str, ...]:
-    """The sentences of a text, by the rules of sentencex for its language; white space is folded."""
+    """Split a text into sentences, by the rules of sentencex for its language; white space is folded."""
     from sentencex import segment
 
     folded = " ".join(text.encode("utf-8", "replace").decode("utf-8").split())
@@ -122,5 +120,5 @@ def source_sentence(triple: Triple, sentences: Sequence[str]) -> int:
 
 
 def words_in(text: str) -> list[str]:
-    """The words of a text, whatever their case, accents and Unicode form."""
+    """Split a text into words; case, accents and Unicode form are normalised."""
     return list(map(fold, words(text)))

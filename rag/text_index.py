@@ -1,8 +1,8 @@
 """Indexes over rows of text, such as passages or triples as sentences.
 
-BM25, vectors (exact search, or an HNSW graph for many rows), and both fused by reciprocal ranks. An index lives in a
-folder beside its manifest (`rag/index.py`). Rows with equal scores are ordered by their number, so a ranking never
-depends on chance.
+The kinds are BM25, vectors (exact search, or an HNSW graph for many rows), and both, fused by reciprocal ranks. An
+index is a folder with a manifest (`rag/index.py`). Rows with equal scores are ordered by number, so rankings are
+deterministic.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ logger = logging.getLogger(__name__)
 
 RetrieverKind = Literal["bm25", "dense", "hybrid"]
 VectorSearch = Literal["flat", "hnsw"]
-# All rows from the first on, and (row, score) pairs of those that were found, best first.
+# A function that yields all rows; (row, score) pairs of retrieved rows, best first.
 Rows = Callable[[], Iterable[str]]
 Ranking = list[tuple[int, float]]
-# The place of each row among vectors, -1 where it has none, and these vectors.
+# The position of each row among known vectors (-1 if it has none), and these vectors.
 Known = tuple[np.ndarray, np.ndarray]
 _VECTORS, _GRAPH = "vectors.f16", "graph.faiss"
-# HNSW (Malkov and Yashunin, 2018): links per row, and the least rows that a search keeps in view.
+# HNSW (Malkov and Yashunin, 2018): links per row, and the minimum of efSearch.
 _LINKS, _IN_VIEW = 32, 256
-# Rows that are embedded between two writes to disk; that are ranked at once; that the processor's cache holds.
+# Rows embedded between two writes to disk; rows ranked at once; rows that fit the processor's cache.
 _CHUNK, _COMPARED, _CACHED = 4096, 65536, 1024
-# Rows that BM25 searches in less time than a thread takes. A thread would also leave it to chance which calls of a
-# model meet in one batch and, in 16 bits, what it replies.
+# BM25 searches so few rows in less time than starting a thread. A thread would also make it random which calls of a
+# model share a batch, and in 16 bits replies depend on the batch.
 _FEW = 10_000
 
 
@@ -53,11 +53,11 @@ def open_text_index(
     language: str = "english",
     overwrite: bool = False,
 ) -> TextIndex:
-    """Open the index of some rows, building what is missing or out of date.
+    """Open the index of some rows, and build missing or outdated parts.
 
-    Nothing that takes a millisecond runs on the event loop. The folder has a sub-folder for BM25 and one for vectors;
-    `wanted` names the rows in the manifest, and `rows` gives them where an index is built. BM25 takes its terms by
-    `language`; `overwrite` replaces vectors of another encoder.
+    No work of a millisecond or more runs on the event loop. The folder has a sub-folder for BM25 and one for vectors.
+    `wanted` identifies the rows in the manifest; `rows` yields them when an index is built. `language` sets BM25's
+    terms; `overwrite` replaces vectors of another encoder.
     """
     if kind == "bm25":
         return Bm25Index(Path(folder) / "bm25", wanted, rows, language)
@@ -68,12 +68,12 @@ def open_text_index(
 
 
 class Bm25Index:
-    """BM25 (Robertson and Zaragoza, 2009; the Lucene variant of bm25s), of the terms of `analyzer`."""
+    """BM25 (Robertson and Zaragoza, 2009; the Lucene variant of bm25s) over the terms of `analyzer`."""
 
     def __init__(
         self, folder: Path, wanted: dict[str, Any], rows: Rows, language: str, k1: float = 1.5, b: float = 0.75
     ) -> None:
-        # bm25s imports JAX where it is installed, which takes three quarters of a GPU's memory by default.
+        # If JAX is installed, bm25s imports it, and JAX would reserve three quarters of a GPU's memory.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         import bm25s
 
@@ -86,7 +86,7 @@ class Bm25Index:
             vocabulary: dict[str, int] = {}
             ids = [[vocabulary.setdefault(token, len(vocabulary)) for token in self._terms(row)] for row in rows()]
             if not vocabulary:
-                raise ValueError(f"{folder}: no row has a word that is not a stop word, so BM25 finds none")
+                raise ValueError(f"{folder}: all words are stop words, so BM25 finds nothing: set another language")
             index = bm25s.BM25(k1=k1, b=b)
             index.index((ids, vocabulary), create_empty_token=False, show_progress=False)
             index.save(out, allow_pickle=False, show_progress=False)
@@ -96,7 +96,7 @@ class Bm25Index:
         self._together = Together(self._search) if self._index.scores["num_docs"] > _FEW else None
 
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """The at most `k` best rows for each query; rows that share no word with it are left out."""
+        """The at most `k` best rows for each query; rows that share no word with the query are left out."""
         keys = [(query, k) for query in queries]
         return self._search(keys) if self._together is None else await self._together(keys)
 
@@ -106,9 +106,9 @@ class Bm25Index:
 
 
 class VectorIndex:
-    """Similarity of sentence embeddings; the vectors stay in their file, as float16.
+    """Search by similarity of sentence embeddings; the vectors stay in their file, as float16.
 
-    A build that was killed continues. Rows that were in the folder's index before are not embedded again.
+    A killed build is continued. Rows of the folder's old index are not embedded again.
     """
 
     def __init__(
@@ -135,13 +135,13 @@ class VectorIndex:
             return {"changes": f"{changes}, {(places < 0).sum():,} embedded"}
 
         prepare(folder, {"kind": "dense", **wanted, **made_by}, build)
-        # "c" instead of "r": torch warns of memory that can't be written.
+        # "c" instead of "r", because torch warns about read-only memory.
         self._vectors = np.memmap(folder / _VECTORS, dtype=np.float16, mode="c").reshape(-1, width)
         self._graph: Any = _open_graph(folder, wanted | made_by, self._vectors) if search == "hnsw" else None
         self._embedder, self._together = embedder, Together(self._search)
 
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """The best rows for each query; scores are rounded to six decimals, so equal rows tie and keep their order."""
+        """The best rows for each query; scores are rounded to six decimals, so that equal rows tie and keep order."""
         vectors = await self._embedder.queries(queries)
         return await self._together([(vector.tobytes(), k) for vector in vectors])
 
@@ -158,7 +158,7 @@ class VectorIndex:
         queries = torch.from_numpy(vectors)
         decoded = torch.empty(_CACHED, queries.shape[1])
         found: list[Ranking] = [[] for _ in keys]
-        # One pass over the file serves all queries that wait.
+        # One pass over the file answers all waiting queries.
         for start in range(0, len(self._vectors), _COMPARED):
             block = torch.from_numpy(self._vectors[start : start + _COMPARED])
             scores = [queries @ decoded[: len(part)].copy_(part).T for part in block.split(_CACHED)]
@@ -170,13 +170,13 @@ class VectorIndex:
         self._graph.hnsw.efSearch = max(2 * k, _IN_VIEW)
         _, (near,) = self._graph.search(vector[None], k)
         rows = np.sort(near[near >= 0])
-        # The same scores and order of ties as in an exact search.
+        # Scores and order of ties are the same as in an exact search.
         found = _best(self._scores(vector, rows), k, digits=6)
         return [(int(rows[place]), score) for place, score in found]
 
 
 class KeptTexts(VectorIndex):
-    """Texts to compare with many queries, like `Embedder.scores`; memory holds no vectors."""
+    """Texts to compare with many queries, like `Embedder.scores`, but with vectors on disk instead of in memory."""
 
     def __init__(self, folder: Path, embedder: Embedder, texts: Iterable[str]) -> None:
         self._rows = rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
@@ -184,14 +184,14 @@ class KeptTexts(VectorIndex):
         super().__init__(folder, wanted, lambda: rows, len(rows), embedder, overwrite=True)
 
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """The similarity of a query and each of some of the texts."""
+        """The similarity of a query to each of the given texts."""
         (vector,) = await self._embedder.queries([query])
         rows = np.array([self._rows[text] for text in texts])
         return (await asyncio.to_thread(self._scores, vector, rows)).tolist()
 
 
 class FusedIndex:
-    """Reciprocal rank fusion (Cormack et al., 2009): the sum of `1 / (constant + rank)` over the indexes."""
+    """Reciprocal rank fusion (Cormack et al., 2009): a score is the sum of `1 / (constant + rank)` over the indexes."""
 
     def __init__(self, parts: Sequence[TextIndex]) -> None:
         self._parts = parts
@@ -206,7 +206,7 @@ TextIndex = Bm25Index | VectorIndex | FusedIndex
 
 
 def shares(scores: Iterable[float]) -> list[float]:
-    """The scores of a ranking divided by its best, to compare with other queries and indexes."""
+    """Divide the scores of a ranking by the best score, to compare them across queries and indexes."""
     found = [max(score, 0.0) for score in scores]
     best = max(found, default=0.0)
     return [score / best if best else 1.0 for score in found]
@@ -224,7 +224,7 @@ def reciprocal_rank_fusion(rankings: Sequence[Sequence[tuple[int, float]]], cons
 def embed_rows(
     rows: Iterable[str], count: int, path: Path, embedder: Embedder, chunk: int = _CHUNK, known: Known | None = None
 ) -> None:
-    """Append the vectors of the rows to the complete ones in `path`."""
+    """Append the missing vectors of rows to the complete vectors in `path`."""
     size = 2 * embedder.width
     done = path.stat().st_size // size if path.exists() else 0
     places, kept = known or (np.full(count, -1), np.zeros((1, embedder.width), np.float16))
@@ -262,7 +262,7 @@ def _open_graph(folder: Path, wanted: dict[str, Any], vectors: np.ndarray) -> An
 
 
 def _best(scores: np.ndarray, k: int, above: float = -np.inf, digits: int | None = None) -> Ranking:
-    """The `k` best rows with a score greater than `above`; of equal scores the earlier row goes first."""
+    """The `k` best rows with a score greater than `above`; rows with equal scores keep their order."""
     candidates = np.flatnonzero(scores > above)
     if len(candidates) > k:
         threshold = np.partition(scores[candidates], -k)[-k]

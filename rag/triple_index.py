@@ -1,7 +1,7 @@
-"""All triples of a corpus as one index: each distinct statement is a row, with its passages and its neighbours.
+"""An index of all triples of a corpus: each distinct triple is a row, with its passages and its neighbours.
 
 T2RAG searches the rows as sentences (section 4.2); GEAR walks between rows that share an entity. Triples stay in a
-file; memory holds numbers alone.
+file; memory holds only numbers.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _TRIPLES, _OFFSETS, _PAIRS, _ENTITIES = "triples.jsonl", "offsets.npy", "pairs.i
 class TripleIndex(Lines[Triple]):
     """The distinct triples of a corpus, in the order in which its passages state them.
 
-    It lies in `index_dir/triples`; what is missing or out of date is built. For the arguments see `open_text_index`.
+    The index is in `index_dir/triples`; missing or outdated parts are built. For the arguments see `open_text_index`.
     """
 
-    # Whether scores of different queries mean the same, as cosines do.
+    # Whether scores of different queries are comparable, like cosines.
     comparable = True
 
     def __init__(
@@ -66,7 +66,7 @@ class TripleIndex(Lines[Triple]):
         self.comparable = kind == "dense"
         texts = lambda: map(verbalise, self)  # noqa: E731
         how = (embedder, search, passages.language if language == AUTO else language, overwrite)
-        # The at most `k` best rows for each query, each with its score.
+        # Returns the at most `k` best rows for each query, with scores.
         self.search = open_text_index(kind, root, wanted, texts, len(self), *how).rank
 
     def __iter__(self) -> Iterator[Triple]:
@@ -78,21 +78,22 @@ class TripleIndex(Lines[Triple]):
         return self._passages[row]
 
     def rows_of(self, position: int) -> np.ndarray:
-        """The triples that a passage states."""
+        """The rows that a passage states."""
         return self._rows[position]
 
     def neighbours(self, row: int) -> np.ndarray:
-        """The rows that share an entity with one, in order."""
+        """The rows that share an entity with a row, in order."""
         found = np.concatenate([self._of_entity[entity] for entity in self.entities[:, row]])
         return np.setdiff1d(found, [row])
 
     async def gather(self, queries: Sequence[str], k: int, candidates: int) -> tuple[list[int], dict[int, float]]:
-        """The best rows of all queries together, until they come from `k` passages (T2RAG, algorithm 2).
+        """Take the best rows of all queries, until they come from `k` passages (T2RAG, algorithm 2).
 
-        Each query finds `candidates` rows. A row with further passages counts for the first in the corpus.
+        Each query finds `candidates` rows. If a row has more passages than are still wanted, the first in the corpus
+        count.
 
         Returns:
-            The rows, best first, and the score of each passage's row by the passage's position.
+            The rows, best first, and by passage position the score of the passage's best row.
         """
         rows, passages = dict[int, None](), dict[int, float]()
         rankings = await self.search(queries, candidates)
@@ -110,12 +111,12 @@ class TripleIndex(Lines[Triple]):
 
 @lru_cache(maxsize=_KEPT)
 def entity_key(name: str) -> str:
-    """A name without case, punctuation, articles and Unicode variants, equal for names of one entity."""
+    """Normalise case, punctuation, articles and Unicode form of a name, so that names of one entity are equal."""
     return normalize_answer(unicodedata.normalize("NFKC", name))
 
 
 class _Groups:
-    """The values of each key, by number, in order."""
+    """The values of each numeric key, in order."""
 
     def __init__(self, keys: np.ndarray, values: np.ndarray) -> None:
         self._values = values[np.argsort(keys, kind="stable")]
@@ -149,10 +150,10 @@ def _write(passages: PassageStore, triples: StoredTriples, folder: Path) -> None
                 pairs[0].append(rows[triple])
                 pairs[1].append(position)
     if not rows:
-        raise ValueError(f"{passages.corpus}: no passage has a triple: were the triples made from another corpus?")
+        raise ValueError(f"{passages.corpus}: no passage has a triple: were the triples extracted from another corpus?")
     logger.log(
         logging.WARNING if unknown else logging.INFO,
-        "%s: %s distinct triples of %s entities; %s of %s passages were never read",
+        "%s: %s distinct triples of %s entities; %s of %s passages have no extraction",
         passages.corpus, f"{len(rows):,}", f"{len(names):,}", f"{unknown:,}", f"{len(passages):,}",
     )  # fmt: skip
     for name, values in ((_OFFSETS, offsets), (_PAIRS, pairs), (_ENTITIES, (subjects, objects))):

@@ -1,9 +1,9 @@
-"""Triples by passage, kept in one SQLite file: extracted beforehand or in the loop (RAS, section 3.2 and F.2).
+"""Triples by passage in one SQLite file, extracted in advance or in the loop (RAS, section 3.2 and F.2).
 
-The key is (passage, model, prompt). A run that was killed continues from the file, several processes write into one,
-and the loops read from it through `StoredTriples`. JSON lines of `{"title", "text", "triples"}` are read once into such
-a file, so memory does not grow with them. A passage's key is its content after NFKC without white space, since copies
-of one paragraph differ in spaces.
+The key is (passage, model, prompt). A killed run continues from the file, several processes may write to it, and loops
+read it through `StoredTriples`. JSON lines of `{"title", "text", "triples"}` are copied once into such a file, so
+memory does not grow with them. A passage's key is its content after NFKC without white space, since copies of a
+paragraph differ in spaces.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tripletune.models.sqlite import Kind, application_of, open_database, unusab
 
 logger = logging.getLogger(__name__)
 
-# The model of triples that were read from a file.
+# The model name of triples that come from a JSON-lines file.
 _FILE = "file"
 _TABLES = """
 CREATE TABLE extractors (
@@ -49,7 +49,7 @@ _STORE = Kind("triple store", 0x54545854, 1, _TABLES)
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """The triples of the passage with a `Passage.key`, and the number of malformed ones."""
+    """The triples of the passage with this `Passage.key`, and the number of malformed triples."""
 
     key: str
     triples: tuple[Triple, ...]
@@ -58,7 +58,7 @@ class Extraction:
 
 @dataclass(frozen=True, slots=True)
 class ExtractorInfo:
-    """An extractor of a store: model, digest of prompt and settings, the settings, number of passages."""
+    """An extractor in a store: model, digest of prompt and settings, the settings, number of passages."""
 
     id: int
     model: str
@@ -68,14 +68,14 @@ class ExtractorInfo:
 
 
 class TripleStore:
-    """An open store; without `create` it must be there, and is only read where it can't be written."""
+    """An open store; with `create=False` it must exist, and is only read if it can't be written."""
 
     def __init__(self, path: str | Path, create: bool = True) -> None:
         self.path = Path(path)
         self._database = open_database(self.path, _STORE, create)
 
     def extractor(self, model: str, prompt: str, settings: str = "") -> int:
-        """The number of a model with a `prompt`, a digest of what else changes its replies, and readable `settings`."""
+        """The number of an extractor: a model with a `prompt` (a digest of all that changes replies) and `settings`."""
         self._database.execute(
             "INSERT OR IGNORE INTO extractors (model, prompt, settings) VALUES (?, ?, ?)", (model, prompt, settings)
         )
@@ -83,7 +83,7 @@ class TripleStore:
         return int(self._database.execute(query, (model, prompt)).fetchone()[0])
 
     def extractors(self) -> list[ExtractorInfo]:
-        """All models with their prompts, and how many passages each has read."""
+        """All extractors, with the number of their passages."""
         rows = self._database.execute(
             "SELECT id, model, prompt, settings, (SELECT COUNT(*) FROM extractions WHERE extractor = extractors.id) "
             "FROM extractors ORDER BY id"
@@ -91,18 +91,18 @@ class TripleStore:
         return [ExtractorInfo(*row) for row in rows]
 
     def known(self, extractor: int, keys: Sequence[str]) -> set[str]:
-        """The passages that were read already."""
+        """Those of the passages that are in the store."""
         query = "SELECT passage FROM extractions WHERE extractor = ? AND passage IN (SELECT value FROM json_each(?))"
         return {row[0] for row in self._database.execute(query, (extractor, json.dumps(keys)))}
 
     def get(self, extractor: int, key: str) -> tuple[Triple, ...] | None:
-        """The triples of a passage; None when it was never read."""
+        """The triples of a passage; None if the store lacks the passage."""
         query = "SELECT triples FROM extractions WHERE extractor = ? AND passage = ?"
         row = self._database.execute(query, (extractor, key)).fetchone()
         return None if row is None else tuple(Triple(*fields) for fields in json.loads(row[0]))
 
     def extractions(self, extractor: int) -> Iterator[Extraction]:
-        """All that an extractor has read."""
+        """Yield all extractions of an extractor."""
         query = "SELECT passage, triples, malformed FROM extractions WHERE extractor = ?"
         for key, triples, malformed in self._database.execute(query, (extractor,)):
             yield Extraction(key, tuple(Triple(*fields) for fields in json.loads(triples)), malformed)
@@ -122,7 +122,7 @@ class TripleStore:
             raise unusable(self.path, _STORE, error) from None
 
     def fill(self, source: str | Path, counts: Counter[str] | None = None) -> int:
-        """Take in the triples of a JSON-lines file, unless they are there; gives their number. An earlier file's go."""
+        """Import a JSON-lines file unless this was done before; drop an earlier file; return the extractor number."""
         digest = file_digest(source)
         files = self._database.execute("SELECT id, prompt FROM extractors WHERE model = ?", (_FILE,)).fetchall()
         for number, prompt in files:
@@ -137,8 +137,8 @@ class TripleStore:
             self._insert(number, _rows(source, counts))
             if not counts["passages"]:
                 raise ValueError(
-                    f"{source}: no row holds a passage with triples ({counts['malformed rows']} malformed); "
-                    'a row is {"title": ..., "text": ..., "triples": [[subject, predicate, object], ...]}'
+                    f"{source}: no row is a passage with triples ({counts['malformed rows']} malformed rows); write "
+                    'rows as {"title": ..., "text": ..., "triples": [[subject, predicate, object], ...]}'
                 )
         level = logging.WARNING if counts["malformed rows"] or counts["malformed triples"] else logging.INFO
         logger.log(level, "%s: %s", source, ", ".join(f"{n:,} {name}" for name, n in counts.items()))
@@ -149,7 +149,7 @@ class TripleStore:
         self._database.close()
 
     def choose(self, model: str | None = None) -> ExtractorInfo:
-        """The extractor with this model name or number, or the only one."""
+        """The extractor with this model name or number; None: the only extractor."""
         found = [one for one in self.extractors() if one.passages]
         if model is not None:
             found = [one for one in found if model in (one.model, str(one.id))]
@@ -159,7 +159,7 @@ class TripleStore:
             f"{one.id}: {one.model}, prompt {one.prompt}, {one.passages:,} passages" for one in self.extractors()
         )
         problem = "holds triples of several extractors" if found else f"holds no triples of {model or 'any extractor'}"
-        raise ValueError(f"{self.path} {problem}: name one by number or model (it has {listed or 'none'})")
+        raise ValueError(f"{self.path} {problem}: give --extractor as number or model ({listed or 'none is stored'})")
 
     def _insert(self, extractor: int, extractions: Iterable[Extraction]) -> None:
         rows = (
@@ -171,23 +171,23 @@ class TripleStore:
 
 @dataclass(frozen=True, slots=True)
 class StoredTriples:
-    """The triples of one extractor for the loops; what it lacks, `rag.extract.CorpusExtraction` reads."""
+    """The triples of one extractor for the loops; `rag.extract.CorpusExtraction` also extracts missing passages."""
 
     store: TripleStore
     extractor: int
 
     @property
     def identity(self) -> list[Any]:
-        """An identity of these triples: model, digest of its prompt or of their file, number of passages."""
+        """What identifies these triples: the model, the digest of its prompt or of the file, the number of passages."""
         chosen = next(one for one in self.store.extractors() if one.id == self.extractor)
         return [chosen.model, chosen.prompt, chosen.passages]
 
     def get(self, passage: Passage) -> tuple[Triple, ...] | None:
-        """The triples of a passage; None when it was never read."""
+        """The triples of a passage; None if the store lacks the passage."""
         return self.store.get(self.extractor, passage.key)
 
     async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
-        """The triples of each passage; None where it was never read."""
+        """The triples of each passage; None for a passage that the store lacks."""
         return [self.store.get(self.extractor, one.key) for one in passages]
 
     def close(self) -> None:
@@ -206,14 +206,14 @@ def open_triples(
     """Open the triples of a loop: a store, or JSON lines `{"title", "text", "triples"}`.
 
     Args:
-        database: The store that a JSON-lines file is read into; not used for a store.
-        model: The extractor of a store that holds several; see `TripleStore.choose`.
+        database: The store into which a JSON-lines file is copied; not used if `source` is a store.
+        model: The extractor to use, if the store holds several; see `TripleStore.choose`.
         counts: Counts passages, triples and malformed triples of a JSON-lines file.
     """
     if not Path(source).is_file():
         raise FileNotFoundError(f"no such file of triples: {source}")
     made, folder = is_store(source), Path(database).parent
-    lock = None if made else lock_folder(folder, f"{folder}: another program builds an index", wait=True)
+    lock = None if made else lock_folder(folder, f"{folder}: another program is building an index", wait=True)
     with lock or nullcontext():
         store = TripleStore(source, create=False) if made else TripleStore(database)
         try:
@@ -224,7 +224,7 @@ def open_triples(
 
 
 def _rows(source: str | Path, counts: Counter[str]) -> Iterator[Extraction]:
-    """The passages of a JSON-lines file; rows without text or list of triples are counted and passed over."""
+    """Yield the passages of a JSON-lines file; rows without a text or a list of triples are skipped and counted."""
     for where, row in read_jsonl(source):
         listed, passage = row.get("triples"), None
         with suppress(ValueError):
@@ -241,7 +241,7 @@ def _rows(source: str | Path, counts: Counter[str]) -> Iterator[Extraction]:
 
 
 def read_gold(path: str | Path) -> dict[str, frozenset[str]]:
-    """Read gold links, ids of the passages that support a question, which `data_builders.corpus` writes."""
+    """Read gold links (the ids of the passages that support each question), which `data_builders.corpus` writes."""
     links: dict[str, frozenset[str]] = {}
     for where, row in read_jsonl(path):
         if not (name := name_field(row, where, "question_id")) or not isinstance(row.get("passages"), list):

@@ -1,6 +1,6 @@
 """Question answering systems, one file or package each, and their common parts.
 
-A new system is one file in this folder that defines `SYSTEM`: it is found by its name.
+To add a system, put a file that defines `SYSTEM` into this folder; the file's name is the system's name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tripletune.rag.triple_store import StoredTriples
 
 FirstQuery = Literal["main_question", "generated"]
 Context = Literal["none", "first", "static"]
-SHORT = "--top-k 5 is short for --set top_k=5; the default is the paper's"
+SHORT = "--top-k 5 abbreviates --set top_k=5; the defaults are the paper's"
 _PACKAGE = "tripletune.rag.systems"
 
 
@@ -34,17 +34,17 @@ class Tools:
     """Models and indexes of a system; `System.model` says which model it needs.
 
     Attributes:
-        planner: The Graph-LLM that plans, usually the same as `answerer` (figure 3 of the RAS paper swaps them); None
-            where `llm` does.
-        answerer: The Graph-LLM that answers; None where `llm` does.
-        llm: Answers the prompts of a prompt-based system.
+        planner: The Graph-LLM that plans, usually the same as `answerer` (figure 3 of the RAS paper swaps planners);
+            None if `llm` plans.
+        answerer: The Graph-LLM that answers; None if `llm` answers.
+        llm: The chat model of a prompt-based system.
         integrator: Replaces `llm` in CIRAG's integration phase, for example a distilled student.
-        sampling: Sampling of `llm` and `integrator`; None is greedy.
-        integrator_sampling: Sampling of `integrator`, if different.
-        gold: The passages that support the question, for an upper bound; set per question, as the next.
-        context: The passages that came with the question under way.
-        keep: Opens texts that `reranker` compares with many queries; their vectors stay in the run's folder.
-        question_id: The question under way, for the ledger.
+        sampling: Sampling of `llm` and `integrator`; None: greedy.
+        integrator_sampling: Sampling of `integrator`, if it differs.
+        gold: The passages that support the current question, for an upper bound.
+        context: The passages that came with the current question.
+        keep: Opens texts that `reranker` compares with many queries; their vectors are stored in the run's folder.
+        question_id: The id of the current question, for the ledger.
     """
 
     planner: Generator | None = None
@@ -65,13 +65,13 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions(CheckedOptions):
-    """How a system's last call answers; a task says how long answers are, and whether they have paragraphs."""
+    """Options of a system's last call; a task sets the length of answers and whether they have paragraphs."""
 
     reader: Literal["paper", "common"] = setting(
-        "paper", "prompt that answers from what was found: the system's (paper), or one for all systems (common)"
+        "paper", "prompt that answers from the evidence: the system's (paper), or one prompt for all systems (common)"
     )
     reader_tokens: int = rare(2000, "maximum evidence tokens of the common reader, 4 bytes each", at_least=1)
-    answer: Literal["short", "long"] = rare("short", "keep all paragraphs of a long answer")
+    answer: Literal["short", "long"] = rare("short", "length of answers; long: keep all paragraphs")
     max_answer_tokens: int = setting(100, "maximum tokens of an answer", at_least=1)
 
 
@@ -79,46 +79,46 @@ class AnswerOptions(CheckedOptions):
 class LoopOptions(AnswerOptions):
     """Options of a loop; the defaults are the RAS paper's (sections 4.1, F.2).
 
-    `--set NAME=VALUE` gives each, and those that are not `rare` have a flag (`models.program.add_short_flags`).
+    `--set NAME=VALUE` sets any option; options that are not `rare` also have a flag (`models.program.add_short_flags`).
     """
 
     max_rounds: int = setting(5, "maximum rounds of retrieval; with 0 the question is answered directly", at_least=0)
     top_k: int = setting(5, "passages per round", at_least=1)
     planning: bool = setting(True, 'no: retrieve once, then answer (ablation "without planning")')
     retrieval: bool = setting(True, 'no: answer directly (ablation "without retrieval")')
-    evidence: Evidence = setting("triples", "read a step's triples (the default) or its text")
+    evidence: Evidence = setting("triples", "what a step shows: its triples or its text")
     first_query: FirstQuery = setting("main_question", "q_0: main question (paper), or the planner's first sub-query")
     context: Context = rare(
         "none",
-        "use of passages that come with a question: none; first, as t_0 instead of the first search (PopQA, "
-        "TriviaQA); static, one per round without plans and searches (ASQA, ELI5)",
+        "use of passages that come with a question: none; first: as t_0, instead of the first search (PopQA, "
+        "TriviaQA); static: one passage per round, without plans and searches (ASQA, ELI5)",
     )
-    triples_per_step: int | None = rare(None, "maximum triples per step, in passage order; none keeps all", at_least=1)
+    triples_per_step: int | None = rare(None, "maximum triples per step, in passage order; none: all", at_least=1)
     triples_share: float = rare(1.0, "share of a step's triples to keep, at random (figure 4)", above=0, at_most=1)
-    triples_shuffled: bool = rare(False, "show drawn triples in the order of the draw, as in figure 4")
-    share_seed: int = rare(0, "seed of the draw; the paper averages over five")
+    triples_shuffled: bool = rare(False, "show randomly kept triples in random order, as in figure 4")
+    share_seed: int = rare(0, "seed of triples_share; the paper averages over five seeds")
     graph: bool = rare(True, 'no: leave out the graph token (ablation "No GraphEncode" at inference)')
-    max_plan_tokens: int = setting(64, "maximum tokens of a plan; table 4 has labels of up to 62", at_least=1)
+    max_plan_tokens: int = setting(64, "maximum tokens of a plan; labels in table 4 have up to 62", at_least=1)
     prompts: str | None = rare(None, "folder of custom prompts for a chat model: ras_*.md, answer_*.md")
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A way of answering questions; what it needs depends on its options.
+    """A question answering system; its needs may depend on its options.
 
     Attributes:
-        run: `(question, search, tools, options) -> Trace`; `search` is the question without the instruction or choices
-            of a task.
-        needs_corpus: Whether it retrieves.
-        needs_triples: Whether it reads the triples of passages.
-        needs_reranker: Whether it ranks triples by a query.
-        searches_triples: Whether it searches the triples of the corpus, not its passages.
-        searches_both: Whether one that searches triples searches passages, too.
-        options: The class of its options; the fields' defaults are its paper's.
-        model: Its model: "any" (a Graph-LLM or a chat model), an "llm" that it prompts, or "none".
-        files: Digests by name of the files that change its results with a chat model.
-        plans: Whether one model may plan and another answer.
-        needs_gold: Whether it reads the passages that support a question.
+        run: `(question, search, tools, options) -> Trace`; `search` is the question without a task's instruction or
+            choices.
+        needs_corpus: Whether the system retrieves.
+        needs_triples: Whether the system reads the triples of passages.
+        needs_reranker: Whether the system ranks triples by a query.
+        searches_triples: Whether the system searches the triples of the corpus instead of its passages.
+        searches_both: Whether a system that searches triples also searches passages.
+        options: The class of the system's options; the fields' defaults are those of its paper.
+        model: The system's model: "any" (a Graph-LLM or a chat model), "llm" (a chat model), or "none".
+        files: Digests by name of the files that change the results with a chat model.
+        plans: Whether one model may plan while another model answers.
+        needs_gold: Whether the system reads the passages that support a question.
     """
 
     name: str
@@ -136,7 +136,7 @@ class System:
 
 
 def system_names() -> list[str]:
-    """Names of all systems; none is imported."""
+    """Names of all systems, without importing them."""
     return names_in(_PACKAGE)
 
 
@@ -146,7 +146,7 @@ def find_system(name: str) -> System:
 
 
 def make_options(system: System, settings: Sequence[str] = (), **values: Any) -> Any:
-    """An instance of `system.options`, by default the paper's; `settings`, `NAME=VALUE` texts, go before `values`."""
+    """Build `system.options`; `settings` (texts `NAME=VALUE`) override `values`, and defaults are the paper's."""
     owner = f"system {system.name!r}"
     given, problems = set_values(system.options, settings, owner)
     known = [item.name for item in fields(system.options)]
@@ -160,14 +160,14 @@ def client_of(
     system: str, tools: Tools, trace: Trace, prompts: PromptSet = NO_PROMPTS, repairs: int = 1,
     shorten: Callable[[Sequence[Message]], list[Message] | None] = less_evidence,
 ) -> QuestionClient:  # fmt: skip
-    """The chat model of a system for one question, whose calls `trace` notes; prompts too long for it lose evidence."""
+    """The client of a system's chat model for one question; `trace` records its calls, `shorten` cuts long prompts."""
     given = need(tools, "llm", system), trace, tools.question_id, tools.sampling
     return QuestionClient(*given, system=system, prompts=prompts, repairs=repairs, shorten=shorten)
 
 
 def need(tools: Tools, name: str, system: str) -> Any:
-    """A tool that a system can't do without."""
+    """Return a tool that a system needs, or raise an error if it is missing."""
     tool = getattr(tools, name)
     if tool is None or tool == ():
-        raise ValueError(f"system {system!r} needs {name!r}, which neither its options nor the question give")
+        raise ValueError(f"system {system!r} needs {name!r}, but neither its options nor the question give it")
     return tool

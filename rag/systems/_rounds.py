@@ -1,7 +1,7 @@
-"""Common parts of loops of thoughts and searches on a chat model: options, searches, reasons to stop.
+"""Common parts of loops in which a chat model thinks and searches: options, searches, reasons to stop.
 
-IRCoT, ReAct and Self-Ask run with the same retriever, k, reader and budget, so that only the loop differs. A loop that
-ends without an answer lets the reader answer from all passages found, at worst like `standard`.
+IRCoT, ReAct and Self-Ask run with the same retriever, k, reader and budget, so that only the loop differs. If a loop
+ends without an answer, the reader answers from all retrieved passages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RoundOptions(AnswerOptions):
 
     max_rounds: int = setting(4, "maximum searches", at_least=1)
     top_k: int = setting(5, "passages per search", at_least=1)
-    max_passages: int = setting(15, "maximum passages in a prompt; the first found stay", at_least=1)
+    max_passages: int = setting(15, "maximum passages in a prompt, in the order in which they were found", at_least=1)
     repairs: int = setting(1, "maximum repair turns for an unusable reply", at_least=0)
     prompts: str | None = setting(None, "folder of custom prompts")
     max_thought_tokens: int = setting(256, "maximum tokens of a reply", at_least=1)
@@ -34,7 +34,7 @@ class RoundOptions(AnswerOptions):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A reply's next search (`query`) or `answer`, one of them empty, and its `text` for later prompts."""
+    """A reply's next search (`query`) or its `answer`, and the reply's `text` for later prompts."""
 
     query: str = ""
     answer: str = ""
@@ -42,7 +42,7 @@ class Move:
 
 
 class Rounds:
-    """One question's searches and calls, noted in its trace; the roles of calls begin with the system's name."""
+    """The searches and calls of one question, recorded in its trace; roles of calls begin with the system's name."""
 
     def __init__(self, system: str, question: str, query: str, tools: Tools, options: RoundOptions) -> None:
         self.trace, self._options = Trace(question), options
@@ -52,11 +52,11 @@ class Rounds:
         self._query, self._asked = query, set[str]()
 
     def chat(self, user: str) -> list[Message]:
-        """A chat of the system's own prompt and one user turn."""
+        """A chat with the system's prompt and one user turn."""
         return self.llm.prompts.chat(self.llm.system, user)
 
     async def search(self, query: str) -> list[Passage]:
-        """Search; the passages that this search found."""
+        """Search, and return the passages that were found."""
         self._asked.add(normalize_answer(query))
         hits = await self.retriever.retrieve(query, self._options.top_k)
         self.trace.add_step(Step(query), hits)
@@ -64,14 +64,14 @@ class Rounds:
 
     @property
     def shown(self) -> list[Passage]:
-        """The passages that a prompt has room for."""
+        """The first passages, as many as a prompt may have."""
         return list(self.trace.found.values())[: self._options.max_passages]
 
     async def move(self, call: str, messages: list[Message], read: Callable[[str], Move]) -> Move | None:
-        """Ask what to do next; the trace notes the reply, and why to stop where it ends the loop.
+        """Ask the model for its next move; the trace records the reply, and the reason if the loop ends.
 
         Returns:
-            The move; None when no search is left, its query was searched before, or no reply could be read.
+            The move; None if no search is left, the query was searched before, or no reply could be read.
         """
         replies: list[str] = []
 
@@ -99,9 +99,9 @@ class Rounds:
         return await answer_from(question, passages, self.llm, replace(self._options, answer="short"))
 
     async def finish(self, answer: str = "", notes: Sequence[str] = ()) -> Trace:
-        """The trace, with the answer; if it is missing or must be long, the reader gives it from all passages.
+        """Return the trace with the answer; the reader answers if the answer is missing or must be long.
 
-        Where no search was made, since no reply could be read, the question is searched first.
+        If the loop made no search, since no reply could be read, the question is searched first.
         """
         reads = not answer or self._options.answer == "long"
         if (reads or self._options.reader == "common") and not self.trace.steps:
@@ -117,7 +117,7 @@ class Rounds:
 
 
 def reason_to_stop(query: str, asked: set[str], rounds: int, max_rounds: int) -> str:
-    """Why a query is not searched, or "": no round is left, or it is among the earlier, normalised queries `asked`."""
+    """Say why a query is not searched: no round is left, or `asked` (normalised queries) holds it; else ""."""
     if rounds == max_rounds:
         return "max_rounds"
     return "repeated_subquery" if normalize_answer(query) in asked else ""

@@ -1,7 +1,7 @@
-"""Answers of an outside program, from a file: scored, compared and shown beside the systems here.
+"""Read the answers of another program from a file, so that they can be scored and compared with the systems here.
 
-A JSON line a question: `{"id", "answer"}`, and where known `passages` that were read, best first (ids of the corpus, or
-`{"title", "text"}`), `calls`, `prompt_tokens`, `completion_tokens` and `seconds`.
+The file has one JSON line per question: `{"id", "answer"}`, and if known the `passages` that were read, best first (ids
+of the corpus, or `{"title", "text"}`), `calls`, `prompt_tokens`, `completion_tokens` and `seconds`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _LAYOUT = {"answer": str, "passages?": list, "seconds?": float, **{f"{name}?": i
 
 @dataclass(frozen=True, slots=True)
 class AnswersOptions(CheckedOptions):
-    """The file, which `--answers` names."""
+    """The option for the file of answers."""
 
-    answers: str = setting("", "another program's answers, JSON lines of id, answer")
+    answers: str = setting("", "file with another program's answers, JSON lines of id, answer")
 
 
 async def answers(question: str, search: str, tools: Tools, options: AnswersOptions) -> Trace:
-    """The answer that the file has for a question; a question that it lacks fails."""
+    """Return the answer that the file has for a question; a question without an answer raises an error."""
     row = _rows(options).get(tools.question_id)
     if row is None:
         raise ValueError(f"{options.answers} has no answer to question {tools.question_id}")
@@ -70,6 +70,6 @@ SYSTEM = System(
     needs_corpus=lambda options: False,
     options=AnswersOptions,
     model="none",
-    # The rows are read before any question is asked.
+    # This reads all rows before the first question.
     files=lambda options: {"answers": file_digest(options.answers)} if _rows(options) else {},
 )

@@ -1,9 +1,9 @@
 """GEAR: retrieval expanded along a graph of triples, and an agent with a gist memory (sections 4 and 5).
 
-`variant` takes a part alone: "naive" and "sync" retrieve once (NaiveGE, SyncGE), "agent" is all of it. Where the paper
-leaves a choice: a triple that several passages state leads to all of them; a round reads the 15 best passages of its
-fused list; a next question that was searched before ends the loop; the answer is read from the 5 best passages
-(table 3). An iteration takes two calls to read, one to reason, and one to rewrite unless it is the last.
+`variant` "agent" is the whole system; "naive" and "sync" only retrieve once (NaiveGE, SyncGE). Where the paper leaves a
+choice: a triple leads to all passages that state it; a round reads the 15 best passages of its fused list; a next
+question that was searched before ends the loop; the answer comes from the 5 best passages (table 3). An iteration makes
+two calls to read and one call to reason; every iteration except the last also makes one call to rewrite.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ _NEXT = re.compile(r"\A(?:next )?question[ \t*_]*:\s*", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class GearOptions(RoundOptions):
-    """The defaults are the paper's (appendix C); it allows 4 rounds on MuSiQue, and 2 on HotpotQA and 2Wiki."""
+    """Options of GEAR; defaults are the paper's (appendix C), which allows 4 rounds on MuSiQue, 2 elsewhere."""
 
     variant: Variant = setting(
-        "agent", "run the agent, or expand once from facts that were read (sync) or from all facts (naive)"
+        "agent", "agent: the whole loop; expand once from facts that the model read (sync) or from all facts (naive)"
     )
-    top_k: int = setting(10, "passages to find before an expansion, and for each remembered triple", at_least=1)
+    top_k: int = setting(10, "passages to retrieve before an expansion, and per remembered triple", at_least=1)
     read_k: int = setting(5, "passages to answer from (table 3)", at_least=1)
     width: int = setting(10, "number of beams", at_least=1)
     length: int = setting(2, "triples in a beam", at_least=1)
     neighbours: int = setting(100, "maximum neighbours that extend a beam", at_least=1)
     gamma: float | None = setting(
-        None, "rank from which an extension weighs 1/e; none: twice the width; 0 is 'w/o diversity'", at_least=0
+        None, "rank from which an extension has the weight 1/e; none: 2 * width; 0: 'w/o diversity'", at_least=0
     )
-    scoring: Scoring = setting("concat", "compare the query with a whole beam, or cheaply with each triple (mean)")
+    scoring: Scoring = setting("concat", "compare the query with whole beams (concat), or with each triple (mean)")
     max_thought_tokens: int = setting(512, "maximum tokens of a reply with facts, a verdict or a question", at_least=1)
 
 
@@ -71,7 +71,7 @@ async def gear(question: str, search: str, tools: Tools, options: GearOptions) -
 
 
 class _Gear:
-    """One question: its searches, its gist memory and its calls."""
+    """The searches, the gist memory and the calls of one question."""
 
     def __init__(self, question: str, tools: Tools, options: GearOptions) -> None:
         self.question, self.options, self.trace = question, options, Trace(question, stop_reason="single_pass")
@@ -101,7 +101,7 @@ class _Gear:
         return reciprocal_rank_fusion([*await self.link(), *rankings])
 
     async def expand(self, query: str) -> Ranking:
-        """Retrieval expanded along the graph (section 4, eq. 1 to 3); positions of passages, best first."""
+        """Retrieve, expand along the graph (section 4, eq. 1 to 3), and return positions of passages, best first."""
         hits: list[Retrieved] = await self.retriever.retrieve(query, self.options.top_k)
         if self.options.variant == "naive":
             seeds = [int(row) for hit in hits for row in self.triples.rows_of(hit.position)]
@@ -117,7 +117,7 @@ class _Gear:
         return fused
 
     async def link(self) -> list[Ranking]:
-        """passageLink (eq. 8 to 11): the passages that each remembered triple finds, directly and by triples."""
+        """passageLink (eq. 8 to 11): rank the passages for each remembered triple, found directly and by triples."""
         texts, k, rankings = [verbalise(triple) for triple in self.gist], self.options.top_k, list[Ranking]()
         for text, stating in zip(texts, await self.gather(texts, k)):
             direct = [(hit.position, hit.score) for hit in await self.retriever.retrieve(text, k)]
@@ -135,7 +135,7 @@ class _Gear:
         return found
 
     async def read(self, question: str, passages: Sequence[Passage], known: Sequence[Triple] = ()) -> list[Triple]:
-        """The proximal triples of passages (eq. 1 and 4); none where no reply could be read."""
+        """The proximal triples of passages (eq. 1 and 4); empty if no reply could be read."""
         facts = f"Facts found before:\n{_shown(known)}\n\n" if known else ""
         user = f"{show_passages(passages)}\n\n{facts}Question: {one_line(question)}"
         try:
@@ -145,7 +145,7 @@ class _Gear:
             return []
 
     async def reason(self) -> str:
-        """Why the memory does not answer the question (eq. 6); the trace notes if it does, or an unreadable reply."""
+        """Ask whether the memory answers the question (eq. 6); return why it does not, and record the verdict."""
         user = f"Facts:\n{_shown(self.gist)}\n\nQuestion: {one_line(self.question)}"
         try:
             verdict = await self.llm.ask("reason", user, _read_verdict, self.options.max_thought_tokens)
@@ -160,7 +160,7 @@ class _Gear:
         return re.sub(r"\A\W*why\W*", "", verdict[2], flags=re.IGNORECASE).strip()
 
     async def rewrite(self, why: str) -> str:
-        """The next query (eq. 7); an empty reply asks the question again."""
+        """Ask for the next query (eq. 7); after an empty reply it is the question."""
         user = f"Facts:\n{_shown(self.gist)}\n\nQuestion: {one_line(self.question)}\n\nReason: {one_line(why)}"
         text = await self.llm.ask("rewrite", user, without_thoughts, self.options.max_thought_tokens)
         self.trace.actions[-1].subquery = _NEXT.sub("", text.strip()).partition("\n")[0].strip() or self.question
@@ -170,15 +170,15 @@ class _Gear:
         return [self.passages[position] for position, _ in ranking[:count]]
 
     def passages_of(self, rows: Iterable[int]) -> Ranking:
-        """The passages that state triples, in the order of the triples, each once."""
+        """The distinct passages that state triples, in the order of the triples."""
         return [(one, 0.0) for one in dict.fromkeys(int(one) for row in rows for one in self.triples.passages_of(row))]
 
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A sequence of triples, each of which shares an entity with the one before it.
+    """A sequence of triples, each of which shares an entity with the previous triple.
 
-    Its score is the sum of its prefixes' similarities to the query, reduced by better siblings.
+    The score is the sum of the similarities of all prefixes to the query; better siblings reduce it.
     """
 
     rows: tuple[int, ...]
@@ -190,16 +190,16 @@ async def diverse_beam_search(
 ) -> list[Beam]:
     """Expand a sub-graph from initial triples, the seeds (GEAR, algorithm 1, with the settings of appendix C.2).
 
-    Where the paper leaves a choice: of more than `neighbours`, those that share most words with the query are kept; if
-    a step has negative scores, which a weight below 1 would raise, the lowest counts as zero; equal scores keep the
-    order of rows; when no beam has a new neighbour, the beams stay as they are.
+    Where the paper leaves a choice: at most `neighbours` neighbours are kept, those that share most words with the
+    query; if a step has negative scores, which a weight below 1 would raise, all scores are weighted relative to the
+    lowest; equal scores keep the order of rows; if no beam has a new neighbour, the beams do not change.
     """
     width, gamma = options.width, 2 * options.width if options.gamma is None else options.gamma
     compare = partial(_similarities, query, graph, similarity, options.scoring)
     starts = [(row,) for row in sorted(set(seeds))]
     beams = _top([Beam(rows, score) for rows, score in zip(starts, await compare(starts))], width)
     for _ in range(options.length - 1):
-        # Off the event loop: an entity may have tens of thousands of neighbours.
+        # This runs in a thread, because an entity may have tens of thousands of neighbours.
         longer = await asyncio.to_thread(_extensions, query, beams, graph, options.neighbours)
         scores = iter(await compare([rows for group in longer for rows in group]))
         groups = [[Beam(rows, beam.score + next(scores)) for rows in group] for beam, group in zip(beams, longer)]
@@ -211,7 +211,7 @@ async def diverse_beam_search(
 
 
 def _diverse(group: list[Beam], gamma: float, zero: float) -> list[Beam]:
-    """The extensions of one beam: the n-th best weighs exp(-min(n, gamma) / gamma)."""
+    """Weight the extensions of one beam: the n-th best has the weight exp(-min(n, gamma) / gamma)."""
     ranked = _top(group, len(group))
     if not gamma:
         return ranked
@@ -224,10 +224,10 @@ def _top(beams: list[Beam], count: int) -> list[Beam]:
 
 
 def _extensions(query: str, beams: Sequence[Beam], graph: TripleIndex, limit: int) -> list[list[tuple[int, ...]]]:
-    """Each beam with each of its at most `limit` new neighbours."""
+    """Extend each beam by each of its at most `limit` new neighbours."""
     visited, words = {row for beam in beams for row in beam.rows}, frozenset(words_in(query))
     near = [[row for row in map(int, graph.neighbours(beam.rows[-1])) if row not in visited] for beam in beams]
-    # Beams meet at the same entities: a neighbour of several is read once.
+    # Beams often end at the same entity, so each neighbour is read only once.
     crowded = {row for rows in near if len(rows) > limit for row in rows}
     rank = {row: (-len(words & _words(verbalise(graph[row]))), row) for row in crowded}
     chosen = (nsmallest(limit, rows, key=rank.__getitem__) if len(rows) > limit else rows for rows in near)
@@ -252,7 +252,7 @@ async def _similarities(
 
 
 def breadth_first(beams: Sequence[Beam]) -> list[int]:
-    """The triples of beams, each once: the first of every beam, then the second of every beam, and so on."""
+    """The distinct triples of beams: the first triple of every beam, then the second of every beam, and so on."""
     levels = zip_longest(*(beam.rows for beam in beams))
     return list(dict.fromkeys(row for level in levels for row in level if row is not None))
 

@@ -11,7 +11,7 @@ from tripletune.rag.systems import LoopOptions, System, Tools
 async def gold_passages(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
     """Answer from the gold passages, if the question has any; see `System.run`."""
     if not tools.gold and not tools.context:
-        raise ValueError("the supporting passages of the question are unknown: name --gold links and their --corpus")
+        raise ValueError("the question has no known supporting passages: give --gold links and the links' --corpus")
     hits = [Retrieved(passage, 1.0) for passage in tools.gold] or None
     return await answer_once("gold_passages", question, tools, options, hits, search)
 

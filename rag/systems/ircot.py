@@ -1,9 +1,9 @@
 """IRCoT: retrieval interleaved with a chain of thought (Trivedi et al., 2023).
 
 The question is searched first. Then the model adds one thought at a time, which is the next query, until a thought
-holds the answer. Where the paper leaves a choice: a thought that was searched before ends the loop; passages that
-several searches find are shown once, at most 15 (the paper's figure). As in the paper a reader then answers from
-all passages; `last_thought=yes` takes the answer out of the last thought, which saves a call.
+holds the answer. Where the paper leaves a choice: a thought that was searched before ends the loop; a prompt has at
+most 15 distinct passages (the paper's number). As in the paper, a reader then answers from all passages;
+`last_thought=yes` reads the answer from the last thought, which saves a call.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _LABEL = re.compile(r"^(?:[-*•]|\d+[.)]|thought(?: \d+)?:)\s*", re.IGNORECASE)
 class IRCoTOptions(RoundOptions):
     """Settings of a run; see `RoundOptions`."""
 
-    last_thought: bool = setting(False, "take the last thought's answer; no: let a reader answer after it")
-    graph: bool = setting(False, "search by PageRank over the triples, as HippoRAG with IRCoT (GEAR, tables 2 and 3)")
-    synonyms: float | None = setting(0.8, "for graph: see ppr", above=0)
+    last_thought: bool = setting(False, "use the answer in the last thought; no: a reader answers")
+    graph: bool = setting(False, "search by PageRank over triples: HippoRAG with IRCoT (GEAR, tables 2, 3)")
+    synonyms: float | None = setting(0.8, "with graph: minimum cosine of two names of one thing, as in ppr", above=0)
 
 
 async def ircot(question: str, search: str, tools: Tools, options: IRCoTOptions) -> Trace:
@@ -55,7 +55,7 @@ async def ircot(question: str, search: str, tools: Tools, options: IRCoTOptions)
 
 
 def _read(text: str) -> Move:
-    """The first thought of a reply; what follows it is dropped."""
+    """Read the first thought of a reply, or its answer; other text is dropped."""
     thought = _LABEL.sub("", next((line.strip() for line in text.splitlines() if line.strip()), ""))
     if not thought:
         raise UnusableReply("empty_thought", "There is no thought: write the next one, as one sentence.")

@@ -1,4 +1,4 @@
-"""A reference point of RAS, table 1: the model alone, with a closed book."""
+"""Answer with the model alone, without retrieval (a baseline of RAS, table 1)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tripletune.rag.systems import LoopOptions, System, Tools
 
 
 async def no_retrieval(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
-    """Answer from the model's own knowledge; see `System.run`. Only `max_answer_tokens` counts."""
+    """Answer from the model's own knowledge; see `System.run`. Only the option `max_answer_tokens` has an effect."""
     return await answer_once("no_retrieval", question, tools, options)
 
 

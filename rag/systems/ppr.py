@@ -1,10 +1,10 @@
 """Personalised PageRank over the triples of a corpus, in the manner of HippoRAG 2 (Gutierrez et al., 2025).
 
-Nodes are entities and passages; edges lead between the entities of a triple, between a passage and the entities of its
-triples, and between synonyms. A walk starts at the entities of the triples closest to the question that the model
-keeps, and, with a small weight, at retrieved passages. Where the paper leaves a choice: an entity's weight is the mean
-of its triples', shared among its passages; a triple's weight is its share of the best score, for BM25, cosines and
-fused ranks alike. With no triple kept the retrieval's order stands, as in the paper.
+Nodes are entities and passages. Edges connect the entities of a triple, a passage with the entities of its triples, and
+synonyms. Of the triples closest to the question, the model keeps some; a walk starts at their entities and, with a
+small weight, at retrieved passages. Where the paper leaves a choice: an entity's weight is the mean weight of its
+triples, divided by the number of its passages; a triple's weight is its score divided by the best score (for BM25,
+cosines and fused ranks). If the model keeps no triple, the retriever's order is used unchanged, as in the paper.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class PprOptions(AnswerOptions):
     """Settings of a run; the defaults are HippoRAG 2's."""
 
     top_k: int = setting(5, "passages to read", at_least=1)
-    triples: int = setting(5, "triples closest to the question; the walk may start at their entities", at_least=1)
-    filter: bool = setting(True, "let the model drop triples that do not help; no: keep all")
+    triples: int = setting(5, "number of triples closest to the question, where the walk may start", at_least=1)
+    filter: bool = setting(True, "let the model drop triples that do not help; no: keep all triples")
     damping: float = setting(0.5, "probability that the walk does not restart", above=0, below=1)
     synonyms: float | None = setting(
         0.8, "minimum cosine (of --encoder) of two names of one thing; none: no synonym edges", above=0
     )
     passage_weight: float = setting(0.05, "weight of retrieved passages as starts of the walk", at_least=0)
-    retrieved: int = setting(100, "number of these passages", at_least=1)
+    retrieved: int = setting(100, "number of retrieved passages where the walk may start", at_least=1)
     repairs: int = setting(1, "maximum repair turns for an unusable reply", at_least=0)
     prompts: str | None = setting(None, "folder of custom prompts: ppr_filter.md, answer_passages.md")
     max_filter_tokens: int = setting(128, "maximum tokens of the filter's reply", at_least=1)
@@ -67,9 +67,9 @@ async def ppr(question: str, search: str, tools: Tools, options: PprOptions) -> 
 
 
 class PageRank:
-    """Passages by PageRank for any query: a retriever, which IRCoT uses for each of its thoughts.
+    """A retriever that ranks passages by PageRank; IRCoT uses it for each of its thoughts.
 
-    The filter's role is `<system>.filter`; the trace counts its unreadable replies.
+    Calls of the filter have the role `<system>.filter`; the trace counts unreadable replies of the filter.
     """
 
     def __init__(self, system: str, tools: Tools, options: PprOptions, llm: QuestionClient, trace: Trace) -> None:
@@ -82,7 +82,7 @@ class PageRank:
         return [Retrieved(self._index.passages[position], score, position) for position, score in ranking[:k]]
 
     async def rank(self, search: str, question: str) -> tuple[Ranking, Ranking]:
-        """The triples that a walk starts from, and its passages, best first; the filter reads the question."""
+        """Return the triples that a walk starts from, and the passages, best first; the filter reads the question."""
         options, index = self._options, self._index
         hits: list[Retrieved] = await need(self._tools, "retriever", self._system).retrieve(search, options.retrieved)
         (found,) = await index.search([search], options.triples)
@@ -96,7 +96,7 @@ class PageRank:
                 numbers = await self._llm.ask(
                     "filter", chat, lambda text: find_json(text, list), options.max_filter_tokens
                 )
-                # Those that name nothing are passed over.
+                # Numbers that name no triple are skipped.
                 found = [found[n - 1] for n in numbers if type(n) is int and 1 <= n <= len(found)]
             except UnusableReply as error:
                 self._trace.tally(f"filter.{error.reason}")
@@ -117,7 +117,7 @@ def _walk(index: TripleIndex, embedder: Embedder | None, found: Ranking, hits: R
         for entity in set(index.entities[:, row].tolist()):
             weights.setdefault(entity, []).append(max(score, 1e-6))
     for entity, scores in weights.items():
-        # Few passages name what is specific.
+        # Specific entities occur in few passages.
         named_in = max(1, int((adjacency[[entity], entities:] > 0).sum()))
         seeds[entity] = float(np.mean(scores)) / named_in
     if hits and options.passage_weight:
@@ -131,12 +131,12 @@ def _walk(index: TripleIndex, embedder: Embedder | None, found: Ranking, hits: R
 
 
 def personalised_pagerank(adjacency: Any, seeds: np.ndarray, damping: float, tolerance: float = 1e-8) -> np.ndarray:
-    """Personalised PageRank by power iteration, with restarts at the seeds; the scores add up to 1.
+    """Compute personalised PageRank by power iteration, with restarts at the seeds; the scores add up to 1.
 
     Args:
         adjacency: Weights of edges from row to column, a sparse array of shape (nodes, nodes).
-        seeds: Weights of the nodes to start at, of shape (nodes,); at least one is above 0. A walk also restarts at a
-            node without edges.
+        seeds: Weights of the start nodes, of shape (nodes,); at least one weight is above 0. At a node without edges
+            the walk restarts.
         tolerance: Total change of scores below which the iteration ends.
     """
     restart = seeds / seeds.sum()
@@ -155,7 +155,7 @@ def personalised_pagerank(adjacency: Any, seeds: np.ndarray, damping: float, tol
 
 @lru_cache(maxsize=1)
 def _graph(index: TripleIndex, embedder: Embedder | None, threshold: float | None) -> csr_array:
-    """Edges between entities, then passages, each way; an entity has no edge to itself."""
+    """Adjacency of entities, then passages, in both directions; no entity has an edge to itself."""
     subjects, objects = (column.astype(np.int64) for column in index.entities)
     entities = int(index.entities.max()) + 1
     size = entities + len(index.passages)

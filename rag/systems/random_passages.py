@@ -12,7 +12,7 @@ from tripletune.rag.systems import LoopOptions, System, Tools, need
 
 
 async def random_passages(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
-    """Answer from `top_k` passages; see `System.run`. A question gets the same ones in every run of a `share_seed`."""
+    """Answer from `top_k` passages; see `System.run`. All runs with one `share_seed` draw the same passages."""
     passages: Any = need(tools, "retriever", "random_passages").passages
     drawn = random.Random(f"{options.share_seed} {search}").sample(
         range(len(passages)), min(options.top_k, len(passages))

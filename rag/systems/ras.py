@@ -1,11 +1,11 @@
 """Retrieval-And-Structuring: plan, retrieve, structure, answer (RAS, section 3, eq. 1-8).
 
-One function over one question that reads like the paper. Where the paper leaves a choice:
+The function `ras` follows the paper for one question. Where the paper leaves a choice:
 
-- A malformed plan is counted; it means `[SUFFICIENT]` when there is evidence, else `[SUBQ]` with the question.
+- A malformed plan is counted; it means `[SUFFICIENT]` if there is evidence, else `[SUBQ]` with the question.
 - `[SUFFICIENT]` before any retrieval and `[NO_RETRIEVAL]` after it both end planning, and are counted as unexpected.
-- A sub-query equal to an earlier one (after answer normalisation) would retrieve the same, so it ends planning.
-- After the last allowed round no plan is asked for.
+- A sub-query that equals an earlier one (after answer normalisation) would retrieve the same, so planning ends.
+- After the last allowed round, the planner is not called.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tripletune.rag.systems import LoopOptions, System, Tools, client_of, need
 
 async def ras(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
     """Answer one question with RAS; see `System.run`."""
-    # A chat model's calls are noted in the trace; their cost is counted below, like a Graph-LLM's.
+    # `notes` records a chat model's calls for the trace; their cost is counted below, as for a Graph-LLM.
     notes = Trace(question)
     trace = Trace(question, tallies=notes.tallies, details=notes.details, cached=notes.cached)
-    # A chat model takes the places that no Graph-LLM has: both, or one of them (figure 3).
+    # A chat model replaces a missing Graph-LLM as planner, answerer or both (figure 3).
     planner, answerer = (one or ChatGenerator(tools, options, notes) for one in (tools.planner, tools.answerer))
     steps: tuple[Step, ...] = ()
     asked: set[str] = set()
@@ -63,7 +63,7 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
             trace.stop_reason = "max_rounds"
 
     async def own() -> str:
-        """Eq. 7 without steps, eq. 8 with them."""
+        """Answer by eq. 7 if there are no steps, else by eq. 8."""
         asked = ModelInput("answering", question, steps)
         answer = await answerer.generate(asked, options.max_answer_tokens, options.evidence)
         trace.count(answer)
@@ -90,7 +90,7 @@ def _next_query(plan: Plan, steps: tuple[Step, ...], search: str, options: LoopO
     if plan.action is Action.SUBQ:
         return ("", "no_question") if asks_nothing(plan.subquery) else (plan.subquery, "")
     if plan.action is not None:
-        # After retrieval both markers say the same: nothing is missing.
+        # After retrieval both markers mean that nothing is missing.
         return "", "no_retrieval" if plan.action is Action.NO_RETRIEVAL and not steps else "sufficient"
     has_evidence = any(step.triples if options.evidence == "triples" else step.text for step in steps)
     return ("", "malformed") if has_evidence else (search, "")
@@ -99,7 +99,7 @@ def _next_query(plan: Plan, steps: tuple[Step, ...], search: str, options: LoopO
 async def _retrieve_and_structure(
     query: str, tools: Tools, options: LoopOptions, trace: Trace, given: Sequence[Passage] = ()
 ) -> Step:
-    """t_i by retrieval (eq. 3) or given, g_i from it (eq. 4); repeated triples are kept once, in passage order."""
+    """Retrieve t_i (eq. 3) unless `given`, and structure it as g_i (eq. 4): distinct triples in passage order."""
     if options.context == "first" and not trace.steps:
         given = tools.context[: options.top_k]  # t_0 of section 4.1
     if given:

@@ -1,7 +1,7 @@
-"""ReAct: thoughts and actions in turns, `Search[...]` and `Finish[...]` (Yao et al., 2023).
+"""ReAct: thoughts alternate with the actions `Search[...]` and `Finish[...]` (Yao et al., 2023).
 
-Every search is answered by a turn with its passages. Where the paper leaves a choice: a repeated search, or one beyond
-the limit, ends the loop, and the reader answers from all passages (the paper gives no answer).
+After every search, a turn shows its passages. Where the paper leaves a choice: a repeated search, or a search beyond
+the limit, ends the loop, and the reader answers from all passages (in the paper there is no answer).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def react(question: str, search: str, tools: Tools, options: RoundOptions)
 
 
 def _read(text: str) -> Move:
-    """The first action of a reply; a reply that invents observations is cut there."""
+    """Read the first action of a reply; the reply is cut after it, since observations there are invented."""
     action = _ACTION.search(text)
     if action is None or not action[2].strip():
         raise UnusableReply("no_action", "There is no action: end with Search[what to search] or Finish[the answer].")

@@ -1,8 +1,8 @@
 """Self-Ask: follow-up questions with intermediate answers (Press et al., 2023), each answered from a search.
 
-Where the paper leaves a choice: its search engine answers follow-up questions itself; here the reader does, from the
-passages found. When no search is left, or a follow-up question comes again, the reader answers the main question from
-all passages.
+Where this differs from the paper: the paper's search engine answers follow-up questions, but here the reader answers
+them from the retrieved passages. If no search is left, or a follow-up question is repeated, the reader answers the main
+question from all passages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def self_ask(question: str, search: str, tools: Tools, options: RoundOptio
 
 
 def _read(text: str) -> Move:
-    """The first follow-up question or final answer of a reply; what follows it is dropped."""
+    """Read the first follow-up question or final answer of a reply; later text is dropped."""
     follow_up, final = _FOLLOW_UP.search(text), _FINAL.search(text)
     if final and not (follow_up and follow_up.start() < final.start()):
         return Move(answer=bare_answer(final[1]).rstrip("."), text=text)

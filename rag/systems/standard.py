@@ -1,4 +1,4 @@
-"""A reference point of RAS, table 1: one retrieval whose passages the model reads as text."""
+"""Retrieve once, and let the model read the passages as text (a baseline of RAS, table 1)."""
 
 from __future__ import annotations
 

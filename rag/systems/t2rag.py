@@ -1,14 +1,14 @@
-"""T2RAG: a question as triples with unknowns, filled in round by round from the triples of the corpus (section 4.3).
+"""T2RAG: a question becomes triples with unknowns, which triples of the corpus fill round by round (section 4.3).
 
 Where the paper leaves a choice:
 
-- `?name` is one unknown wherever it stands: what fills it in one clue fills it in all. A bare `?` stands for itself.
-- A clue is searched once in each wording; while it stays open, the model is shown it in later rounds.
-- At most `top_k` passages a round, also where a proposition stands in several: then the first in the corpus.
-- A reply fills unknowns and changes nothing else of a clue; a clue that it adds is taken.
-- A question with an unreadable clue reply is searched like one without searchable clues; if no clue is filled in the
-  end, the answer is read from the last findings.
-- Scores of BM25 and fused rankings are divided by their query's best before all are ranked together.
+- `?name` is the same unknown in all clues: a value that fills it in one clue fills it in all. Each `?` is separate.
+- A clue is searched once in each wording; while it has unknowns, later rounds also show it to the model.
+- A round has at most `top_k` passages; of the passages that state a proposition, the first in the corpus count.
+- A reply can fill unknowns and add clues, but cannot change known fields of a clue.
+- If the reply with the clues is unreadable, the question is searched as if it had no searchable clues; if no clue is
+  filled in the end, the model answers from the last findings.
+- Scores of BM25 and fused rankings are divided by the best score of their query before all rows are ranked together.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tripletune.rag.triple_index import TripleIndex, entity_key
 
 _PROMPTS = ("t2rag_decompose", "t2rag_resolve", "t2rag_answer")
 _NAMES = (*_PROMPTS, READER)
-# The question mark of "Who's Afraid of Virginia Woolf?" stands behind a word.
+# A question mark directly after a word ("Who's Afraid of Virginia Woolf?") is no unknown.
 _UNKNOWN = re.compile(r"(?<![^\s(\"'])\?\w*")
 _NOTHING = re.compile(r"\W*(unknown|none|n/?a|not (known|found|given|specified|mentioned|available))\W*", re.IGNORECASE)
 T = TypeVar("T")
@@ -45,22 +45,22 @@ _KINDS = (("Searchable", 1), ("Fuzzy", 2), ("Resolved", 0))
 class T2RAGOptions(AnswerOptions):
     """Settings of a run."""
 
-    max_rounds: int = setting(3, 'N, maximum rounds; 1 is the ablation "single round" (figure 5)', at_least=1)
+    max_rounds: int = setting(3, 'N, maximum rounds; 1: ablation "single round" (figure 5)', at_least=1)
     top_k: int = setting(5, "k, passages per round", at_least=1)
-    candidates: int = setting(100, "propositions to find per clue before all are ranked together", at_least=1)
-    passages: bool = setting(True, 'no: show the model propositions alone ("w/o chunk", figure 5)')
-    unit: Literal["triples", "passages"] = setting("triples", 'search triples or passages (table 5, "chunk-based")')
-    fallback: Literal["once", "always", "stop"] = setting("once", "when no clue can be searched, search the question "
-        "once or always (section 4.3), or stop (D.3)")  # fmt: skip
-    question_too: bool = setting(False, "search with the question in every round, as the public code does")
-    repairs: int = setting(0, "maximum repair turns for a question without clues; the public code has 2", at_least=0)
+    candidates: int = setting(100, "propositions to retrieve per clue, before all are ranked together", at_least=1)
+    passages: bool = setting(True, 'no: show only propositions to the model ("w/o chunk", figure 5)')
+    unit: Literal["triples", "passages"] = setting("triples", 'search triples, or passages (table 5, "chunk-based")')
+    fallback: Literal["once", "always", "stop"] = setting("once", "what to do if no clue can be searched: search the "
+        "question once or always (section 4.3), or stop (D.3)")  # fmt: skip
+    question_too: bool = setting(False, "also search the question in every round, as the public code does")
+    repairs: int = setting(0, "maximum repair turns if a reply has no clues; 2 in the public code", at_least=0)
     prompts: str | None = setting(None, "folder of custom prompts: any of t2rag_*.md")
     max_decompose_tokens: int = setting(512, "maximum tokens of a reply with a question's clues", at_least=1)
     max_resolve_tokens: int = setting(1024, "maximum tokens of a reply with filled clues", at_least=1)
 
 
 class Clue:
-    """A triple with unknowns, and a number from 1 that stays when they are filled."""
+    """A triple with unknowns, and a number from 1, which stays when the unknowns are filled."""
 
     def __init__(self, number: int, fields: Sequence[str]) -> None:
         self.number, self.fields = number, list(fields)
@@ -70,7 +70,7 @@ class Clue:
 
     @property
     def kind(self) -> int:
-        """Fields with an unknown: 0 is resolved, 1 searchable, 2 (or more) fuzzy."""
+        """The number of fields with an unknown: 0 is resolved, 1 searchable, 2 (or more) fuzzy."""
         return min(2, sum("?" in text and bool(_UNKNOWN.search(text)) for text in self.fields))
 
     @property
@@ -84,19 +84,19 @@ class Clue:
 
 
 def first_clues(reply: str) -> list[Clue]:
-    """The clues of a question, out of a reply (step 1); `UnusableReply` where there is none."""
+    """Read the clues of a question from a reply (step 1); `UnusableReply` if the reply has no clue."""
     if rows := triple_rows(reply):
         return [Clue(number, fields) for number, (_, fields) in enumerate(rows, 1)]
     raise UnusableReply("no_clue", "The reply holds no line of the form subject | predicate | object.")
 
 
 def update(clues: list[Clue], rows: Iterable[tuple[str, list[str]]]) -> None:
-    """Fill unknowns from the rows of a reply, and take its new clues (step 2.3)."""
+    """Fill unknowns from the rows of a reply, and add its new clues (step 2.3)."""
     for number, fields in rows:
         agreeing = sorted((clue for clue in clues if clue.agrees(fields)), key=lambda clue: clue.kind)
         named = next((clue for clue in clues if str(clue.number) == number), None)
         if named and named not in agreeing:
-            # The row spells a known field in another way; or the model numbers its rows from 1.
+            # The row spells a known field differently, or the model numbered its rows from 1.
             agreeing = [clue for clue in agreeing if clue.kind < 2] or [named]
         clue = named if named in agreeing else next(iter(agreeing), None)
         if clue is None:
@@ -130,7 +130,7 @@ async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions)
         kinds: list[list[Clue]] = [[], [], []]
         for clue in clues:
             kinds[clue.kind].append(clue)
-        # Only what became searchable in the last round is searched.
+        # Only clues that became searchable in the last round are searched.
         queries = [clue.query for clue in kinds[1] if clue.query not in asked]
         falls_back = options.fallback == "always" or (options.fallback == "once" and search not in asked)
         if clues and not kinds[1] + kinds[2]:
@@ -157,7 +157,7 @@ async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions)
 
 
 async def _search(queries: list[str], tools: Tools, options: T2RAGOptions, trace: Trace) -> list[str]:
-    """The propositions and passages that queries find, as prompts show them; the trace notes them."""
+    """Return the propositions and passages that queries find, as text for prompts; the trace records them."""
     triples, hits = await _retrieve(list(dict.fromkeys(queries)), tools, options)
     trace.add_step(Step("; ".join(queries), tuple(triples)), hits)
     shown = [show_passages(hit.passage for hit in hits)] if options.passages else []

@@ -1,9 +1,9 @@
-"""TH-RAG: topics, then subtopics of a graph are selected, and their sentences read (sections 3.2 and 3.3, algorithm 2).
+"""TH-RAG: select topics, then subtopics of a graph, and read their sentences (sections 3.2 and 3.3, algorithm 2).
 
-Where the paper leaves a choice: chunks are the passages of the corpus, so that all systems read the same (`tripletune
-data adapt` cuts long documents as the paper does); a selected label that is not in the list is dropped and counted; of
-a list with more than `most_labels` those closest to the question are shown; where nothing was selected all sentences
-are compared; a sentence follows the title of its passage, which explains a "she".
+Where the paper leaves a choice: chunks are the passages of the corpus, so that all systems read the same texts
+(`tripletune data adapt` cuts long documents as the paper does); a selected label that is not in the list is dropped and
+counted; a prompt shows at most `most_labels` labels, those closest to the question; if nothing was selected, all
+sentences are compared; a sentence follows the title of its passage, which explains pronouns.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from tripletune.rag.triple_index import entity_key
 logger = logging.getLogger(__name__)
 
 _EXTRACT = "thrag_extract"
-# Sentences whose passages are the ranking that is scored.
+# Number of best sentences whose passages form the ranking that is scored.
 _RANKED = 30
-# Passages that are read at once; the client has its own limit besides.
+# Maximum passages in progress; the client has a separate limit for calls.
 _AT_ONCE = 32
 _NAMES = (_EXTRACT, "thrag_topics", "thrag_subtopics", "thrag_answer", "thrag_answer_long", READER)
 _FORM = (
@@ -58,23 +58,23 @@ _BUILT: WeakKeyDictionary[LLMClient, dict[str, asyncio.Task[TopicGraph]]] = Weak
 class ThragOptions(AnswerOptions):
     """Settings of a run; the defaults are the paper's (section 4.4)."""
 
-    sentences: int = setting(30, 'K1, sentences to read; 0 is "w/o triplets" (table 7)', at_least=0)
-    chunks: int = setting(5, 'K2, read the passages of the best K2 sentences; 0 is "w/o chunks" (table 7)', at_least=0)
+    sentences: int = setting(30, 'K1, sentences to read; 0: "w/o triplets" (table 7)', at_least=0)
+    chunks: int = setting(5, 'K2, best sentences whose passages are read; 0: "w/o chunks" (table 7)', at_least=0)
     traversal: bool = setting(True, 'no: compare the question with all sentences ("w/o traversal", table 7)')
-    hops: int = setting(1, "hops from a subtopic's entities to the triples to take", at_least=1)
-    min_topics: int = setting(5, "minimum topics to ask the model for", at_least=1)
-    max_topics: int = setting(10, "maximum topics", at_least=1)
-    min_subtopics: int = setting(10, "minimum subtopics per topic to ask the model for", at_least=1)
-    max_subtopics: int = setting(25, "maximum subtopics per topic", at_least=1)
+    hops: int = setting(1, "maximum hops from a subtopic's entities to a triple", at_least=1)
+    min_topics: int = setting(5, "minimum topics that the model is asked to select", at_least=1)
+    max_topics: int = setting(10, "maximum topics to select", at_least=1)
+    min_subtopics: int = setting(10, "minimum subtopics per topic that the model is asked to select", at_least=1)
+    max_subtopics: int = setting(25, "maximum subtopics to select per topic", at_least=1)
     most_labels: int = setting(1000, "maximum labels in a prompt", at_least=1)
-    repairs: int = setting(1, "maximum repair turns for an unusable reply; the paper has none", at_least=0)
+    repairs: int = setting(1, "maximum repair turns for an unusable reply; 0 in the paper", at_least=0)
     prompts: str | None = setting(None, "folder of custom prompts: any of thrag_*.md")
     max_extraction_tokens: int = setting(4096, "maximum tokens of a reply with a passage's triples", at_least=1)
     max_selection_tokens: int = setting(512, "maximum tokens of a reply with selected labels", at_least=1)
 
     def check(self) -> list[str]:
-        """What `setting` can't say."""
-        found = [] if self.sentences or self.chunks else ["sentences and chunks are both 0: nothing would be read"]
+        """Return problems that concern several settings."""
+        found = [] if self.sentences or self.chunks else ["sentences and chunks are both 0: set one of them above 0"]
         for name in ("topics", "subtopics"):
             if getattr(self, f"min_{name}") > getattr(self, f"max_{name}"):
                 found.append(f"min_{name} is greater than max_{name}")
@@ -89,7 +89,7 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     client, passages = need(tools, "llm", "thrag"), need(tools, "retriever", "thrag").passages
     extraction = llm.up_to(options.max_extraction_tokens)
     graph = await graph_of(client, passages, prompts, extraction, options.repairs, tools.keep)
-    # Building the graph is no cost of a question, in calls as in seconds.
+    # The calls and seconds to build the graph do not count for a question.
     trace.details["index"], trace.cached = graph.spent, {**graph.cached}
     started = time.perf_counter()
     subtopics = await _Selection(question, llm, reranker, options, trace).subtopics(graph) if options.traversal else []
@@ -123,7 +123,7 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """Topic-based graph traversal (section 3.2): a call for the topics, then one for each topic's subtopics."""
+    """Topic-based graph traversal (section 3.2): one call selects topics, then one call per topic selects subtopics."""
 
     question: str
     llm: QuestionClient
@@ -132,14 +132,14 @@ class _Selection:
     trace: Trace
 
     async def subtopics(self, graph: TopicGraph) -> list[str]:
-        """The selected subtopics of all selected topics, each once."""
+        """Select topics, then subtopics of each topic; return the distinct subtopics."""
         topics = await self.choose("topics", graph.topics)
         chosen = await all_of(self.choose("subtopics", graph.subtopics(topic), topic) for topic in topics)
         self.trace.details["selected"] = dict(zip(topics, chosen))
         return list(dict.fromkeys(label for labels in chosen for label in labels))
 
     async def choose(self, kind: str, labels: Sequence[str], topic: str = "") -> list[str]:
-        """The labels that the model selects, in its order; others are counted."""
+        """Return the labels that the model selects, in its order; selected labels that are not listed are counted."""
         options, limit = self.options, self.options.most_labels
         least, most = (getattr(options, f"{end}_{kind}") for end in ("min", "max"))
         if len(labels) > limit:
@@ -169,7 +169,7 @@ def _read_labels(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A triple with its sentence in the passage at `position`; `labels` are subtopic and topic of its ends."""
+    """A triple with its sentence in the passage at `position`; `labels`: subtopic and topic of subject and object."""
 
     triple: Triple
     sentence: str
@@ -178,12 +178,13 @@ class Statement:
 
 
 class TopicGraph:
-    """The graph of a corpus. Labels and names that differ in case or articles alone are one node.
+    """The graph of a corpus. Labels and names that differ only in case or articles are one node.
 
     Attributes:
         topics: The topics as they were first written, in order of appearance.
-        texts: The text of each triple in prompts: its sentence after the title of its passage; `kept`, their vectors.
-        spent: Calls, tokens read and written of extraction, by role; `cached`, those that were not sent.
+        texts: The text of each triple in prompts: its sentence after the title of its passage.
+        kept: The vectors of `texts`.
+        spent: By role, calls, prompt tokens and reply tokens of extraction; `cached`: those answered by the ledger.
     """
 
     def __init__(self, statements: Iterable[Statement]) -> None:
@@ -211,7 +212,7 @@ class TopicGraph:
         return [self._labels[one] for one in self._under.get(entity_key(topic), ())]
 
     def candidates(self, subtopics: Iterable[str], hops: int) -> list[int]:
-        """Rows of all triples of the entities under subtopics, and of those less than `hops` steps away from these."""
+        """Rows of the triples of all entities under subtopics, and of entities less than `hops` steps away."""
         entities = {entity for one in subtopics for entity in self._members.get(entity_key(one), ())}
         rows = {row for entity in entities for row in self._edges[entity]}
         for _ in range(hops - 1):
@@ -220,14 +221,14 @@ class TopicGraph:
         return sorted(rows)
 
     def sentences(self, subtopics: Iterable[str], hops: int) -> dict[str, Statement]:
-        """The texts of `candidates`, or of all triples, each with its first triple."""
+        """The texts of `candidates` (or of all triples if there are none), each with its first triple."""
         found: dict[str, Statement] = {}
         for row in self.candidates(subtopics, hops) or range(len(self.statements)):
             found.setdefault(self.texts[row], self.statements[row])
         return found
 
     def statistics(self) -> dict[str, int | float]:
-        """Nodes and edges by kind, connected parts, and the share of nodes in the largest (tables 4 and 14)."""
+        """Count nodes and edges by kind, and connected components with the largest one's share (tables 4 and 14)."""
         numbers = count()
         tops, lows, ends = ({name: next(numbers) for name in one} for one in (self._under, self._members, self._edges))
         pairs = chain(
@@ -251,10 +252,10 @@ class TopicGraph:
 
 
 async def graph_of(llm: LLMClient, passages: PassageStore, prompts: PromptSet, sampling: Any, *how: Any) -> TopicGraph:
-    """The graph of a corpus, built once a process with a call for each passage; the ledger keeps the replies."""
+    """The graph of a corpus, built once per process with one call per passage; the ledger stores the replies."""
     tasks = _BUILT.setdefault(llm, {})
     key = f"{passages.sha256} {prompts.digests()[_EXTRACT]} {sampling}"
-    if key not in tasks:  # a failure stays, too: the run ends by it, or waits for a batch
+    if key not in tasks:  # a failure is kept too, since it ends the run or waits for a batch
         tasks[key] = asyncio.create_task(_build(llm, passages, prompts, sampling, *how))
     return await asyncio.shield(tasks[key])
 
@@ -277,10 +278,10 @@ async def _build(
         for position, passage in left:
             titles.append(passage.title)
             if not position % 256:
-                gc.freeze()  # or full collections walk through all that was read, and hold up the event loop
+                gc.freeze()  # or garbage collections would block the event loop
             try:
                 found[position] = await extract(position, passage)
-            except Exception as error:  # raised when all calls are made: a batch holds them together
+            except Exception as error:  # raised after all calls, so that a batch holds all of them
                 failed.append(error)
 
     def build() -> tuple[TopicGraph, dict[str, Any]]:
@@ -301,7 +302,7 @@ async def _build(
 
 
 def read_statements(text: str, passage: Passage, position: int, issues: Counter[str]) -> list[Statement]:
-    """The triples of an extraction reply, also of one that is cut off; the others are counted."""
+    """Read the triples of an extraction reply, even if it is cut off; malformed triples are counted."""
     values = json_values(text)
     if not values:
         raise UnusableReply("no_json", f"There is no JSON in the reply; {_FORM}.")
@@ -322,7 +323,7 @@ def read_statements(text: str, passage: Passage, position: int, issues: Counter[
 
 
 def _label(row: Mapping[str, Any], end: str) -> tuple[str, str]:
-    """Subtopic and topic of one end of a triple; empty where it has none."""
+    """Subtopic and topic of the subject or object of a triple; "" if missing."""
     given = row.get(end)
     names = ("subtopic", "main_topic")
     texts = [given.get(name) if isinstance(given, dict) else None for name in names]

@@ -47,7 +47,7 @@ def test_ask_with_a_chat_model(two_pages, chat_model, capsys, system):
     lines = out.splitlines()
     assert (lines[-4], lines[-1]) == ("  stop      sufficient", "Answer: Velsund")
     assert "  retrieve  Ida Morn" in lines
-    assert ("triples.jsonl: without effect, since ircot reads none" in err) == (system == "ircot")
+    assert ("triples.jsonl has no effect: ircot reads no triples" in err) == (system == "ircot")
     assert chat_model.closed
 
 
@@ -57,7 +57,7 @@ def test_triples_of_another_corpus_are_told(two_pages, chat_model, tmp_path, cap
     assert main(["Where was Ida Morn born?", *words]) == 0
     out, err = capsys.readouterr()
     assert "  unread    1 of 1 passages have no triples" in out
-    assert "other.jsonl knows none of the first 2 passages of --corpus" in err
+    assert "other.jsonl has none of the first 2 passages of --corpus" in err
 
 
 def test_the_chat_model_reads_the_triples_and_a_second_question_finds_them(two_pages, chat_model, tmp_path):

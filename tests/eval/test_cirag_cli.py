@@ -135,8 +135,8 @@ def test_three_training_sets_are_one_run_with_a_request_file_a_round(world, tmp_
     ("more", "message"),
     [
         (["--model", "folder"], "leave out --model"),
-        (["--set", "rerank=yes"], "reranks triples with an embedder, and BM25 has none: give --encoder SPEC"),
-        (["--set", "extraction=store"], "reads triples: give --triples FILE, --extractor MODEL, or other options"),
+        (["--set", "rerank=yes"], "reranks triples with an encoder, but BM25 has none: give --encoder SPEC"),
+        (["--set", "extraction=store"], "needs triples: give --triples FILE, --extractor MODEL, or other options"),
     ],
 )
 def test_bad_input_gives_one_line_and_exit_code_2(world, tmp_path, error_of, more, message):

@@ -89,7 +89,7 @@ def test_a_failure_is_raised_after_what_was_seen(system, client):
 
 
 def test_all_that_is_missing_is_in_one_message():
-    with pytest.raises(ValueError, match=r"ras retrieves: .*reads triples: .*--system ras needs a model"):
+    with pytest.raises(ValueError, match=r"ras retrieves: .*needs triples: .*--system ras needs a model"):
         open_system(SystemOptions())
 
 

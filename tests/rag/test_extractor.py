@@ -129,7 +129,7 @@ def test_examples_and_bfloat16_are_other_extractors(tiny_llama, tiny_t5):
     assert len({one.settings for one in opened}) == len(opened)
     assert len({one.model for one in opened}) == 1
     assert open_local_extractor(str(tiny_llama), LocalOptions(batch_size=3)).settings == opened[0].settings
-    with pytest.raises(SetupError, match="reads the text alone: leave out the examples"):
+    with pytest.raises(SetupError, match="reads only the text: leave out the examples"):
         replies(tiny_t5, shots=shots)
 
 

@@ -122,7 +122,7 @@ def test_bad_options_are_one_line(tmp_path, clients, capsys):
     assert extract(tmp_path, path, store="text.sqlite") == 2
     found = capsys.readouterr().err
     assert [line[:7] for line in found.splitlines()] == ["error: "] * 8
-    for message in ("--beams 2: only for --model", "--teacher-seed: no effect with --model", "use one beam"):
+    for message in ("--beams 2 needs --model", "--teacher-seed has no effect with --model", "set beams to 1"):
         assert message in found
 
 
@@ -146,7 +146,7 @@ def test_an_export_never_writes_over_what_it_reads(tmp_path, clients, capsys):
     for source in (tmp_path / "corpus.jsonl", tmp_path / "s.sqlite"):
         before = source.read_bytes()
         assert export(tmp_path, path, "--output", str(source)) == 2
-        assert "in what is read" in capsys.readouterr().err
+        assert "in the input" in capsys.readouterr().err
         assert source.read_bytes() == before
 
 
@@ -161,7 +161,7 @@ def test_indexes_are_built_beforehand(two_pages, tmp_path, tiny_encoder, capsys)
     other = write_lines(tmp_path / "other.jsonl", [{"text": "word " * 600}])
     assert main(["index", "--corpus", other, *files[4:], *how]) == 2
     refusal = capsys.readouterr().err
-    assert all(text in refusal for text in (f" of {two_pages[1]}, and not with ", f" of {other}: ", "--overwrite"))
+    assert all(text in refusal for text in (f" of {two_pages[1]}, not with ", f" of {other}: ", "--overwrite"))
     assert main(["index", "--corpus", other, *files[4:], *how, "--overwrite"]) == 0
     assert "some texts are longer" in capsys.readouterr().err
     assert main(["index", "--corpus", other, *files[4:], "--set", "language=elvish"]) == 2
@@ -171,8 +171,8 @@ def test_indexes_are_built_beforehand(two_pages, tmp_path, tiny_encoder, capsys)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--extractor", "nope"], "--extractor nope: without effect"),
-        (["--encoder", "pypi:none"], "--encoder pypi:none: without effect"),
+        (["--extractor", "nope"], "--extractor nope has no effect"),
+        (["--encoder", "pypi:none"], "--encoder pypi:none has no effect"),
         ([], "did not make (mine.txt)"),
     ],
 )

@@ -38,7 +38,7 @@ def test_a_row_is_read_as_it_was_written(tmp_path, row):
         (("scores",), 0.5, "scores must be an object, found 0.5"),
         (("scores", "f1"), "1", "scores.f1 must be a finite number"),
         (("scores", "f1"), 10**400, "scores.f1 must be a finite number"),
-        (("scores", "f1"), 7, "score f1 is 7, and scores are from 0 to 1"),
+        (("scores", "f1"), 7, "score f1 is 7, but scores are from 0 to 1"),
         (("type",), 7, "type must be text"),
         (("answers",), "a", "answers must be a list"),
         (("supporting",), 7, "supporting must be a list"),

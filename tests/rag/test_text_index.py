@@ -73,7 +73,7 @@ def test_vectors_of_another_encoder_stay(tmp_path, embedder):
     opened("dense", tmp_path, embedder)
     other = Embedder("hashed", hashed)
     with pytest.raises(
-        FileExistsError, match="with encoder letters, and not with hashed: give another --index, or --ov"
+        FileExistsError, match="with encoder letters, not with hashed: give another --index, or add --ov"
     ):
         opened("dense", tmp_path, other)
     how = ("dense", tmp_path, {"rows": ROWS}, lambda: iter(ROWS), len(ROWS), other)

@@ -41,7 +41,7 @@ def test_a_row_is_a_statement_with_all_its_passages(opened, caplog):
     assert len(index) == 6
     assert [index.passages_of(row).tolist() for row in range(6)] == [[0, 1], [0], [1], [1], [2], [4]]
     assert [index.rows_of(position).tolist() for position in range(5)] == [[0, 1], [2, 0, 3], [4], [], [5]]
-    assert "1 of 5 passages were never read" in caplog.text
+    assert "1 of 5 passages have no extraction" in caplog.text
 
 
 def test_neighbours_share_an_entity_whatever_its_spelling(opened):

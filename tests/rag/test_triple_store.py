@@ -53,7 +53,7 @@ def test_a_store_is_read_by_the_loops_also_where_nothing_can_be_written(store, t
 
 
 def test_several_extractors_must_be_told_apart(store):
-    with pytest.raises(ValueError, match=r"holds no triples of any extractor: .*\(it has none\)"):
+    with pytest.raises(ValueError, match=r"holds no triples of any extractor: .*\(none is stored\)"):
         store.choose()
     for model in ("m", "n"):
         store.put(store.extractor(model, "p"), [Extraction(OSLO.key, ())])
@@ -130,7 +130,7 @@ def test_database_is_used_again_until_the_source_changes(source, tmp_path):
     assert store.get(Passage("T", "t")) == (Triple("a", "b", "c"),)
     assert store.get(Passage("Oslo", "Oslo is in Norway.")) is None
     write_lines(source, [{"title": "T", "text": "t"}])
-    with pytest.raises(ValueError, match="no row holds a passage with triples"):
+    with pytest.raises(ValueError, match="no row is a passage with triples"):
         open_triples(source, database)
 
 

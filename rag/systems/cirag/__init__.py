@@ -1,12 +1,12 @@
 """CIRAG: iterative construction and integration, then cascaded generation (Wei et al., sections 3.3 and 3.4).
 
-One function over one question that reads like the paper. Where the paper leaves a choice:
+The function `cirag` follows the paper for one question. Where the paper leaves a choice:
 
-- A triple that several passages of a round state is one candidate of the best-ranked passage.
-- A query equal to an earlier one (after answer normalisation) would retrieve the same, so it ends the loop.
-- When a decision to continue or stop cannot be read, also after a repair, the loop ends with what was kept.
-- The last round is integrated like the others, for its core triples; its next query is not searched.
-- Evidence is a triple's JSON list, or a sentence after its page's title, which explains a "she".
+- A triple that several passages of a round state is one candidate, from the best-ranked of these passages.
+- A query that equals an earlier query (after answer normalisation) would retrieve the same passages, so the loop ends.
+- If a decision to continue or stop cannot be read, even after a repair turn, the loop ends with the triples so far.
+- The last round is also integrated, for its core triples; its next query is not searched.
+- Evidence is a triple as a JSON list, or a sentence after its page's title, which explains pronouns.
 """
 
 from __future__ import annotations
@@ -60,48 +60,48 @@ _TRIPLES = 'write one JSON object {"triples": [["subject", "predicate", "object"
 class CiragOptions(AnswerOptions):
     """Settings of a run."""
 
-    max_rounds: int = setting(4, "L, maximum rounds (figure 8 varies it)", at_least=1)
+    max_rounds: int = setting(4, "L, the maximum number of rounds (figure 8 varies L)", at_least=1)
     top_k: int = setting(10, "K, passages per round", at_least=1)
     candidates: int = setting(30, "N, triples to keep after reranking (figure 7: 10 to 100)", at_least=1)
-    rerank: bool = setting(True, 'no: show the integrator all triples of the round ("w/o reranker", table 2)')
+    rerank: bool = setting(True, 'no: show all triples of the round to the integrator ("w/o reranker", table 2)')
     granularities: tuple[str, ...] = setting(
         GRANULARITIES,
         'levels of the cascade, in order (table 3), for example triples,passages for "w/o Sentence"',
         choices=GRANULARITIES,
     )
     extraction: Extraction = setting(
-        "two_step", "get triples of a passage in two steps (figures 9 and 10), by one joint prompt, or from a store"
+        "two_step", "source of a passage's triples: two steps (figures 9 and 10), one joint prompt, or a store"
     )
     history: History = setting(
         "chat",
-        "show earlier rounds to the integrator as turns of the chat, so that one sequence holds a trajectory, or in "
+        "how the integrator reads earlier rounds: as turns of the chat, so that a trajectory is one sequence, or in "
         "the section historical_context of one turn (figure 11)",
     )
     keep: int | None = setting(
         None,
-        "replace the integrator by a rule that reads nothing: keep the first N candidates of round 1 and stop",
+        "replace the integrator by a rule: keep the first N candidates of round 1, then stop",
         at_least=1,
     )
-    repairs: int = setting(1, "maximum repair turns for an unusable reply; the paper has none", at_least=0)
+    repairs: int = setting(1, "maximum repair turns for an unusable reply; 0 in the paper", at_least=0)
     prompts: str | None = setting(None, "folder of custom prompts: any of cirag_*.md")
     max_prompt_tokens: int | None = setting(
         None,
-        "maximum tokens of the integrator's prompt, for one on this machine; the oldest candidates are left out "
-        "first, as in its training; none shows all, as in the paper",
+        "maximum tokens of the prompt of an integrator on this machine; the oldest candidates are left out first, as "
+        "in training; none: no limit, as in the paper",
         at_least=1,
     )
     max_extraction_tokens: int = setting(1536, "maximum tokens of a reply with entities or triples", at_least=1)
     max_integration_tokens: int = setting(1024, "maximum tokens of the integrator's reply", at_least=1)
-    max_thought_tokens: int = setting(412, "maximum tokens of the generator's thought; its answer follows", at_least=1)
+    max_thought_tokens: int = setting(412, "maximum tokens of the generator's thought, before its answer", at_least=1)
 
     def check(self) -> list[str]:
-        """The levels of the cascade have an order."""
+        """Check that the levels of the cascade are in order."""
         chosen = [name for name in GRANULARITIES if name in self.granularities]
         if list(self.granularities) == chosen and chosen:
             return []
         return [
-            f"granularities is {','.join(self.granularities)!r}: name one or more of {', '.join(GRANULARITIES)}, "
-            "in this order and each once"
+            f"granularities is {','.join(self.granularities)!r}: give one or more of {', '.join(GRANULARITIES)}, "
+            "in this order, each at most once"
         ]
 
 
@@ -109,7 +109,7 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
     """Answer one question with CIRAG; see `System.run`."""
     trace = Trace(question)
     teacher, retriever = need(tools, "llm", "cirag"), need(tools, "retriever", "cirag")
-    # M_R extracts triples and answers; K_D, the teacher or a distilled student, filters triples and asks on.
+    # M_R extracts triples and answers; K_D, the teacher or a distilled student, filters triples and writes queries.
     drawn = replace(tools, llm=tools.integrator or teacher, sampling=tools.integrator_sampling or tools.sampling)
     prompts = load_prompts(PROMPT_NAMES, options.prompts)
     llm = client_of("cirag", tools, trace, prompts, options.repairs)
@@ -155,7 +155,7 @@ async def _construct(
     hits: Sequence[Retrieved], tools: Tools, options: CiragOptions, llm: QuestionClient,
     read: dict[str, tuple[Triple, ...] | None], trace: Trace,
 ) -> dict[Triple, Fact]:  # fmt: skip
-    """The triples of all passages with their provenance, each triple once; a passage is read once a question."""
+    """The distinct triples of all passages with their provenance; each passage is read once per question."""
     new = {hit.passage.id: hit.passage for hit in hits if hit.passage.id not in read}
     started = time.perf_counter()
     if options.extraction == "store":
@@ -168,7 +168,7 @@ async def _construct(
         for issue, count in sorted((+issues).items()):
             trace.tally(issue, count)
     trace.structuring_seconds += time.perf_counter() - started
-    # Off the event loop, as sentences and their words take a while.
+    # This runs in a thread, because splitting sentences takes a while.
     found = await asyncio.to_thread(lambda: [provenance(hit.passage, read[hit.passage.id] or ()) for hit in hits])
     facts: dict[Triple, Fact] = {}
     for fact in chain.from_iterable(found):
@@ -179,15 +179,15 @@ async def _construct(
 async def passage_triples(
     passage: Passage, llm: QuestionClient, issues: Counter[str], options: CiragOptions
 ) -> tuple[Triple, ...] | None:
-    """The triples of a passage, in order and each once (figures 9 and 10); None where no reply can be used.
+    """The distinct triples of a passage, in order (figures 9 and 10); None if no reply can be used.
 
-    A call depends only on the passage, so the ledger answers it for every other question (the paper's extraction cached
+    A call depends only on the passage, so the ledger answers it for all later questions (the paper caches extraction
     offline). `issues` counts faults of replies by kind.
     """
     joint, limit = options.extraction == "joint", options.max_extraction_tokens
     user = titled_source(passage.title, passage.text)
     if not joint:
-        # Without a list the triples are asked for all the same.
+        # Without a list of entities, triples are extracted all the same.
         entities = await ask_of_passage(llm, "entities", user, read_entities, limit, issues) or ()
         user = with_entities(user, entities)
     call = "joint" if joint else "triples"
@@ -198,10 +198,9 @@ async def passage_triples(
 
 
 def read_passage_triples(text: str) -> FoundTriples:
-    """Read `{"triples": [[s, p, o], ...]}` and what else `models.llm.replies.find_triples` reads.
+    """Read distinct triples in the form `{"triples": [[s, p, o], ...]}`, or in others of `find_triples`.
 
-    Each triple once. Complete triples of a cut-off list are kept; an empty list is allowed, since some passages state
-    nothing.
+    Complete triples of a cut-off list are kept. An empty list is allowed, since some passages state no facts.
     """
     found = find_triples(text, _TRIPLES)
     if found.cut_off and not found.triples:
@@ -216,8 +215,8 @@ async def integrate(
 ) -> Decision:
     """K_D of eq. 1: filter the candidates and find the next query.
 
-    A reply without a decision to continue or stop is sent back, at most `options.repairs` times. If that fails, the
-    decision is what was readable, without a query.
+    If a reply does not say whether to continue or stop, at most `options.repairs` repair turns follow. If they fail
+    too, the decision has the readable parts of the reply, without a query.
     """
     messages = messages_of(llm.prompts.texts[INTEGRATION_PROMPT], question, candidates, history, options.history)
     left_out = 0
@@ -253,12 +252,12 @@ def _note_decision(decision: Decision, trace: Trace) -> None:
 
 
 # The cumulative sets of triples, sentences and passages, which grow by union in the order of the rounds (eq. 3, 4).
-# The key is triple and passage: a triple that a later round keeps from another passage brings that passage too.
+# The key is triple and passage, so a triple that a later round keeps from another passage adds that passage.
 Pools = dict[tuple[Triple, str], Fact]
 
 
 def context_of(pools: Pools, granularity: str) -> list[str]:
-    """The evidence of one level as texts, each once: C^(g)."""
+    """The evidence C^(g) of one level, as distinct texts."""
     if granularity == "passages":
         return list({fact.passage.id: fact.passage.content for fact in pools.values()}.values())
     shown = (
@@ -271,10 +270,10 @@ def context_of(pools: Pools, granularity: str) -> list[str]:
 
 
 async def generate(question: str, pools: Pools, llm: QuestionClient, options: CiragOptions, trace: Trace) -> str:
-    """ACMG (section 3.4): the answer from the smallest sufficient context (eq. 6); its level g* is noted.
+    """ACMG (section 3.4): answer from the smallest sufficient context (eq. 6); the trace records its level g*.
 
-    If every level refuses, the last level's reply is the answer ("default"). A level without context, except the last,
-    is skipped and counted.
+    If every level refuses, the last level's reply is the answer ("default"). A level without context is skipped and
+    counted, unless it is the last level.
     """
     answer = ""
     trace.details |= {"granularity": DEFAULT, "answers": []}
@@ -292,7 +291,7 @@ async def generate(question: str, pools: Pools, llm: QuestionClient, options: Ci
         answer, faults = read_answer(completion.text, cut_off, long)
         for fault in faults:
             trace.tally(f"answer.{fault}")
-        # Suf(a): there is an answer, and it is not the refusal word, nor a refusal in other words.
+        # Suf(a): the answer is neither empty, nor the refusal word, nor a refusal in other words.
         refused = is_refusal(answer)
         sufficient = bool(answer) and not refused
         if refused and normalize_answer(answer) != normalize_answer(REFUSAL):
@@ -308,7 +307,7 @@ async def generate(question: str, pools: Pools, llm: QuestionClient, options: Ci
 
 
 def answer_text(question: str, granularity: str, context: list[str]) -> str:
-    """The user's turn of the generator: one level's evidence and the question."""
+    """The user turn for the generator: the evidence of one level, and the question."""
     gap = "\n\n" if granularity == "passages" else "\n"
     evidence = gap.join(context) or "(nothing was found)"
     return f"{granularity.capitalize()}:\n{evidence}\n\nQuestion: {' '.join(question.split())}"

@@ -11,8 +11,8 @@ A decision y_t = (r_t, core triples, a_{t+1}) is written in marked sections (fig
     [[## question ##]]
     the next query, or <no question>
 
-A deviation from this form or from the paper's rules is a named, counted fault: repaired where the meaning is plain,
-else dropped. The integrator sees its earlier decisions in repaired form.
+A deviation from this form or from the paper's rules is counted as a named fault. It is repaired if the meaning is
+plain, else dropped. The integrator sees its earlier decisions in repaired form.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _MARKER = re.compile(r"\[\[\s*#{1,4}\s*([A-Za-z][A-Za-z_ -]{0,40}?)\s*#{0,4}\s*\
 _STRICT_MARKER = re.compile(r"\[\[## [a-z_]+ ##\]\]:?")
 _NUMBER = re.compile(r"^(?:[-*•]|\d{1,2}[.)])\s+")
 _QUOTED = re.compile(r"[\"“]([^\"“”]*)[\"”]")
-# A small letter behind a question mark continues it ("Quo Vadis? in 1895"), unless a question word does; behind a
-# full stop, unlike in "Dr. Who", the next query begins with one of its words.
+# A lower-case word after a question mark continues the query ("Quo Vadis? in 1895"), unless it is a question word.
+# After a full stop, a new query must begin with a word of queries (unlike in "Dr. Who").
 _NEXT_QUERY = re.compile(
     r"(?<=\?)[\"'”’]?\s+(?=[^a-z\s]|(?:and |or )?[\"'“‘]?(?:who|whom|whose|what|when|where|which|why|how)\b)"
     r"|(?<=[.;!])(?<!\b(?:Dr|Mrs?|Ms|St|Jr|Sr|No|vs|Prof|Gen|Col|Lt|Mt|\w)\.)[\"'”’]?\s+"
@@ -61,10 +61,10 @@ _NEXT_QUERY = re.compile(
 )
 _QUERY = re.compile(rf"(?i)(?:\d{{1,2}}[.)] |(?:and|then|also) |\W)*{QUERY_START}")
 _NOT_A_WORD = re.compile(r"[\W_]+")
-# Only inside a JSON string or in prose can two brackets stand before a number sign.
+# Two brackets before a number sign occur only in a JSON string or in prose.
 _OPENS_MARKER = re.compile(r"\[\[(?=\s*#)")
 _HEADING = f"[[## {CANDIDATES} ##]]\n"
-# Earlier candidates: in earlier turns, and in one turn in the section historical_context.
+# Candidates of earlier rounds, in the section historical_context (_FOUND) or in earlier turns (_SHOWN).
 _FOUND = re.compile(r"^(facts found: )(.*)$", re.MULTILINE)
 _SHOWN = re.compile(rf"^({re.escape(_HEADING)})(.*)$", re.MULTILINE)
 FORM = (
@@ -80,8 +80,8 @@ class Decision:
     Attributes:
         thought: The reasoning trace r_t.
         core: The core triples, all of them among the round's candidates.
-        query: The next query a_{t+1}; empty for `<no question>`; None when the reply does not say.
-        left_out: Candidates of earlier rounds left out of its prompt.
+        query: The next query a_{t+1}; empty for `<no question>`; None if the reply states neither.
+        left_out: Number of candidates of earlier rounds that were left out of the prompt.
     """
 
     thought: str
@@ -105,8 +105,8 @@ def messages_of(
 ) -> list[Message]:
     """The integrator's chat of instruction I, main question x and candidates.
 
-    `layout` "chat" gives a user and an assistant turn to every earlier round; "section" writes them into the section
-    historical_context of the only user turn.
+    `layout` "chat" writes each earlier round as a user and an assistant turn; "section" writes earlier rounds into the
+    section historical_context of the only user turn.
     """
     system: Message = {"role": "system", "content": prompt}
     asked = _section(MAIN_QUESTION, _plain(question))
@@ -129,13 +129,13 @@ def messages_of(
 
 
 def write_triples(triples: Iterable[Triple]) -> str:
-    """Triples as `{"fact": [[subject, predicate, object], ...]}` on one line."""
+    """Write triples as `{"fact": [[subject, predicate, object], ...]}` on one line."""
     text = json.dumps({"fact": [triple.as_list() for triple in triples]}, ensure_ascii=False)
     return _OPENS_MARKER.sub(r"[\\u005b", text)
 
 
 def write_decision(decision: Decision) -> str:
-    """A decision in the marked sections; `read_decision` gives it back."""
+    """Write a decision in the marked sections, which `read_decision` reads."""
     query = NO_QUESTION if decision.query == "" else _plain(decision.query or "")
     sections = ((THOUGHT, _plain(decision.thought)), (CORE, write_triples(decision.core)), (QUESTION, query))
     return "\n\n".join(_section(name, text) for name, text in sections)
@@ -146,14 +146,14 @@ def read_decision(text: str, candidates: Sequence[Triple], earlier: Iterable[Tri
 
     Returns:
         The decision with its faults: `empty_reply`; `missing_thought`, `missing_fact_after_filter`, `missing_question`
-        (a section is not there); `empty_question` (no letter and no digit in it); `contradictory_question` (a question
-        and `<no question>`); `several_questions` (the first counts); `loose_question` (numbered, or `<no question>` in
-        other words); `text_before_sections` (dropped, or taken as a missing thought); `unknown_section` (dropped);
-        `runs_on` (it continues with the next round, which is dropped); `section_order`; `loose_marker`; `loose_facts`
-        (JSON of another form); `several_fact_lists` (all of them count); `unreadable_facts` (no JSON; what looks like
-        triples is taken); `malformed_triple`, `invented_triple`, `earlier_triple` (dropped, of another round);
-        `respelled_triple` (a candidate but for case and punctuation; the candidate's spelling counts);
-        `repeated_triple`.
+        (a section is missing); `empty_question` (no letter and no digit); `contradictory_question` (a question and
+        `<no question>`); `several_questions` (the first question is used); `loose_question` (numbered, or
+        `<no question>` in other words); `text_before_sections` (dropped, or used as missing thought); `unknown_section`
+        (dropped); `runs_on` (the reply continues with the next round, which is dropped); `section_order`;
+        `loose_marker`; `loose_facts` (JSON in another form); `several_fact_lists` (all lists are used);
+        `unreadable_facts` (no valid JSON; complete triples are used); `malformed_triple`, `invented_triple`,
+        `earlier_triple` (from another round; all three are dropped); `respelled_triple` (differs from a candidate in
+        case or punctuation; the candidate's spelling is used); `repeated_triple`.
     """
     text_read = without_thoughts(text).strip()
     if not text_read:
@@ -165,7 +165,7 @@ def read_decision(text: str, candidates: Sequence[Triple], earlier: Iterable[Tri
 
 
 def _split(text: str) -> tuple[dict[str, str], list[str]]:
-    """The sections of a reply by name, up to where it runs on."""
+    """The sections of a reply by name, and the faults; sections of a next round are dropped."""
     markers = list(_MARKER.finditer(without_json(text)))
     faults: list[str] = []
     before = text[: markers[0].start() if markers else len(text)].strip()
@@ -221,7 +221,6 @@ def _read_core(
 
 
 def _rows(section: str) -> tuple[list[Any], list[str]]:
-    """The raw list of facts."""
     value = None
     with contextlib.suppress(UnusableReply):
         value = find_json(section)
@@ -235,7 +234,7 @@ def _rows(section: str) -> tuple[list[Any], list[str]]:
         value = next((value[name] for name in ("fact", "facts", "triples") if name in value), None)
     if isinstance(value, list) and not any(isinstance(row, str) for row in value):
         return value, ["loose_facts"]
-    # Tuples as Python writes them, or a list that was cut off: take the triples that are whole.
+    # Python tuples or a list that was cut off: use the complete triples.
     return [row for row in json_values(section, list) if triple_of(row)], ["unreadable_facts"]
 
 
@@ -266,7 +265,7 @@ def _says_something(text: str) -> bool:
 
 
 def _undressed(text: str) -> str:
-    """A question without list number, emphasis and quotation marks around it."""
+    """Remove list number, emphasis and quotation marks around a question."""
     while True:
         bare = _NUMBER.sub("", text).strip("`* ")
         quoted = _QUOTED.fullmatch(bare)
@@ -277,7 +276,7 @@ def _undressed(text: str) -> str:
 
 
 def _key(triple: Triple) -> tuple[str, ...]:
-    """Case, accents' encoding and punctuation aside; a field of nothing else keeps its text."""
+    """A key that ignores case, Unicode form and punctuation; a field with only punctuation keeps its text."""
     folded = (unicodedata.normalize("NFKC", field).casefold() for field in triple.as_list())
     return tuple(" ".join(_NOT_A_WORD.sub(" ", field).split()) or field for field in folded)
 
@@ -287,28 +286,28 @@ def _section(name: str, text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text on one line that no marker can be read in."""
+    """Put a text on one line, and break up markers in it."""
     return _OPENS_MARKER.sub("[ [", " ".join(text.split()))
 
 
 def shorten(
     messages: Sequence[Message], count: Callable[[Sequence[Message]], int], limit: int
 ) -> tuple[list[Message], int]:
-    """The chat without as many candidates of earlier rounds as `limit` tokens have no room for, and how many these are.
+    """Drop candidates of earlier rounds until a chat has at most `limit` tokens; return it and how many were dropped.
 
-    The oldest round goes first, and within a round the lowest rank. The question, the candidates of the newest round
-    and the integrator's own turns stay, so the result can still be too long.
+    Candidates of the oldest round are dropped first, and within a round those with the lowest rank. The question, the
+    candidates of the newest round and the integrator's turns stay, so the result can still be too long.
     """
     if count(messages) <= limit:
         return list(messages), 0
     most = sum(len(_triples(line)) for _, _, line in _earlier(messages))
-    # When nothing fits, all of them go.
+    # If the chat never fits, all earlier candidates are dropped.
     fewest = bisect_left(range(most), True, key=lambda number: count(_without(messages, number)) <= limit)
     return _without(messages, fewest), fewest
 
 
 def fewer_candidates(messages: Sequence[Message]) -> list[Message] | None:
-    """The chat with about 15 % less: without earlier candidates, else the last new ones; None: of one alone."""
+    """Shorten a chat by about 15 %: drop earlier candidates, or else the last new ones; None if only one is left."""
     size = sum(len(turn["content"]) for turn in messages)
     kept, left_out = shorten(messages, lambda chat: sum(len(turn["content"]) for turn in chat), int(0.85 * size))
     turn = messages[-1]["content"]
@@ -320,7 +319,7 @@ def fewer_candidates(messages: Sequence[Message]) -> list[Message] | None:
 
 
 def shown_candidates(turn: str) -> list[Triple] | None:
-    """The candidates in a user turn of the integrator's chat, in their order; None where it shows none."""
+    """The candidates in a user turn of the integrator's chat, in order; None if the turn has no candidates."""
     _, found, rest = turn.partition(_HEADING)
     return _triples(rest.split("\n", 1)[0]) if found else None
 
@@ -333,7 +332,7 @@ def _triples(line: str) -> list[Triple]:
 
 
 def _earlier(messages: Sequence[Message]) -> list[tuple[int, str, str]]:
-    """The candidates of earlier rounds, in either layout: index of the turn, text before them, and their line."""
+    """Index of the turn, preceding text and line of each list of earlier candidates, in either layout."""
     users = [place for place, turn in enumerate(messages) if turn["role"] == "user"]
     found = (
         (place, (_FOUND if place == users[-1] else _SHOWN).finditer(messages[place]["content"])) for place in users
@@ -342,7 +341,7 @@ def _earlier(messages: Sequence[Message]) -> list[tuple[int, str, str]]:
 
 
 def _without(messages: Sequence[Message], number: int) -> list[Message]:
-    """The chat without the oldest `number` candidates of earlier rounds."""
+    """Drop the oldest `number` candidates of earlier rounds from a chat."""
     kept = list(messages)
     for place, before, line in _earlier(messages):
         if number and (candidates := _triples(line)):

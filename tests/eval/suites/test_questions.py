@@ -222,8 +222,8 @@ def test_an_extractor_in_the_loop_reads_each_passage_once(files, oracle, monkeyp
     ("change", "message"),
     [
         ({"task": "hotpot"}, "nor a YAML file (did you mean hotpotqa?)"),
-        ({"triples": None}, "--system ras reads triples: give --triples FILE"),
-        ({"system": "gear", "extractor": "x"}, "whole corpus, which --extractor x can't read in the loop"),
+        ({"triples": None}, "--system ras needs triples: give --triples FILE"),
+        ({"system": "gear", "extractor": "x"}, "whole corpus, but --extractor x extracts only from retrieved"),
         ({"model": "/nowhere"}, "model '/nowhere': there is no such folder"),
         ({"control": "other_graph"}, "control_run (the run without control) is for"),
         ({"control": "other_facts", "control_run": "x", "evidence": "text"}, "leave out --evidence text"),
@@ -259,14 +259,14 @@ def test_an_index_of_another_corpus_is_kept(files, oracle, error_of):
     others = [{"id": row["id"], "text": f"Another {row['text']}"} for row in rows]
     other = more | {"corpus": write_lines(files / "others.jsonl", others), "index": files / "out" / "index"}
     assert main(command(files, output="other", **other)) == 2
-    assert "give another --index, or --overwrite to replace it" in error_of()
+    assert "give another --index, or add --overwrite to replace" in error_of()
     assert main(command(files, output="other", **other, overwrite=True)) == 0
 
 
 def test_base_model_must_be_asked_for(files, oracle, error_of):
     (files / "model" / "config.json").write_text('{"model_type": "llama"}')
     assert main(command(files)) == 2
-    assert "pass --untrained" in error_of()
+    assert "add --untrained" in error_of()
     assert main(command(files, untrained=True)) == 0
 
 
@@ -362,7 +362,7 @@ def test_lengths_are_the_tasks_and_a_common_reader_is_a_chat_model(files):
     ras, standard = opened(system="ras,standard", model="graph", triples=data, set=["reader=common"])
     assert (ras.options.model, ras.options.planner_model, ras.teacher.model) == (None, "graph", "m")
     assert (standard.options.model, standard.options.planner_model, standard.teacher.model) == (None, None, "m")
-    with pytest.raises(ValueError, match="common reader is a chat model: name it with --llm, and a Graph-LLM as pl"):
+    with pytest.raises(ValueError, match="common reader is a chat model: give it with --llm, and the Graph-LLM as pl"):
         opened(system="ras", model="graph", triples=data, set=["reader=common"])
 
 

@@ -238,7 +238,7 @@ def test_an_index_may_be_there_before_and_notes_be_put_beside_results(tmp_path):
     ResultLog(tmp_path / "out", {"version": 1}).close()
     (tmp_path / "out" / "notes.txt").write_text("mine")
     ResultLog(tmp_path / "out", {"version": 1}).close()
-    with pytest.raises(ValueError, match="what is read"):
+    with pytest.raises(ValueError, match="in the input"):
         ResultLog(tmp_path / "out", {"version": 1}, overwrite=True, sources=[tmp_path / "out"])
 
 
