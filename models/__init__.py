@@ -1,4 +1,4 @@
-"""Triples, graphs, text embeddings, the Graph-LLM and its processor: the bottom of the house, imports no sibling."""
+"""Triples, graphs, text embeddings, the Graph-LLM and its processor; this lowest layer imports no sibling package."""
 
 if __name__ == "models":
-    raise ImportError("import it as tripletune.models; under its short name it would be loaded twice")
+    raise ImportError("import the package as tripletune.models; as models it would be loaded a second time")

@@ -1,12 +1,11 @@
 """Causal attention in blocks of queries, for training on a CPU (`model.attention: blocks`).
 
-A block is scored row by row against the keys up to its own end, little more than half of all pairs, so scores stay in
-the processor's cache. On a CPU the backward pass of torch's fused kernel takes several times as long; eager attention
-computes all pairs in float32. Rows may lie end to end in one, without padding. `python -m benchmarks training_step` has
-a row for it.
+Each block is scored against the keys up to its own end only. Little more than half of all pairs are computed, one row
+at a time, so the scores stay in the processor's cache. On a CPU the backward pass of torch's fused kernel takes several
+times as long, and eager attention computes all pairs in float32. Several rows may be packed end to end into one row,
+without padding. `python -m benchmarks training_step` measures this kernel.
 
-Shapes: B rows, H heads of queries, K heads of keys, T tokens, D width of a head; R rows, of at most L tokens, that lie
-end to end.
+Shapes: B rows, H query heads, K key heads, T tokens, D width of a head; R packed rows of at most L tokens each.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from tripletune.models.losses import evaluating
 
 BLOCKS = "blocks"
-# Queries of a block.
+# Queries per block.
 _SIZE = 96
 
 
 def set_attention(model: Any, name: str) -> None:
-    """Choose the attention kernel of a language model: "blocks", or by one of transformers' names."""
+    """Set the attention kernel of a language model: "blocks", or a kernel by its name in transformers."""
     own = not (model._supports_sdpa and model._supports_attention_backend)
     if name == BLOCKS and (own or getattr(model.config.get_text_config(), "attention_dropout", None)):
         what = "brings its own attention" if own else "has attention_dropout"
-        raise ValueError(f"model.attention blocks: {type(model).__name__} {what}; set eager or auto")
+        raise ValueError(f"model.attention blocks: {type(model).__name__} {what}; set model.attention to eager or auto")
     model.set_attn_implementation(name)
 
 
 @torch.no_grad()
 def lies_end_to_end(model: Any, longest: int) -> bool:
-    """Whether a causal language model with the kernel "blocks" keeps rows that lie end to end apart.
+    """Whether a causal language model with the kernel "blocks" keeps rows apart that are packed end to end.
 
-    False for attention windows shorter than the longest row, and for layers that also mix tokens otherwise
-    (convolutions, states); a tiny input shows that.
+    It does not if an attention window is shorter than the longest row, or if other layers (convolutions, states) also
+    mix tokens. A run on a tiny input shows whether other layers mix tokens.
     """
     text = model.config.get_text_config()
     sizes = (getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size"))
@@ -72,17 +71,16 @@ def block_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention with the signature of transformers; torch's kernel does all but plain self-attention.
+    """Compute plain self-attention in blocks, and any other attention with torch's kernel (transformers' signature).
 
     Args:
         query: (B, H, T, D).
-        key: (B, K, T, D), K a divisor of H; so is `value`.
-        attention_mask: (B or 1, 1, T, T), boolean or added to the scores, which lets no token see a later one; or
-            (1, 1, R, L), which is true at the tokens of R rows that lie end to end in one; None where each token sees
-            all before it.
+        key: (B, K, T, D), where K divides H; `value` has the same shape.
+        attention_mask: (B or 1, 1, T, T), boolean or added to the scores, in which no token sees a later token; or
+            (1, 1, R, L), which is true at the tokens of R packed rows; None if each token sees all earlier tokens.
 
     Returns:
-        (B, T, H, D), and None for the weights.
+        The output (B, T, H, D), and None instead of the attention weights.
     """
     length = query.shape[2]
     causal = kwargs.get("is_causal")
@@ -103,10 +101,10 @@ def block_attention(
     return _attend(query, key, value, attention_mask, scaling)[0], None
 
 
-# Operators of their own, because `torch.compile` would make a kernel for each block, and gradients of each slice.
+# Custom operators, because `torch.compile` would otherwise build a kernel per block, and a gradient per slice.
 @torch.library.custom_op("tripletune::attend_in_blocks", mutates_args=())
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
-    """Output (B, T, H, D), and the attention weights of all blocks in one longer buffer."""
+    """Return the output (B, T, H, D) and one buffer with the attention weights of all blocks."""
     output, kept = _empty(query, key, value, mask)
     for row, start, begin, end, queries, room in attention_blocks(query, key, mask, scaling):
         scores = torch.bmm(queries, key[row, :, start:end].mT)
@@ -116,7 +114,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scal
         else:
             later = torch.ones(end - begin, end - begin, dtype=torch.bool, device=query.device).triu(1)
             whole[..., begin - start :].masked_fill_(later, torch.finfo(scores.dtype).min)
-        # Computed in float32 inside, whatever the type of the scores.
+        # Softmax computes in float32 internally, whatever the type of the scores.
         weights = torch.softmax(scores, -1, out=kept[room].view(scores.shape))
         mixed = torch.bmm(weights, value[row, :, start:end])
         output[row, begin:end] = mixed.view(query.shape[1], end - begin, -1).transpose(0, 1)
@@ -153,7 +151,7 @@ _differentiate.register_fake(lambda *inputs: tuple(torch.empty_like(one) for one
 def attention_blocks(
     query: Tensor, key: Tensor, mask: Tensor | None, scaling: float
 ) -> Iterator[tuple[int, int, int, int, Tensor, slice]]:
-    """For each block: row, start of keys, start and end of queries, scaled queries, position of its weights."""
+    """Yield for each block its row, start of keys, start and end of queries, scaled queries and slice of weights."""
     batch, heads, length, width = query.shape
     rows = [(row, 0, length) for row in range(batch)]
     if mask is not None and mask.shape[2] != length:

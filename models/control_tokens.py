@@ -8,7 +8,7 @@ from typing import Any
 
 
 def text_ids(tokenizer: Any, texts: Sequence[str], around: bool = False) -> list[list[int]]:
-    """Tokens of texts, none of them a control token; `around` adds those that the tokenizer puts around a text."""
+    """Tokenise texts without control tokens; `around` adds the special tokens that the tokenizer puts around a text."""
     if not texts:
         return []
     read = tokenizer(list(texts), add_special_tokens=around, split_special_tokens=True, return_special_tokens_mask=True)
@@ -29,7 +29,7 @@ def control_tokens(tokenizer: Any) -> dict[int, str]:
 
 
 def read_text_alone(tokenizer: Any) -> None:
-    """Make an encoder's tokenizer read every text as `text_ids` does, also when a library calls it."""
+    """Make an encoder's tokenizer read control tokens as plain text, like `text_ids`, also when a library calls it."""
     from tokenizers import Tokenizer, models, normalizers
 
     tokenizer.split_special_tokens = True

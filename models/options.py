@@ -1,7 +1,7 @@
-"""Options: dataclass fields with default, help, choices and range, the source of flags, YAML, `--set` and checks.
+"""Options: dataclass fields with default, help, choices and range, which define flags, YAML keys, `--set` and checks.
 
-A field's default is the paper's setting. All problems of a configuration are reported at once, each with the nearest
-name that exists. This module imports nothing heavy, so that `--help` and errors come at once.
+A field's default is the paper's setting. All problems of a configuration are reported together, with the nearest known
+name for each unknown name. This module imports nothing heavy, so that `--help` and errors are fast.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import yaml
 from tripletune.models.files import read_text
 
 T = TypeVar("T")
-# Values in messages, however deep or long: the aliases of a small YAML file can stand for gigabytes.
+# Shortens values in messages, since the aliases of a small YAML file can stand for gigabytes.
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 1, 80, 80
 _shown = _SHORT.repr
 CONFIGS = Path(__file__).parents[1] / "recipes" / "configs"
-# What PyYAML takes for text.
+# Numbers that PyYAML reads as text.
 _POWER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _RANGES: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
@@ -38,7 +38,7 @@ _RANGES: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "at_most": ("at most", lambda value, bound: value <= bound),
     "below": ("below", lambda value, bound: value < bound),
 }
-EMPTY = "the value is empty: give one, or leave the option out"
+EMPTY = "the value is empty: give a value, or leave the option out"
 
 
 class ConfigError(ValueError):
@@ -46,14 +46,14 @@ class ConfigError(ValueError):
 
 
 class About(typing.TypedDict, total=False):
-    """What a setting's value may be, and how it is given.
+    """Which values a setting allows, and how a user sets it.
 
     Attributes:
-        choices: Allowed values (of a list, items), or a function that lists them; a `Literal` type needs none.
-        is_prefix: With a prefix of flags, such as "teacher", the field's flag is the prefix alone: `--teacher`.
-        also: A second flag of the same field.
-        needs: Name of the field without which this one has no effect.
-        flag: False (`rare`) if few need it: it is set by YAML and `--set NAME=VALUE`, without a flag.
+        choices: Allowed values (for a list, allowed items), or a function that returns them; not for a `Literal` type.
+        is_prefix: With a prefix of flags, such as "teacher", the field's flag is only the prefix: `--teacher`.
+        also: A second flag for the field.
+        needs: Name of the field that must be set for this field to have an effect.
+        flag: False (`rare`) if the setting has no flag, and is set only by YAML and `--set NAME=VALUE`.
     """
 
     choices: Sequence[str] | Callable[[], Sequence[str]]
@@ -68,7 +68,7 @@ class About(typing.TypedDict, total=False):
 
 
 def setting(default: Any, help: str, **about: typing.Unpack[About]) -> Any:
-    """A dataclass field with a default (a list is copied, `dataclasses.MISSING` must be given) and its help text."""
+    """A dataclass field with a default (copied if it is a list; `dataclasses.MISSING`: required) and its help text."""
     return _field(default, {"help": help, **about})
 
 
@@ -87,7 +87,7 @@ def other_default(section: type, name: str, default: Any) -> Any:
 
 
 def problems(config: Any, prefix: str = "") -> list[str]:
-    """Problems of a configuration: choices, ranges, then the `check` method of each section."""
+    """Check choices and ranges, then call each section's `check`; return the problems that were found."""
     found: list[str] = []
     hints = typing.get_type_hints(type(config))
     for item in dataclasses.fields(config):
@@ -97,12 +97,12 @@ def problems(config: Any, prefix: str = "") -> list[str]:
         elif value is not None:
             found += _out_of_range(value, item, hints[item.name], name)
         if (needs := item.metadata.get("needs")) and value != item.default and not getattr(config, needs):
-            found.append(f"{name}: without effect, since {needs} is not set; set it, or leave {item.name} out")
+            found.append(f"{name} has no effect without {needs}: set {needs}, or leave out {item.name}")
     return found + (config.check() if hasattr(config, "check") else [])
 
 
 def require(config: Any) -> None:
-    """Raise `ValueError` with all `problems` of a configuration; the `__post_init__` of options made in code."""
+    """Raise a `ValueError` with all `problems` of a configuration; options call this in `__post_init__`."""
     found = problems(config)
     if found:
         raise ValueError("; ".join(found))
@@ -110,7 +110,7 @@ def require(config: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckedOptions:
-    """Options that are checked when they are made: one `ValueError` lists all problems."""
+    """Options that are checked when they are created; one `ValueError` lists all problems."""
 
     def __post_init__(self) -> None:
         require(self)
@@ -133,25 +133,25 @@ def _out_of_range(value: Any, item: dataclasses.Field[Any], hint: Any, name: str
 
 
 def choices_of(item: dataclasses.Field[Any], hint: Any = None) -> Sequence[str]:
-    """The values that a field allows; none where it allows any."""
+    """The values that a field allows; empty if the field allows all values."""
     literal = next((part for part in (hint, *typing.get_args(hint)) if typing.get_origin(part) is Literal), None)
     found = item.metadata.get("choices") or typing.get_args(literal)
     return found() if callable(found) else tuple(found)
 
 
 def not_one_of(name: str, value: Any, known: Sequence[str]) -> str:
-    """The sentence that refuses a value, with the nearest allowed one."""
+    """The error text for a value that is not allowed, with the nearest allowed value."""
     return f"{name}: {value!r} is not one of {', '.join(known)}{nearest(str(value), known)}"
 
 
 def nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    """` (did you mean X?)` for the nearest known name; empty where none is near."""
+    """` (did you mean X?)` for the nearest known name; "" if no name is near."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 def elsewhere(kind: Any, name: str) -> str:
-    """` (here it is X)` for a setting of another section, or of another program by the class's `elsewhere`."""
+    """` (here it is X)` if another section has the setting, or another program (see the class's `elsewhere`)."""
     leaf, table = name.rpartition(".")[2].replace("-", "_"), getattr(kind, "elsewhere", {})
     own = [one for one in leaves(kind) if leaf in (one.rpartition(".")[2], *table.get(one, "").split())]
     return f" (here it is {' or '.join(own)})" if own else ""
@@ -160,21 +160,20 @@ def elsewhere(kind: Any, name: str) -> str:
 def misfits(
     name: str, given: Mapping[str, Any], hints: Mapping[str, Any], taken: Collection[str], kind: Any = None
 ) -> list[str]:
-    """Arguments that a library would refuse: unknown names, values of another type.
+    """Return a problem for each argument that a library would reject: unknown names and values of a wrong type.
 
     Args:
-        hints: The type of each of its arguments.
-        taken: Names with separate settings; `kind` is the configuration: see `elsewhere`.
+        hints: The types of the library's arguments.
+        taken: Arguments that have separate settings.
+        kind: The class of the configuration; see `elsewhere`.
     """
     from huggingface_hub.dataclasses import type_validator
 
     found, known = [], [one for one in hints if one not in taken]
     for key, value in given.items():
         if key not in known:
-            told = (
-                (kind and elsewhere(kind, key)) or nearest(key, known) or f"; it takes {', '.join(known) or 'nothing'}"
-            )
-            found.append(f"{name}: there is no {key!r} to set{told}")
+            told = (kind and elsewhere(kind, key)) or nearest(key, known) or f"; known: {', '.join(known) or 'none'}"
+            found.append(f"{name}: unknown setting {key!r}{told}")
             continue
         whole = type(value) is int and {float, int} & {*typing.get_args(hints[key]), hints[key]} == {float}
         try:
@@ -186,12 +185,12 @@ def misfits(
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Names and values of a YAML file, over those of its `base:` file."""
+    """Read names and values of a YAML file, which override those of its `base:` file."""
     path, seen = Path(path), []
     tree: dict[str, Any] = {}
     while True:
         if path.resolve() in seen:
-            raise ConfigError(f"{path}: its base names lead back to itself")
+            raise ConfigError(f"{path}: the chain of base files leads back to this file")
         seen.append(path.resolve())
         own = _read_one(path)
         base = own.pop("base", None)
@@ -223,16 +222,16 @@ def _read_one(path: Path) -> dict[str, Any]:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """A safe loader that refuses a name given twice, of which YAML would silently drop the first."""
+    """A safe loader that rejects a repeated name, whose first value YAML would silently drop."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                continue  # which PyYAML refuses by itself
+                continue  # PyYAML rejects such keys
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    problem=f"{key.value} is given twice: put its values under one", problem_mark=key.start_mark
+                    problem=f"{key.value} is given twice: give it only once", problem_mark=key.start_mark
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -241,7 +240,7 @@ class _UniqueKeys(yaml.SafeLoader):
 def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> T:
     """Read a YAML file (None: the defaults) into a dataclass, apply overrides by dotted names, and check everything.
 
-    The file may be one of recipes/configs by its name, which come along with the package.
+    The name of a file in recipes/configs, which is part of the package, is also accepted as path.
     """
     if path is not None and not Path(path).suffix and not Path(path).exists():
         ours = {file.stem: file for file in CONFIGS.rglob("*.yaml")}
@@ -254,7 +253,7 @@ def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, 
         *parents, leaf = name.split(".")
         for parent in parents:
             if node.get(parent) is None:
-                node[parent] = {}  # also a section that is named in the file and left empty
+                node[parent] = {}  # missing, or an empty section in the file
             node = node[parent]
             if not isinstance(node, dict):
                 raise ConfigError(f"{path}: {parent}: expected names and values, found {_shown(node)}")
@@ -281,7 +280,7 @@ def leaves(kind: Any, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
 
 
 def default_of(item: dataclasses.Field[Any]) -> Any:
-    """The default of a field; `dataclasses.MISSING` of one that must be given."""
+    """The default of a field; `dataclasses.MISSING` if the field is required."""
     return item.default_factory() if callable(item.default_factory) else item.default
 
 
@@ -312,8 +311,8 @@ def _build(kind: type[T], tree: Any, prefix: str, found: list[str], whole: type)
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """A value of YAML or of a command line as the type of its field."""
-    if value == "" and hint is not str:  # of a variable that a script did not set: never "no limit"
+    """Convert a value from YAML or a command line to the type of its field."""
+    if value == "" and hint is not str:  # a script may have left a variable unset: never read this as "no limit"
         raise ValueError(EMPTY)
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         if value is None or (isinstance(value, str) and value.lower() in ("none", "null", "~")):
@@ -348,7 +347,7 @@ def convert(value: Any, hint: Any) -> Any:
 
 
 def _number(value: Any, hint: type) -> float:
-    """A number; PyYAML reads 1e-5 as text, and it is a number to everyone else."""
+    """Convert to a number, also texts like 1e-5, which PyYAML does not read as a number."""
     try:
         if isinstance(value, bool) or not math.isfinite(float(value)) or (hint is int and int(value) != float(value)):
             raise ValueError
@@ -361,13 +360,13 @@ def _text(value: Any) -> str:
     if value is None or isinstance(value, (dict, list)):
         raise ValueError(f"{_shown(value)} is not text")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        # YAML has made 42798 of the revision 0123456; what was written is gone.
-        raise ValueError(f"{value!r} was read as a number; put text in quotes")
+        # YAML turned the revision 0123456 into 42798, so the original text is lost.
+        raise ValueError(f"{value!r} was read as a number; put it in quotes")
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def set_values(kind: type, settings: Sequence[str], owner: str) -> tuple[dict[str, Any], list[str]]:
-    """Values by field of `--set NAME=VALUE` texts, and their problems, which name the owner."""
+    """Parse `--set NAME=VALUE` texts into values by field, and a list of problems, which name the owner."""
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
     found = []
@@ -387,6 +386,6 @@ def set_values(kind: type, settings: Sequence[str], owner: str) -> tuple[dict[st
 
 
 def no_option(owner: str, name: str, known: Collection[str]) -> str:
-    """The sentence that refuses an unknown option of an owner."""
+    """The error text for an unknown option of an owner."""
     hint = nearest(name, [*known]) or f"; its options are {', '.join(known)}"
     return f"{owner} has no option {name!r}{hint}"

@@ -1,5 +1,6 @@
-"""Common parts of programs: command line, logging, exit codes, errors in one line, and plug-ins: any module in the
-folder of backends, readers, systems or tasks is one more.
+"""Common parts of programs: command line, logging, exit codes, one-line errors, and plug-ins.
+
+Every module in the folders of backends, readers, systems and tasks is a plug-in.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _FULL = re.compile(
     "written",
     re.IGNORECASE,
 )
-# Packages that not everybody has, and the extra that brings them.
+# Optional packages, and the extra that installs each of them.
 EXTRAS = {"anthropic": "teachers", "argcomplete": "completion", "bitsandbytes": "qlora",
           "charset_normalizer": "documents", "mammoth": "documents",
           "markdown_it": "documents", "matplotlib": "plots", "mauve": "mauve", "pypdfium2": "documents",
@@ -68,8 +69,8 @@ def run_program(
     """Run a program; an error becomes one line on stderr (with `verbose`, a traceback) and an exit code.
 
     Returns:
-        0; 2 for bad input; 1 when the disk is full; 130 when it was interrupted; for an exception with an attribute
-        `exit_code`, that one.
+        0 for success, 2 for bad input, 1 for a full disk or memory, 130 for an interrupt, or the attribute `exit_code`
+        of an exception.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Printable(form, datefmt="%H:%M:%S"))
@@ -81,38 +82,38 @@ def run_program(
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)
     if not verbose:
-        # What will change in a library, such as the old names that PEFT asks transformers by.
+        # These warn of future changes in libraries, such as old names in transformers that PEFT still uses.
         warnings.filterwarnings("ignore", category=FutureWarning)
-    # transformers warns of missing weights with a table; `models.loading.complete` refuses them. (A higher level of its
-    # logger makes it check plans of tensor parallelism.)
+    # Drop transformers' warning about missing weights, since `models.loading.complete` raises an error for them. (A
+    # higher level of this logger would make transformers check plans of tensor parallelism.)
     logging.getLogger("transformers.modeling_utils").addFilter(lambda record: record.levelno >= logging.ERROR)
     try:
         code = program() or 0
-        # What a pipe refuses must show here, not when the interpreter closes it.
+        # Flush here, so that a broken pipe raises its error now and not at exit.
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # The reader of a pipe, `head` for one, has seen enough.
+        # The reader of the pipe, for example `head`, has closed it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
         return _say(stopped, 130)
     except Exception as error:
         if full := _full_disk(error):
-            return _say(f"error: no space left on the disk ({full}); free some and run the command again", 1)
+            return _say(f"error: no space left on the disk ({full}); free some space, then run the command again", 1)
         if type(error).__name__ == "OutOfMemoryError":
             reason = str(error).partition(" If reserved")[0]
-            return _say(f"error: the device's memory is full ({reason}); make batches smaller", 1)
+            return _say(f"error: the device's memory is full ({reason}); use smaller batches", 1)
         found = getattr(error, "exit_code", 2 if isinstance(error, (ValueError, OSError, ImportError)) else None)
         if found is None:
             raise
         if verbose:
             logging.getLogger(__name__).exception("traceback")
         if isinstance(error, ImportError) and error.name in EXTRAS:
-            return _say(f"error: {error}: pip install 'tripletune[{EXTRAS[error.name]}]'", found)
+            return _say(f"error: {error}: run pip install 'tripletune[{EXTRAS[error.name]}]'", found)
         if isinstance(error, OSError) and error.filename and error.strerror:
             return _say(f"error: {error.filename}: {error.strerror}", found)
-        # Higher codes say how a run ended well: replies are waited for.
+        # Codes from 3 on are no errors: the run waits for replies.
         return _say(f"error: {error}" if found < 3 else str(error), found)
     finally:
         root.removeHandler(handler)
@@ -120,7 +121,7 @@ def run_program(
 
 
 def _full_disk(error: BaseException | None) -> str:
-    """The message on a full disk in an error or its causes."""
+    """The message about a full disk in an error or its causes; "" if there is none."""
     while error is not None:
         line = str(error).partition("\n")[0]
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or _FULL.search(line):
@@ -140,7 +141,7 @@ class _Printable(logging.Formatter):
 
 
 class _Lines:
-    """Standard error, on which tqdm begins each state of a bar with a carriage return instead of ending a line."""
+    """Write each state of a tqdm bar to standard error as a line, without tqdm's carriage returns."""
 
     def write(self, text: str) -> None:
         if line := text.strip("\r\n"):
@@ -151,7 +152,7 @@ class _Lines:
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:
-    """Versions of packages; a checkout that is not installed has none."""
+    """The versions of packages by name; "not installed" for a missing package."""
     found = dict[str, str]()
     for name in names:
         try:
@@ -163,10 +164,10 @@ def versions(names: Iterable[str]) -> dict[str, str]:
 
 @cache
 def code_version() -> dict[str, str]:
-    """Version of this code, and in a checkout its git commit, with "+changes" where files differ from it."""
+    """The version of this code, and in a checkout its git commit, with "+changes" if files were changed."""
     here, about = Path(__file__).resolve(), {"version": versions(["tripletune"])["tripletune"]}
     try:
-        # In somebody else's repository, as a package that is installed there, this file is not tracked.
+        # If the package is installed inside another repository, git does not track this file there.
         for words in (["ls-files", "--error-unmatch", here.name], ["describe", "--always", "--abbrev=40", "--exclude=*",
                       "--dirty=+changes"]):  # fmt: skip
             git = subprocess.run(["git", "-C", here.parent, *words], capture_output=True, text=True, check=True)
@@ -176,19 +177,19 @@ def code_version() -> dict[str, str]:
 
 
 def progress(items: Iterable[Any] | None = None, name: str = "", unit: str = "question", **more: Any) -> Any:
-    """A bar of tqdm on a terminal, and elsewhere (logs, pipes) a line a minute; `more` are tqdm's arguments."""
+    """A tqdm bar on a terminal, or one line per minute elsewhere (logs, pipes); `more` are arguments of tqdm."""
     from tqdm import tqdm
 
     seconds = 0.1 if sys.stderr.isatty() else 60.0
     if not sys.stderr.isatty():
         more["file"] = _Lines()
-    # A bar that is redrawn every `seconds` and not before that time: a short pass shows none in a log.
+    # The bar is first drawn after `seconds`, so a short pass leaves no line in a log.
     more |= {"mininterval": seconds, "maxinterval": max(seconds, 10.0), "delay": seconds}
     return tqdm(items, name, unit=f" {unit}s", **more)
 
 
 def names_in(package: str) -> list[str]:
-    """Names of a package's modules without an underscore in front, and of its entry points; it alone is imported."""
+    """Names of a package's public modules and entry points; no module of the package is imported."""
     found = pkgutil.iter_modules(importlib.import_module(package).__path__)
     return sorted({module.name for module in found if not module.name.startswith("_")} | _installed(package).keys())
 
@@ -199,7 +200,7 @@ def _installed(package: str) -> dict[str, metadata.EntryPoint]:
 
 
 def load_from(package: str, name: str, kind: str) -> ModuleType:
-    """The module of that name in a package; one of its own goes before an entry point."""
+    """Import a module of a package by name; a module in the package is preferred to an entry point."""
     known = names_in(package)
     if name not in known:
         raise ValueError(f"{kind} {name!r} is not one of {', '.join(known)}{nearest(name, known)}")
@@ -210,18 +211,18 @@ def load_from(package: str, name: str, kind: str) -> ModuleType:
         return entry.load()
     except Exception as error:
         owner = entry.dist.name if entry.dist else "another package"
-        raise ValueError(f"{kind} {name!r}, entry point {entry.value} of {owner}: {error}; see {owner}") from error
+        raise ValueError(f"{kind} {name!r} can't be loaded ({entry.value} of the package {owner}): {error}") from error
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A command line with errors of one line with the nearest name, and help that lists settings without a flag.
+    """A command line whose one-line errors suggest the nearest name, and whose help lists settings without a flag.
 
     Args:
-        example: A command that works. The help opens with it and its options, as those that most people need.
+        example: A command that works. The help begins with this command and its options.
         how: How to give settings without a flag.
-        others: Help on other uses of `--set NAME=VALUE`, which stay in the namespace's `set`.
-        hands_on: Unknown words are left to the caller of `parse_known_args`.
-        kind: The configuration whose settings unknown words may be; see `models.options.elsewhere`.
+        others: Help text for other uses of `--set NAME=VALUE`; their values are stored in the namespace's `set`.
+        hands_on: Whether the caller of `parse_known_args` handles unknown words.
+        kind: The configuration in which to look up unknown words; see `models.options.elsewhere`.
     """
 
     words: Sequence[str] = ()
@@ -241,19 +242,19 @@ class CommandParser(argparse.ArgumentParser):
         options.setdefault("allow_abbrev", False)
         super().__init__(**options)
         self.example, self.how, self.others, self.hands_on, self.kind = example, how, others, hands_on, kind
-        # Settings without a flag of their own by name: where they land in the namespace, and their help texts.
+        # Settings without a flag by name: their names in the namespace, and their help texts.
         self.settable: dict[str, tuple[str, str]] = {}
         self.set_defaults(settable=self.settable)
 
     def add_set(self) -> None:
-        """Add `--set`, where something can be set by it."""
+        """Add `--set` if there are settings without a flag."""
         by_set = self.others or (self.settable and self.how.startswith("--set"))
         if by_set and self.get_default("set") is None:
-            about = self.others or "a setting of the list below; repeatable"
+            about = self.others or "set a setting of the list below; repeatable"
             self.add_argument("--set", action=_Set, default=[], metavar="NAME=VALUE", help=about)
 
     def _put_example_first(self) -> None:
-        """Move the example, its options and the required ones to the start of the help; the usage names these alone."""
+        """Move the example and its and all required options to the start of the help; the usage names only these."""
         words = {*self.example.partition("\n")[0].split()}
         first = [
             one for one in self._actions if one.required or not one.option_strings or words & {*one.option_strings}
@@ -273,7 +274,7 @@ class CommandParser(argparse.ArgumentParser):
         self.example = ""
 
     def format_help(self) -> str:
-        """The help, with what most people need at its start and the settings that have no flag at its end."""
+        """The help, which begins with the most used options and ends with the settings without a flag."""
         self.add_set()
         if self.example:
             self._put_example_first()
@@ -284,7 +285,7 @@ class CommandParser(argparse.ArgumentParser):
         return super().format_help() + "\n".join(["", f"more settings, by {self.how}:", *rows, ""] if rows else [])
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """See `ArgumentParser`; an unknown word is an error of the command that it was given to."""
+        """Parse arguments as `ArgumentParser` does; an unknown word is reported by the command that received it."""
         self.add_set()
         if "_ARGCOMPLETE" in os.environ and not CommandParser.completing:
             import argcomplete
@@ -308,11 +309,11 @@ class CommandParser(argparse.ArgumentParser):
         told = told or nearest(word, flags).replace("mean ", "mean --")
         for name, (dest, _) in self.settable.items():
             if self.how.startswith("--set") and dest == word.replace("-", "_"):
-                told = f" (it is set by --set {name}=VALUE)"
+                told = f" (write --set {name}=VALUE)"
         return f"unrecognized arguments: {' '.join(unknown)}{told}"
 
     def error(self, message: str) -> typing.NoReturn:
-        """End the program with one line; it names a misspelt flag before the flag that is missing because of it."""
+        """Exit with one line; it names a misspelt flag instead of the required flag that is missing because of that."""
         flags = [word for word in self.words if word.startswith("--") and word != "--"]
         unknown = [flag for flag in flags if flag.split("=")[0] not in self._option_string_actions]
         if unknown and not self.hands_on and message.startswith("the following arguments are required"):
@@ -321,7 +322,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 class _Set(argparse.Action):
-    """`--set NAME=VALUE`: a setting without a flag, or a text for the program in `set`."""
+    """Store `--set NAME=VALUE`, as a setting without a flag, or as a text in the namespace's `set`."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, text: Any, option_string: Any = None) -> None:
         name, equals, value = text.partition("=")
@@ -337,14 +338,14 @@ class _Set(argparse.Action):
 def parse_command_line(
     kind: type[T], description: str, argv: Sequence[str] | None = None, **options: Any
 ) -> tuple[T, bool]:
-    """Configuration and whether only a dry run is asked for, of `--config`, `--dry-run` and `--section.field VALUE`."""
+    """Parse `--config`, `--dry-run` and `--section.field VALUE`; return the configuration and whether to run dry."""
     usage = "%(prog)s [--config FILE] [--dry-run] [--SECTION.FIELD VALUE ...]"
     how = "--SECTION.FIELD VALUE, or in the YAML file"
     parser = CommandParser(description=description, usage=usage, how=how, kind=kind, **options)
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="YAML file of settings, or the name of one in recipes/configs; options override it",
+        help="YAML file of settings, or the name of a file in recipes/configs; options override its settings",
     )
     parser.add_argument("--dry-run", action="store_true", help="show settings, counts, memory and a sample, then stop")
     groups: dict[str, Any] = {}
@@ -361,13 +362,13 @@ def parse_command_line(
             about = argparse.SUPPRESS
         group.add_argument(f"--{name}", dest=name, default=argparse.SUPPRESS, metavar=shown, help=about, **more)
     arguments = parser.parse_args(argv)
-    # Values are text here: YAML would make a number of the revision 0123456 and a date of 2024-01-01.
+    # Values stay text here, since YAML would turn the revision 0123456 into a number and 2024-01-01 into a date.
     overrides = {name: value for name, value in vars(arguments).items() if name in settings}
     return load_config(kind, arguments.config, overrides), arguments.dry_run
 
 
 def _form(item: dataclasses.Field[Any]) -> str:
-    """How the value of a setting is written, for `--help`."""
+    """The form of a setting's value, for `--help`."""
     if choices := choices_of(item):
         return f"{{{','.join(choices)}}}"
     forms = {"list": "A,B", "tuple": "A,B", "bool": "{true,false}", "int": "N", "float": "N"}
@@ -375,11 +376,11 @@ def _form(item: dataclasses.Field[Any]) -> str:
 
 
 def add_arguments(parser: Any, kind: type, prefix: str = "", only: Sequence[str] | None = None) -> None:
-    """Give a parser (or a group of it) one `--name` per field of a flat dataclass.
+    """Add one flag `--name` per field of a flat dataclass to a parser or a group.
 
     Args:
-        prefix: With "teacher", the field `model` is `--teacher-model`.
-        only: The fields, in this order; None takes all of them. One call per group puts options into groups.
+        prefix: With "teacher", the field `model` becomes `--teacher-model`.
+        only: The fields to add, in this order; None: all fields.
     """
     hints = typing.get_type_hints(kind)
     fields = {item.name: item for item in dataclasses.fields(kind)}
@@ -411,10 +412,10 @@ def add_arguments(parser: Any, kind: type, prefix: str = "", only: Sequence[str]
 
 
 def add_short_flags(parser: Any, kind: type) -> None:
-    """Give a parser (or a group of it) a flag for each field of options that the program takes by `--set`.
+    """Add a flag to a parser or a group for each field that the program also accepts by `--set`.
 
-    `--top-k 5` is short for `--set top_k=5`, and `--no-planning`, of a field that is true by default, for `--set
-    planning=no`. Both go into the namespace's `set`; the later one counts.
+    `--top-k 5` abbreviates `--set top_k=5`. For a field that is true by default, `--no-planning` abbreviates `--set
+    planning=no`. Both forms are stored in the namespace's `set`; the last one wins.
     """
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
@@ -432,7 +433,7 @@ def add_short_flags(parser: Any, kind: type) -> None:
 
 
 class _Short(argparse.Action):
-    """A flag that is short for `--set NAME=VALUE`; `const` is the value of one without."""
+    """A flag that abbreviates `--set NAME=VALUE`; `const` is the value of a flag without argument."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         name = self.dest.removeprefix("no_") if self.const == "no" else self.dest
@@ -440,7 +441,7 @@ class _Short(argparse.Action):
 
 
 class _Repeatable(argparse.Action):
-    """`--x a,b` and `--x a --x b` are the same."""
+    """An option for which `--x a --x b` means `--x a,b`."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         before = getattr(namespace, self.dest, self.default)
@@ -448,7 +449,7 @@ class _Repeatable(argparse.Action):
 
 
 def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "", **given: Any) -> T:
-    """The dataclass of a command line that `add_arguments` gave; `given` replaces values of flags."""
+    """Build the dataclass from the flags that `add_arguments` added; `given` replaces values of flags."""
     found: list[str] = []
     values = {}
     hints = typing.get_type_hints(kind)
@@ -471,7 +472,7 @@ def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "
 
 
 def to_arguments(config: Any, prefix: str = "") -> list[str]:
-    """The command line of these options, without defaults."""
+    """The command-line words of these options; options at their default are left out."""
     words = []
     for item in dataclasses.fields(config):
         value, flag = getattr(config, item.name), f"--{_flag(item, prefix)}"

@@ -1,6 +1,6 @@
-"""Model folders on disk: find a run's folder, and check that it is complete.
+"""Find the model folder of a run, and check that it is complete.
 
-Everything here is cheap (JSON and file headers), so that a damaged folder is refused before a model is loaded.
+These checks are cheap (JSON and file headers), so that a damaged folder is reported before a model is loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONFIG = "config.json"
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 PROCESSOR = "processor_config.json"
-# What a model on plain text was made for; a Graph-LLM has none of them.
+# Files that describe the task of a model on plain text; a Graph-LLM has none of these files.
 TASK_FILES = EXTRACTOR, STUDENT = "extractor.json", "student.json"
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -59,7 +59,7 @@ def trained_folder(folder: str | Path) -> Path:
     found = _checkpoints(folder)
     if found:
         raise FileNotFoundError(
-            f"run {folder} has no {FINAL}/, so it did not end; finish it, or name a checkpoint: {found[-1]}"
+            f"run {folder} has no {FINAL}/, so training did not finish: finish it, or give a checkpoint: {found[-1]}"
         )
     raise FileNotFoundError(f"{folder} has no {CONFIG}: it is not a run, checkpoint, export or merged folder")
 
@@ -79,7 +79,7 @@ def _holds_model(folder: Path) -> bool:
 
 
 def is_text_model(folder: str | Path) -> bool:
-    """Whether a folder holds a model trained on plain text, an extractor or a student, and not a Graph-LLM."""
+    """Whether a folder holds a model trained on plain text (an extractor or a student), not a Graph-LLM."""
     return any((Path(folder) / name).is_file() for name in TASK_FILES)
 
 
@@ -103,11 +103,11 @@ def check_model_folder(folder: str | Path) -> None:
         if (folder / name).is_file():
             read_json(folder / name)
         elif name in needed:
-            raise FileNotFoundError(f"{folder} has no {name}: it is not a whole model folder; copy it again")
+            raise FileNotFoundError(f"{folder} has no {name}: the model folder is not complete; copy it again")
     config = read_json(folder / main)
     if not text and config.get("model_type") != "graph_llm":
         raise ValueError(
-            f"{folder / CONFIG}: model_type is {config.get('model_type')!r} and not 'graph_llm': give the folder "
+            f"{folder / CONFIG}: model_type is {config.get('model_type')!r}, not 'graph_llm': give the folder "
             "of a trained Graph-LLM (run, checkpoint, export or merged)"
         )
     if not any((folder / name).exists() for name in TOKENIZERS):
@@ -121,12 +121,12 @@ def check_model_folder(folder: str | Path) -> None:
 
 
 def is_adapter(folder: str | Path) -> bool:
-    """Whether the folder holds an adapter, and not a whole model."""
+    """Whether the folder holds an adapter, not a whole model."""
     return (Path(folder) / ADAPTER_CONFIG).exists()
 
 
 def weight_files(folder: str | Path) -> list[Path]:
-    """The safetensors files of an adapter or whole model, all shards, also missing ones."""
+    """The safetensors files that an adapter or whole model should have, missing shards included."""
     folder = Path(folder)
     if is_adapter(folder):
         return [folder / ADAPTER]
@@ -134,13 +134,13 @@ def weight_files(folder: str | Path) -> list[Path]:
         shards = read_json(folder / INDEX).get("weight_map")
         names = sorted(set(map(str, shards.values()))) if isinstance(shards, dict) else []
         if not names or any(re.fullmatch(r"[^/\\]+\.safetensors", name) is None for name in names):
-            raise ValueError(f"{folder / INDEX}: weight_map must name safetensors files of this folder; copy it again")
+            raise ValueError(f"{folder / INDEX}: weight_map must name safetensors files there; copy the folder again")
         return [folder / name for name in names]
     return [folder / _WEIGHTS]
 
 
 def check_weights(file: Path) -> None:
-    """Check a safetensors file's length by its header."""
+    """Check that a safetensors file has the length that its header says."""
     from safetensors import SafetensorError, safe_open
 
     if not file.is_file():
@@ -156,10 +156,10 @@ def check_weights(file: Path) -> None:
 
 
 def not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Name of the first weight with a number that is not finite; "" where there is none."""
+    """The name of the first weight with a number that is not finite; "" if all are finite."""
     for name, weight in weights:
         here = getattr(weight, "to_local", lambda here=weight: here)().detach()
-        # Quantised ones are whole numbers; those that other processes hold have no elements here.
+        # Quantised weights are integers; weights that other processes hold have no elements here.
         if here.is_floating_point() and here.element_size() > 1 and here.numel():
             low, high = here.aminmax()
             if not (low - low + high - high).isfinite():
@@ -168,7 +168,7 @@ def not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def stored_weights(folder: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """All weights of a folder's safetensors files, one after the other."""
+    """Yield the names and weights in a folder's safetensors files."""
     from safetensors import safe_open
 
     for file in sorted(Path(folder).glob("*.safetensors")):
@@ -178,23 +178,23 @@ def stored_weights(folder: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def check_finite(weights: Iterable[tuple[str, torch.Tensor]], owner: str | Path) -> None:
-    """Refuse weights that are not finite; the message names their folder."""
+    """Raise an error if weights are not finite; `owner` is the model or folder that the message names."""
     if name := not_finite(weights):
         raise ValueError(
-            f"{owner}: weights are not finite (NaN or infinite), for example {name}: training diverged, or they "
-            "overflow in this dtype; take an earlier checkpoint, another copy or another dtype"
+            f"{owner}: weights are not finite (NaN or infinite), for example {name}: training diverged, or weights "
+            "overflow in this dtype; use an earlier checkpoint, another copy or another dtype"
         )
 
 
 def seconds_until(losses: Path, step: int) -> float:
-    """Seconds of the optimiser steps up to `step`, of all starts of a run, by its loss log; 0 without one."""
+    """Seconds of the optimiser steps up to `step` in a run's loss log, including restarts; 0 without a log."""
     if not losses.is_file():
         return 0.0
     return sum(float(row["seconds"]) for _, row in read_jsonl(losses, partial=True) if row["step"] <= step)
 
 
 def public(value: Any, keep: tuple[str, ...] = ()) -> Any:
-    """A copy of JSON data for others: absolute paths become their last name, secrets "***"."""
+    """Copy JSON data for publication: shorten absolute paths to their last name, and replace secrets by "***"."""
     if isinstance(value, dict):
         return {
             key: "***" if isinstance(item, str) and item and _SECRET_KEY.search(str(key)) else public(item, keep)

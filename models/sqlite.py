@@ -1,7 +1,7 @@
 """Open our SQLite files, which have a kind and version and may be used by several processes at once.
 
-The file is in WAL mode with synchronous=NORMAL: readers don't wait for writers, a process that is killed leaves whole
-transactions, and a power cut may take the last moments, never the file. WAL needs a local disk.
+The files are in WAL mode with synchronous=NORMAL: readers don't wait for writers, a killed process leaves only complete
+transactions, and a power cut may lose the last transactions, but never the file. WAL needs a local disk.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _MAGIC = b"SQLite format 3\x00"
 
 
 class UnusableFile(ValueError):
-    """A file is no database of that kind and version, or is empty or damaged."""
+    """A file is not a database of the expected kind and version, or is empty or damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of file, marked by four bytes in its header, which the command `file` shows too."""
+    """A kind of file, marked by four bytes in its header, which the command `file` also shows."""
 
     name: str
     application: int
@@ -35,27 +35,27 @@ class Kind:
 
 
 def open_database(path: Path, kind: Kind, create: bool = True, only_read: bool = False) -> sqlite3.Connection:
-    """Open a file, from any thread; no transaction begins by itself.
+    """Open a file, for any thread, without implicit transactions.
 
-    Without `create` it must exist, and without the right to write it is only read. A new one can be read by its owner
-    alone. `only_read` is for a short look, which may miss later writes.
+    With `create=False` the file must exist, and without write permission it is only read. Only its owner can read a new
+    file. `only_read` is for a short read, which may miss later writes.
     """
     if path.is_dir():
-        raise UnusableFile(f"{path} is a folder, not a {kind.name}; name a file in it")
+        raise UnusableFile(f"{path} is a folder, not a {kind.name}; give a file in this folder")
     if not path.exists():
         if not create:
             raise FileNotFoundError(f"no such {kind.name}: {path}")
         _make(path, kind)
     if not path.stat().st_size:
         raise UnusableFile(
-            f"{path} is an empty file, not a {kind.name}: the disk was full, or a copy was cut off; restore it, or "
-            "remove it to begin again"
+            f"{path} is an empty file, not a {kind.name}: the disk was full, or a copy was cut off; restore the file, "
+            "or remove it to start again"
         )
-    # SQLite makes files beside a database even to read it, unless it is called immutable.
+    # SQLite writes files beside a database even for reading, unless the database is opened as immutable.
     read = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
     writable = not only_read and (create or (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)))
     address = f"{path.absolute().as_uri()}?{'mode=rw' if writable else read}"
-    # Where a file is changed by another process, SQLite fails at once in some cases, instead of waiting.
+    # If another process changes the file, SQLite sometimes fails at once instead of waiting.
     locked = retry_if_exception_message(match="database is locked")
     retry = Retrying(retry=locked, stop=stop_after_delay(_BUSY_SECONDS), wait=wait_random(0.01, 0.1), reraise=True)
     database = None
@@ -73,16 +73,16 @@ def open_database(path: Path, kind: Kind, create: bool = True, only_read: bool =
 
 
 def unusable(path: Path, kind: Kind, error: sqlite3.Error) -> UnusableFile | OSError:
-    """SQLite's error about a file, as our error."""
+    """Turn SQLite's error about a file into our error."""
     # Errors of the module itself, such as a parameter of the wrong type, have no code.
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what SQLite adds to it
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the code without SQLite's extension
     if code == sqlite3.SQLITE_FULL:
         return OSError(errno.ENOSPC, f"the {kind.name} can't be written", str(path))
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR):
-        return OSError(errno.EIO, f"{error}; the {kind.name} needs a local disk, and rights on its folder", str(path))
+        return OSError(errno.EIO, f"{error}; a {kind.name} needs a local disk and a writable folder", str(path))
     return UnusableFile(
-        f"{path} can't be used as a {kind.name}: {error}. If it is damaged, bring back what can be read with "
-        f"`sqlite3 {path} .recover`; if it is another program's file, name a new one"
+        f"{path} can't be used as a {kind.name}: {error}. If the file is damaged, recover its readable part with "
+        f"`sqlite3 {path} .recover`; if it belongs to another program, give a new file"
     )
 
 
@@ -96,15 +96,15 @@ def application_of(path: str | Path) -> int | None:
 
 
 def _make(path: Path, kind: Kind) -> None:
-    """Make a file with its tables beside its place, so that it never exists without them."""
+    """Create the file with its tables under another name first, so that it never exists without tables."""
     place = Path(os.path.realpath(path))
     place.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=place.parent)  # its owner's alone
+    descriptor, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=place.parent)  # readable only by its owner
     os.close(descriptor)
     try:
         with closing(sqlite3.connect(scratch)) as database:
             head = f"PRAGMA application_id = {kind.application}; PRAGMA user_version = {kind.version};"
-            # WAL at the end: in this mode the head would stay in the log, where `application_of` does not look.
+            # Set WAL last, because in WAL mode the header would stay in the log, which `application_of` does not read.
             database.executescript(f"{kind.tables}; {head} PRAGMA journal_mode = WAL;")
         try:
             with suppress(FileExistsError):  # another process was first
@@ -124,8 +124,8 @@ def _prepare(database: sqlite3.Connection, path: Path, kind: Kind, writable: boo
         raise UnusableFile(f"{path} is an SQLite file, but not a {kind.name}: name another file")
     if version != kind.version:
         raise UnusableFile(
-            f"{path} is a {kind.name} of version {version}, and this program knows version {kind.version}: "
-            "update it, or name another file"
+            f"{path} is a {kind.name} of version {version}, but this program reads version {kind.version}: "
+            "update the program, or name another file"
         )
     if writable:
         database.execute("PRAGMA journal_mode = WAL")

@@ -1,4 +1,4 @@
-"""Text of data as people see it, and tables: on a terminal, in Markdown and in LaTeX, and of what calls would cost.
+"""Show text from data, and tables, on a terminal, in Markdown and in LaTeX; compute a table of the cost of calls.
 
 Names and replies come from other people's files, so all output is escaped.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-# With those that turn the direction of text, which make a line read as another one.
+# Includes characters that change the direction of text, which can make a line look like another line.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _TEX = str.maketrans(
     {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -26,35 +26,35 @@ _NUMBER = re.compile(r"(?:\\textbf\{)?[-+]?\d.*|-?")
 
 
 def printable(text: str) -> str:
-    """A text without control characters, so that data can't steer a terminal."""
+    """Replace the control characters of a text, so that data can't control a terminal."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def on_one_line(text: object) -> str:
-    """Text of data on one line, without control characters."""
+    """Put text from data on one line, without control characters."""
     return " ".join(printable(str(text)).split())
 
 
 def plain(text: object) -> str:
-    """Text of data as one line of plain Markdown, without active tag, code, link or picture."""
+    """Write text from data as one line of plain Markdown, in which tags, code, links and pictures are escaped."""
     line = on_one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"[\\`]|\](?=[(\[])", r"\\\g<0>", line)
 
 
 def code_span(text: object) -> str:
-    """Text of data as a code span, which no back-tick in it ends."""
+    """Write text from data as a Markdown code span, even if the text holds back-ticks."""
     line = on_one_line(text)
     ticks = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
     return f"{ticks} {line} {ticks}" if len(ticks) > 1 else f"`{line}`"
 
 
 def tex(text: object) -> str:
-    """Text of data as one escaped line of LaTeX."""
+    """Write text from data as one escaped line of LaTeX."""
     return on_one_line(text).translate(_TEX)
 
 
 class Table:
-    """A table of data; Markdown writes a cell by `cell`: `plain`, `code_span`, or `str` for what is Markdown."""
+    """A table of data; `cell` writes a cell in Markdown: `plain`, `code_span`, or `str` for text that is Markdown."""
 
     def __init__(
         self,
@@ -82,12 +82,12 @@ class Table:
         return pd.DataFrame(self.rows, columns=self.head).to_csv(index=False)
 
     def latex(self, caption: str, cell: Callable[[object], str] = tex) -> str:
-        """A `table` with the rules of `booktabs`; `cell` writes a cell, `str` one that is LaTeX."""
+        """A LaTeX `table` with the rules of `booktabs`; `cell` writes a cell (`str`: the text is LaTeX)."""
         import pandas as pd
 
         rows = pd.DataFrame([list(map(cell, row)) for row in self.rows], columns=range(len(self.head)))
         form = "".join("r" if self._has_numbers(place) else "l" for place in range(len(self.head)))
-        # pandas takes a name for a format string.
+        # pandas reads a name as a format string.
         head = [tex(name).replace("{", "{{").replace("}", "}}") for name in self.head]
         given: Any = {"header": head, "column_format": form, "caption": tex(caption)}
         return rows.to_latex(index=False, escape=False, **given).rstrip()
@@ -108,9 +108,9 @@ class Table:
 
 
 def plain_console(width: int = 140) -> Console:
-    """A console of Rich that shows text of data as it is: no markup, and no control characters.
+    """A Rich console that shows text from data without markup and control characters.
 
-    `width` counts where there is no terminal: Rich would cut a table in a log file at 80.
+    Without a terminal, lines have `width` characters, since Rich would cut a table in a log file at 80.
     """
     from rich.console import Console
 
@@ -126,9 +126,9 @@ def _money(dollars: float) -> str:
 
 
 def cost_lines(stages: Mapping[str, Sequence[float]], price: str | None, counted: str) -> list[str]:
-    """A table of calls, tokens (`counted` says how) and cost by stage, for a dry run.
+    """A table of calls, tokens and cost by stage, for a dry run; `counted` says how tokens are counted.
 
-    `stages` has by role the calls, input tokens and output tokens at most.
+    `stages` maps each role to its maximum numbers of calls, input tokens and output tokens.
     """
     if price and not _PRICE.fullmatch(price):
         raise ValueError(f"--price {price}: write dollars per million tokens as IN,OUT, for example 0.15,0.6")
@@ -139,8 +139,8 @@ def cost_lines(stages: Mapping[str, Sequence[float]], price: str | None, counted
         lines.append(f"{role:16}{calls:>14,.0f}{read:>18,.0f}{written:>18,.0f}{cost:>14}")
     lines += [
         f"Tokens are counted {counted}.",
-        "Replies that the ledger has cost nothing, repair turns are not counted.",
+        "Replies in the ledger cost nothing. Repair turns are not counted.",
     ]
     if dollars is None:
-        lines.append("For the cost give the model's price: --price IN,OUT in dollars per million tokens.")
+        lines.append("To see the cost, give the model's price: --price IN,OUT in dollars per million tokens.")
     return lines

@@ -154,7 +154,7 @@ def test_a_checkout_without_links_imports_and_builds_no_wheel(tmp_path):
         )  # fmt: skip
 
     assert imported("tripletune.models.options").stdout.strip() == str(checkout / "models/options.py")
-    assert "ImportError: import it as tripletune.models" in imported("models.options").stderr
+    assert "ImportError: import the package as tripletune.models" in imported("models.options").stderr
     failed = _build(checkout)
     assert failed.returncode != 0
     assert "the links in tripletune/ are missing" in failed.stdout

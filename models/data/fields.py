@@ -1,7 +1,7 @@
-"""Checks of the fields of rows from files.
+"""Check the fields of rows from files.
 
-A field that is missing, null or blank is absent; 0, False and the text "None" are values. A value of the wrong kind is
-an error that names its place.
+A field that is missing, null or blank is absent; 0, False and the text "None" are values. A value of the wrong type
+raises an error that names the file and line.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 _SPOKEN = {True: ("yes", "true"), False: ("no", "false")}
 _KINDS = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false", list: "a list"}
 _ALSO: dict[type, Any] = {float: (int, float), list: (list, tuple)}
-# A text, or the end of another value, and white space before the next one, where NumPy prints no comma.
+# A string or the end of another value, and the white space before the next value (NumPy prints no comma there).
 _PRINTED = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\]})\w.])(\s+(?=['"\[{(\w-]))?""")
 
 
 def shown(value: Any) -> str:
-    """A JSON value as an error message shows it: as JSON, cut short."""
+    """A value as an error message shows it: as JSON, cut to 80 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def given(row: Mapping[str, Any], *names: str) -> Any:
-    """The value of the first of these fields that is there; None where none is."""
+    """The value of the first named field that is present; None if all are absent."""
     values = (row.get(name) for name in names)
     return next(
         (one for one in values if one not in (None, []) and not (isinstance(one, str) and not one.strip())), None
@@ -37,7 +37,7 @@ def given(row: Mapping[str, Any], *names: str) -> Any:
 
 
 def text_field(row: Mapping[str, Any], where: str, *names: str) -> str:
-    """The text under the first of these names that is there; "" where none is."""
+    """The text of the first named field that is present; "" if all are absent."""
     value = given(row, *names)
     if not isinstance(value, str | None):
         raise ValueError(f"{where}: {' or '.join(names)} must be text, found {shown(value)}")
@@ -45,13 +45,13 @@ def text_field(row: Mapping[str, Any], where: str, *names: str) -> str:
 
 
 def name_field(row: Mapping[str, Any], where: str, *names: str) -> str:
-    """An id, a title, a label: like `text_field`, and a number is its digits."""
+    """An id, a title or a label: like `text_field`, but a number is accepted and becomes text."""
     value = given(row, *names)
     return str(value) if type(value) in (int, float) else text_field(row, where, *names)
 
 
 def name_list(row: Mapping[str, Any], where: str, name: str) -> list[str]:
-    """A list of names, or a single one; null and blank ones are left out, true is "yes" and "true"."""
+    """The names in a field that holds a list or one name; null and blank names are dropped, true is "yes", "true"."""
     value = given(row, name)
     values = value if isinstance(value, (list, tuple)) else [value]
     named = [word for one in values for word in (_SPOKEN[one] if isinstance(one, bool) else [one])]
@@ -68,7 +68,7 @@ def is_true(row: Mapping[str, Any], where: str, name: str, default: bool = False
 
 
 def unfolded(value: Any) -> Any:
-    """The list or object in a text of JSON, Python or NumPy; any other value unchanged."""
+    """Parse a text that holds a list or object (JSON, Python or NumPy); return any other value unchanged."""
     if not isinstance(value, str) or value.strip()[:1] not in ("[", "{"):
         return value
     with suppress(ValueError, RecursionError):
@@ -80,11 +80,11 @@ def unfolded(value: Any) -> Any:
 
 
 def checked(row: Any, where: str, layout: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's fields that the layout names, without absent ones.
+    """Check the types of a row, and return its present fields that the layout names.
 
     Args:
-        layout: By name a type, `[layout]` of a list or the layout of an object; `name?` may be missing or null, and
-            `""` stands for any name.
+        layout: Maps each field name to a type, to `[layout]` for a list, or to the layout of an object. A field `name?`
+            may be missing or null; the name `""` stands for any field.
     """
     if problem := next(_misfits(row, layout, ""), None):
         raise ValueError(f"{where}: {problem}")

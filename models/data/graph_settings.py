@@ -1,8 +1,8 @@
 """Settings of a Graph-LLM's graph modules and prompts, declared only here.
 
-`GraphSettings` is a base of the training configuration's `model` section (flags, YAML, card) and of `GraphLLMConfig`
-(`config.json`, the layers read it); `PromptSettings` of its `data` section and of `ProcessorSettings`. Defaults are the
-paper's (RAS, section D.2 and table 8), or the authors' code where it is silent.
+`GraphSettings` is a base class of the training configuration's `model` section (flags, YAML, card) and of
+`GraphLLMConfig` (`config.json`). `PromptSettings` is a base class of the training configuration's `data` section and of
+`ProcessorSettings`. Defaults come from the paper (RAS, section D.2 and table 8), or else from the authors' code.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class GraphSettings:
     """Graph encoder, projector and graph token (RAS, section 3.4)."""
 
     encoder: str = setting("sentence-transformers/all-roberta-large-v1", "sentence encoder for node and edge texts")
-    use_graph: bool = setting(True, "use graph encoder and graph token; false is the ablation No GraphEncode")
+    use_graph: bool = setting(True, "use the graph encoder and graph token; false: ablation No GraphEncode")
     graph_architecture: str = rare(
         "graph_transformer",
-        "graph convolution; …_authors: as in the authors' code, without edge features",
+        "graph convolution; the …_authors choices follow the authors' code, without edge features",
         choices=("graph_transformer", "gat", "gcn", "gat_authors", "gcn_authors"),
     )
     graph_hidden_width: int = rare(1024, "hidden width of the graph encoder", above=0)
@@ -33,13 +33,13 @@ class GraphSettings:
     )
     graph_pooling: str = rare(
         "subgraphs",
-        "mean per sub-graph, then across (subgraphs), or over G_Q (union)",
+        "subgraphs: mean of the means of the sub-graphs; union: mean over all nodes of G_Q",
         choices=("subgraphs", "union"),
     )
     projector_width: int = rare(2048, "intermediate width of the projector", above=0)
     graph_token: str = rare(
         "paper",
-        "normalised takes the projector's output without its offset, scaled to the mean token embedding",
+        "normalised: output of the projector without its offset, scaled to the mean norm of token embeddings",
         choices=("paper", "normalised"),
     )
 
@@ -50,18 +50,18 @@ class PromptSettings:
 
     evidence: str = setting(
         "triples",
-        "triples of a step; its passages (text, ablation No Text-to-Triple); or facts in the graph alone (graph)",
+        "shown in a step: triples; passages (text, ablation No Text-to-Triple); only the graph token (graph)",
         choices=("triples", "text", "graph"),
     )
     prompt_format: str = rare(
         "auto",
-        "prompt format; chat is the tokenizer's template, auto takes chat where there is one",
+        "prompt format; chat: the tokenizer's chat template; auto: chat if the tokenizer has a template",
         choices=("auto", "chat", "plain", "llama2"),
     )
     prompt_order: str = setting(
         "instruction_first",
-        "parts of the prompt: instruction_first (paper); history_first, then graph token and instruction; "
-        "interleaved, a question is one growing sequence with a graph token per step, and one row in training",
+        "order of the prompt: instruction_first (paper); history_first: history, graph token, instruction; "
+        "interleaved: each question is one growing sequence (one row in training) with a graph token per step",
         choices=("instruction_first", "history_first", "interleaved"),
     )
     max_input_tokens: int = rare(2500, "maximum prompt tokens; the oldest triples are dropped first", at_least=16)
@@ -69,5 +69,5 @@ class PromptSettings:
 
 
 def values_of(kind: type, section: Any) -> dict[str, Any]:
-    """The fields of a dataclass in an instance of one of its subclasses."""
+    """The values that an instance of a subclass has for the fields of the dataclass `kind`."""
     return {item.name: getattr(section, item.name) for item in fields(kind)}

@@ -1,18 +1,19 @@
 """Training data of models on plain text: text-to-triples pairs and a teacher's trajectories.
 
-**Pairs** (RAS, 3.2 and D.1): what a sample *is*, the text it becomes, and how a reply is read. One JSON object a line:
+**Pairs** (RAS, 3.2 and D.1) are stored as one JSON object per line:
 `{"id", "text", "title", "triples": [[s, p, o]], "source"}`; text and triples are required. Training and extraction both
-call `render_source`, `format_triples` and `extraction_chat`, so a model reads the same form in use as in training.
+call `render_source`, `format_triples` and `extraction_chat`, so a model reads the same form in both.
 
     source   Oslo: Oslo is the capital of Norway.
     target   (S> Oslo| P> capital of| O> Norway)
 
-A text without facts has an empty target, one that is only a name `(S> NAME| P> is| O> NAME)` (figure 19, rule 7).
+A text without facts has an empty target. A text that is only a name has the target `(S> NAME| P> is| O> NAME)`
+(figure 19, rule 7).
 
-**Trajectories** (CIRAG, section 3.5, eq. 7 and 8): a chat with the turns a student is to learn. One JSON object a line:
-`{"id", "question_id", "role", "model", "messages": [{"role", "content"}], "learned": [bool]}`. `learned` says which
-messages the loss counts: the teacher's decisions y_t, not retrieved text. Chats in other trainers' layouts (`chat_row`)
-are trajectories that learn every reply.
+**Trajectories** (CIRAG, section 3.5, eq. 7 and 8) are chats of a teacher, stored as one JSON object per line:
+`{"id", "question_id", "role", "model", "messages": [{"role", "content"}], "learned": [bool]}`. `learned` marks the
+messages in the loss: the teacher's decisions y_t, not retrieved text. In chats in other trainers' layouts (`chat_row`),
+every reply is learned.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tripletune.models.llm import Message
 from tripletune.models.llm.replies import UnusableReply, find_triples
 
 PROMPT = Path(__file__).parents[1] / "prompts" / "extract_triples.md"
-# What a chat model writes for a text without facts: no service takes an empty reply for an answer.
+# What a chat model writes for a text without facts, since no service accepts an empty reply.
 NO_FACTS = "NONE"
 
 _ROLES = ("system", "user", "assistant")
@@ -47,7 +48,7 @@ _HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])(?=[a-z])")
 
 @dataclass(frozen=True, slots=True)
 class ExtractionPair:
-    """A text, on one line, and its facts."""
+    """A text and its facts."""
 
     id: str
     text: str
@@ -61,12 +62,12 @@ class ExtractionPair:
 
     @property
     def source_text(self) -> str:
-        """What the model reads; see `render_source`."""
+        """The text that the model reads; see `render_source`."""
         return render_source(self.title, self.text)
 
     @property
     def target(self) -> str:
-        """The text to learn: triples in RAS's format, or nothing."""
+        """The text to learn: triples in RAS's format, or an empty text."""
         return format_triples(self.triples)
 
     def to_json(self) -> dict[str, Any]:
@@ -88,16 +89,16 @@ class ExtractionPair:
 
 
 def render_source(title: str, text: str) -> str:
-    """The text a model reads: on one line, behind its title when there is one.
+    """The title, if there is one, and the text, on one line.
 
-    A colon stands between them and not a line break, which SentencePiece tokenizers (Flan-T5) drop.
+    A colon separates them, because SentencePiece tokenizers (Flan-T5) drop line breaks.
     """
     title, text = " ".join(title.split()), " ".join(text.split())
     return f"{title}: {text}" if title else text
 
 
 def extraction_chat(source_text: str, instruction: str) -> list[Message]:
-    """The chat for a model with turns: the instruction as the system's turn, the text as the user's."""
+    """The chat for a chat model: the instruction is the system message, the text is the user's message."""
     return [{"role": "system", "content": instruction}, {"role": "user", "content": source_text}]
 
 
@@ -109,7 +110,7 @@ def load_instruction(path: str | Path | None = None) -> str:
 def is_only_a_name(title: str, text: str) -> bool:
     """Whether a passage is only a name: its text repeats its title, or is empty.
 
-    A text without a title is not one, since only a model can tell whether "Oslo" is a name.
+    False for a text without a title, since only a model can tell whether "Oslo" is a name.
     """
     name, body = (" ".join(part.split()).rstrip(".").casefold() for part in (title, text))
     return bool(name) and body in ("", name)
@@ -121,7 +122,7 @@ def entity_triple(name: str) -> Triple:
 
 
 def predicate_words(predicate: str) -> str:
-    """A predicate as words: `birthPlace` and `birth_place` become "birth place", "Nationality" "nationality"."""
+    """A predicate as words: `birthPlace` and `birth_place` both become "birth place"."""
     words = " ".join(_HUMP.sub(lambda match: f" {match[1].lower()}", predicate).replace("_", " ").split())
     capital = words[:1].isupper() and not words[1:2].isupper()
     return words[:1].lower() + words[1:] if capital else words or predicate
@@ -129,9 +130,9 @@ def predicate_words(predicate: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ExtractionReply:
-    """A reply that was read; repeated triples are left out.
+    """A parsed reply, without repeated triples.
 
-    It is `unreadable` where there is text, but neither a triple nor the word for "no facts".
+    A reply is `unreadable` if it has text, but neither a triple nor the word for "no facts".
     """
 
     triples: tuple[Triple, ...]
@@ -146,7 +147,7 @@ class ExtractionReply:
 
 
 def read_reply(text: str) -> ExtractionReply:
-    """Read a model's reply by `find_triples`; an empty one states no facts: an encoder-decoder learns that."""
+    """Parse a model's reply with `find_triples`; an empty reply means no facts (so encoder-decoder models learn it)."""
     if not text.strip():
         return ExtractionReply(())
     try:
@@ -158,7 +159,7 @@ def read_reply(text: str) -> ExtractionReply:
 
 
 def read_replies(texts: Sequence[str]) -> ExtractionReply:
-    """Read the replies to the pieces of one text, each by itself: a bad reply does not affect the others."""
+    """Parse the replies to the pieces of one text separately, so that one bad reply does not affect other replies."""
     replies = [read_reply(text) for text in texts]
     found = [triple for reply in replies for triple in reply.triples]
     distinct = tuple(dict.fromkeys(found))
@@ -178,9 +179,9 @@ def read_pairs(path: str | Path, split: str | None = None) -> Iterator[Extractio
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A chat and its loss mask; its calls had the `role`, for example "cirag.integrate", its teacher is the `model`.
+    """A chat and its loss mask; `role` names the kind of call, for example "cirag.integrate", `model` the teacher.
 
-    `rejected` is a worse last turn, where trajectories are pairs to learn a preference from.
+    In a preference pair, `rejected` is the worse last turn.
     """
 
     id: str
@@ -193,7 +194,9 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         if len(self.messages) != len(self.learned):
-            raise ValueError(f"trajectory {self.id!r}: {len(self.messages)} turns and {len(self.learned)} flags")
+            raise ValueError(
+                f"trajectory {self.id!r}: {len(self.messages)} messages but {len(self.learned)} learned flags"
+            )
         if not any(self.learned):
             raise ValueError(f"trajectory {self.id!r}: no turn is learned: it has no reply, or only of weight 0")
 
@@ -216,17 +219,17 @@ class Trajectory:
 
 
 def chat_row(row: dict[str, Any], where: str) -> dict[str, Any]:
-    """A chat as a stored trajectory.
+    """Convert a chat in another trainer's layout to a stored trajectory.
 
-    It is `{"messages": [{"role", "content"}]}`, `{"conversations": [{"from", "value"}]}`, `{"prompt", "completion"}`
-    (texts or messages), `{"prompt", "chosen", "rejected"}` (texts), or `{"instruction", "input", "output"}`, the last
-    three also with `system`. Every reply is learned, except in `prompt` and with a `weight` of 0.
+    The layouts are `{"messages": [{"role", "content"}]}`, `{"conversations": [{"from", "value"}]}`, and, each also with
+    `system`, `{"prompt", "completion"}` (texts or messages), `{"prompt", "chosen", "rejected"}` (texts) and
+    `{"instruction", "input", "output"}`. Every reply is learned, except replies in `prompt` or with a `weight` of 0.
     """
     messages, learned = list[dict[str, Any]](), list[bool]()
     for turns, learns in _parts(row, where):
         for turn in checked({"messages": turns}, where, {"messages": [{}]})["messages"]:
             role, content = name_field(turn, where, "role", "from"), given(turn, "content", "value")
-            if isinstance(content, list):  # parts, of which those of text are read
+            if isinstance(content, list):  # only the text parts are read
                 content = "".join(text_field(part, where, "text") for part in content)
             messages.append({"role": _SPEAKERS.get(role, role), "content": "" if content is None else content})
             learned.append(learns and messages[-1]["role"] == "assistant" and turn.get("weight", 1) != 0)
@@ -250,8 +253,8 @@ def _parts(row: dict[str, Any], where: str) -> list[tuple[Any, bool]]:
     asked, reply = given(row, "prompt") or question, given(row, "completion", "output", "chosen")
     if not asked or not reply:
         raise ValueError(
-            f"{where}: the row is no chat: it has neither messages, conversations, prompt and completion, nor "
-            f"instruction and output, but {', '.join(row) or 'nothing'}"
+            f"{where}: the row is no chat: it needs messages, conversations, prompt and completion, or instruction and "
+            f"output, but it has {', '.join(row) or 'no field'}"
         )
     found = [("system", given(row, "system"), False), ("user", asked, False), ("assistant", reply, True)]
     return [

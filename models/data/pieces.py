@@ -1,4 +1,4 @@
-"""Cut documents, articles and an extractor's texts between sentences, up to a size."""
+"""Cut texts between sentences into pieces of a maximum size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """A sentence, or a part of a long one: where it begins and ends, its text, and whether it ends a paragraph."""
+    """A sentence or a part of a long sentence; `last` says whether it ends a paragraph."""
 
     start: int
     end: int
@@ -18,9 +18,9 @@ class Span(NamedTuple):
 
 
 def sentences(text: str, limit: int, language: str = "en", start: int = 0) -> Iterator[Span]:
-    """The sentences of a paragraph that begins at `start`, white space folded.
+    """Yield the sentences of a paragraph that begins at `start`, with white space folded.
 
-    A sentence longer than `limit` characters is cut between words, and a longer word anywhere.
+    A sentence longer than `limit` characters is cut between words; a word longer than `limit` is cut anywhere.
     """
     from sentencex import get_sentence_boundaries
 
@@ -35,10 +35,10 @@ def pack(spans: Iterable[Span], limit: int, overlap: int = 0, by_content: bool =
     """Fill pieces with spans one after the other.
 
     Args:
-        limit: Longest piece, in characters.
-        overlap: Most characters that a piece repeats from the end of the one before, in whole spans.
+        limit: Maximum characters per piece.
+        overlap: Maximum characters that a piece repeats from the end of the previous piece, in whole spans.
         by_content: End each piece in its second half, after a paragraph if possible, at the sentence with the smallest
-            digest. After an edit only the next few pieces then change; pieces filled to the limit would all change.
+            digest. An edit of the text then changes only the next few pieces, not all later ones.
     """
     piece: list[Span] = []
     for span in spans:
@@ -72,7 +72,7 @@ def joined(piece: Iterable[Span]) -> str:
 def split_passage(text: str, limit: int, overlap: int = 0) -> list[str]:
     """Cut a text into pieces of whole sentences, each filled before the next; see `pack`.
 
-    Together the pieces hold every character of the text but white space.
+    Together the pieces hold every character of the text except white space.
     """
     text = " ".join(text.split())
     if len(text) <= limit:

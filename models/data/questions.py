@@ -1,9 +1,9 @@
-"""Benchmark questions, the reasons to leave one out, and a teacher's annotations.
+"""Benchmark questions, the reasons to drop a question, and a teacher's annotations.
 
-RAS, appendix C, starts from triples (Q, {d_0, ..., d_n}, A). Every benchmark reader yields `Question`s: that triple,
-plus the gold evidence triples and decompositions of 2WikiMultiHopQA and MuSiQue. A `Teacher` does the two steps before
-sample labelling (sections C.1 and C.2, figures 7 and 8) and reads triples out of a document (f_t2t of Algorithm 1):
-which documents help, one sub-query for each, its triples.
+Every benchmark reader yields `Question`s: question, documents and answer (RAS, appendix C), plus the gold evidence
+triples and decompositions of 2WikiMultiHopQA and MuSiQue. A `Teacher` selects the documents that help (section C.1,
+figure 7), writes one sub-query for each document (section C.2, figure 8) and extracts the document's triples (f_t2t of
+Algorithm 1).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tripletune.models.data.triples import Triple
 
 
 class DropReason(StrEnum):
-    """Why a question gives no records; the values are the words of the data set card."""
+    """Why a question gives no records; the values are printed in the data set card."""
 
     SUPPORT_NOT_IN_CONTEXT = "a supporting title is not in the context"
     NO_SUPPORT = "no supporting document"
@@ -51,8 +51,8 @@ class Hop:
 
     Attributes:
         question: The single-hop question; `#k` stands for the answer of the k-th hop, counted from 1.
-        passage_index: Where the answer stands: an index into the question's passages.
-        triples: The passage's facts, where the row gives them.
+        passage_index: Index of the passage with the answer in the question's passages.
+        triples: The passage's facts, if the row has them.
     """
 
     question: str
@@ -66,14 +66,14 @@ class Question:
     """One benchmark question.
 
     Attributes:
-        answers: Gold answer first, then its aliases; empty where none is known.
+        answers: Gold answer first, then its aliases; empty if no answer is known.
         passages: All passages of the row, distractors included.
-        supporting: Indices of the supporting passages, distinct, in order of their first supporting fact or of the
-            gold reasoning. Empty when the row names none.
+        supporting: Distinct indices of the supporting passages, in order of their first supporting fact or of the
+            gold reasoning; empty if the row names no supporting passage.
         search: The text to search with, if `question` also lists choices.
-        short_answers: Aliases of the short answer of each reading, for an ambiguous question (ASQA).
-        links: Ids or titles of the supporting passages in a corpus; `data_builders.readers.linked` appends these to
-            `passages`.
+        short_answers: For an ambiguous question (ASQA), the aliases of the short answer to each reading.
+        links: Ids or titles of the supporting passages in a corpus; `data_builders.readers.linked` appends these
+            passages to `passages`.
     """
 
     id: str
@@ -92,21 +92,21 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A row that was read and cannot be used."""
+    """A benchmark row that cannot be used."""
 
     id: str
     reason: DropReason
 
 
-# What readers of benchmarks count in, and what they give.
+# The counter that benchmark readers count warnings in, and what the readers yield.
 Issues = Counter[str] | None
 Questions = Iterator[Question | Dropped]
 
 
 class UnlabelledQuestion(Exception):
-    """A teacher cannot label a question; the builder leaves the question out and counts the reason.
+    """A teacher cannot label a question; the builder drops the question and counts the reason.
 
-    The `stage` is the role of the teacher LLM's faulty call, if any.
+    The `stage` is the role of the faulty teacher call, if there is one.
     """
 
     def __init__(self, reason: DropReason, detail: str = "", stage: str = "", reply: str = "") -> None:
@@ -118,8 +118,8 @@ class Annotation(NamedTuple):
     """A teacher's sub-query and triples for one document.
 
     Attributes:
-        document: Its index into `question.passages`.
-        reworded: Rewordings of the sub-query to ask after a failed search, if known.
+        document: Index of the document in `question.passages`.
+        reworded: A rewording of the sub-query to ask after a failed search, if known.
     """
 
     document: int
@@ -129,12 +129,12 @@ class Annotation(NamedTuple):
 
 
 class Teacher:
-    """The teacher in sample labelling; a subclass must write only `annotate`.
+    """The teacher in sample labelling; a subclass must define only `annotate`.
 
     Attributes:
-        name: As the data card calls it.
-        collects_failures: Whether it also annotates documents of other questions, for failed searches.
-        triples_of: The file of triples that it reads, if any; `check` is called at the end of a build.
+        name: The teacher's name in the data card.
+        collects_failures: Whether the teacher also annotates documents of other questions, for failed searches.
+        triples_of: The file of triples that the teacher reads, if any; its `check` is called at the end of a build.
     """
 
     name: str
@@ -142,7 +142,7 @@ class Teacher:
     triples_of: Any = None
 
     async def annotate(self, question: Question) -> list[Annotation]:
-        """The documents that help, in reasoning order; none where none does. May raise `UnlabelledQuestion`."""
+        """Annotate the documents that help (maybe none), in reasoning order, or raise `UnlabelledQuestion`."""
         raise NotImplementedError
 
     def answers_directly(self, question: Question) -> bool:
@@ -150,7 +150,7 @@ class Teacher:
         return False
 
     async def helpful_documents(self, question: Question) -> list[int]:
-        """Documents that the filter keeps (RAS, section C.1), as indices into `question.passages`."""
+        """Indices in `question.passages` of the documents that the document filter keeps (RAS, section C.1)."""
         return [one.document for one in await self.annotate(question)]
 
     async def keeps_nothing(self, question: Question) -> bool:
@@ -163,5 +163,5 @@ class Teacher:
     async def records(
         self, question: Question, label: Callable[[Question, Teacher], Awaitable[list[Record]]]
     ) -> list[Record]:
-        """The records of a question; `label` makes them of its annotations."""
+        """The records of a question; `label` builds them from its annotations."""
         return await label(question, self)

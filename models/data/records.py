@@ -1,6 +1,6 @@
 """The structured record of a sample, from which prompts are made (RAS, sections 3.4 and C.3).
 
-One JSON object a line, the same keys in every row so that Arrow reads any shard:
+Records are stored as one JSON object per line, with the same keys in every row, so that Arrow reads any shard:
 
     {"id", "question_id", "task", "question", "steps": [{"query", "triples": [[s, p, o]], "text"}],
      "action", "subquery", "answers", "source"}
@@ -30,15 +30,15 @@ from tripletune.models.data.triples import Triple, triples_from_json
 from tripletune.models.files import JSON
 
 Task = Literal["planning", "answering"]
-# A label where nothing is learned.
+# The label of tokens that are not learned.
 IGNORED = -100
 TASKS: tuple[Task, ...] = ("planning", "answering")
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
-# Answers that are no names: a text may hold them by chance.
+# Answers that a text may hold by chance.
 YES_NO = ("yes", "no")
-# The corpus in a folder of passages; what cites a passage, and how long that may be; characters of a label.
+# The corpus file in a folder of passages; the fields that cite a passage, and their maximum length; length of a label.
 CORPUS, SOURCE, _LONGEST, _LABEL = "corpus.jsonl", ("document", "page", "heading"), 1000, 60
-# Of JSON lines, a part that a process takes at a time.
+# Size of the part of a JSON-lines file that one process reads at a time.
 PART_BYTES = 2**21
 _LAYOUT = {
     **dict.fromkeys(("id", "question_id", "task", "question", "action", "subquery?", "source?", "rejected?"), str),
@@ -57,13 +57,13 @@ class Action(StrEnum):
 
 
 def one_line(text: str) -> str:
-    """Text with a space for each line break, so that it stays on one line of a prompt."""
+    """Replace line breaks by spaces, so that a text stays on one line of a prompt."""
     return text if text.splitlines() in ([text], []) else " ".join(text.split())
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One round of retrieval and structuring: the sub-query q_i, its triples g_i and the text they come from."""
+    """One round of retrieval: the sub-query q_i, the triples g_i and the text that the triples come from."""
 
     query: str
     triples: tuple[Triple, ...] = ()
@@ -84,7 +84,7 @@ class Step:
 class ModelInput:
     """Everything the model may see: task, main question and the history of steps.
 
-    `graph_of`: steps whose graph replaces the history's, as a control of the graph token.
+    `graph_of`: other steps whose graph replaces the graph of the history, as a control of the graph token.
     """
 
     task: Task
@@ -98,13 +98,13 @@ class Record:
     """A training or evaluation sample.
 
     Attributes:
-        question_id: Shared by all records of one question; splits are made by it.
+        question_id: Shared by all records of one question, which are always in the same split.
         steps: The history (q_0, g_0), ..., (q_i, g_i).
-        action: Planning: the label's action. Answering: `NO_RETRIEVAL` for a question answered without
-            retrieval, else `SUFFICIENT`.
+        action: In a planning record, the action to learn. In an answering record, `NO_RETRIEVAL` if the question is
+            answered without retrieval, else `SUFFICIENT`.
         subquery: The text after `[SUBQ]` of a planning label, else empty.
-        answers: Gold answers, aliases after the first; the first one is learned.
-        rejected: A worse label, where records are pairs to learn a preference from.
+        answers: The gold answer, which is learned, then its aliases.
+        rejected: In a preference pair, the worse label.
     """
 
     id: str
@@ -126,7 +126,7 @@ class Record:
         if self.task == "planning" and (self.action is Action.SUBQ) != bool(self.subquery.strip()):
             raise ValueError(
                 f"record {self.id!r}: action {self.action.value} with sub-query {self.subquery!r}: "
-                "a [SUBQ] label needs a sub-query and no other label has one"
+                "a [SUBQ] label needs a sub-query; any other label must have an empty sub-query"
             )
         if self.task == "answering" and not (self.answers and self.answers[0].strip()):
             raise ValueError(f"record {self.id!r}: an answering record needs a gold answer")
@@ -173,10 +173,10 @@ class Record:
 
 
 def normalize_answer(text: str) -> str:
-    """Lower-case, drop ASCII punctuation and the articles a, an, the, and fold white space (SQuAD's, HotpotQA's rule).
+    """Lower-case, drop ASCII punctuation and the articles a, an, the, and fold white space (as SQuAD and HotpotQA do).
 
-    A text of nothing else (the choice "A", the band "The The", the answer "!") keeps its articles or punctuation, since
-    an empty gold answer would match every prediction.
+    A text with only articles or punctuation (the choice "A", the band "The The", the answer "!") keeps these, since an
+    empty gold answer would match every prediction.
     """
     lowered = text.lower()
     bare = lowered.translate(_PUNCTUATION)
@@ -185,18 +185,18 @@ def normalize_answer(text: str) -> str:
 
 
 def mentions(text: str, phrase: str) -> bool:
-    """Whether a text holds a phrase as whole words, both normalised as answers are."""
+    """Whether a text holds a phrase as whole words, after answer normalisation of both."""
     return f" {normalize_answer(phrase)} " in f" {normalize_answer(text)} "
 
 
 def read_jsonl(
     path: str | Path, partial: bool = False, stretch: tuple[int, int, int | None] = (1, 0, None)
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Stream a JSON-lines file as `("file:line", object)` pairs; blank lines are passed over.
+    """Stream a JSON-lines file as `("file:line", object)` pairs; blank lines are skipped.
 
     Args:
-        partial: Leave out a last line without a line break, which a killed program leaves.
-        stretch: The lines to read: number of the first, the byte it begins at, and how many; all unless given.
+        partial: Skip a last line without a line break, which a killed program leaves.
+        stretch: The number of the first line to read, the byte at which it begins, and how many lines to read.
     """
     path = Path(path)
     if not path.is_file():
@@ -222,19 +222,19 @@ def read_jsonl(
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a file is packed with gzip."""
+    """Whether a file is compressed with gzip."""
     with path.open("rb") as file:
         return file.read(2) == b"\x1f\x8b"
 
 
 def unpacked(path: Path) -> IO[bytes]:
-    """The bytes of a file, unpacked where it is packed with gzip."""
+    """Open a file as bytes, and decompress it if it is compressed with gzip."""
     return cast(IO[bytes], gzip.open(path) if is_packed(path) else path.open("rb"))
 
 
 @contextmanager
 def open_rows(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file of rows; see `unpacked`."""
+    """Open a file of rows with `unpacked`; a damaged gzip file is a `ValueError`."""
     try:
         with unpacked(path) as file:
             yield file
@@ -245,14 +245,14 @@ def open_rows(path: Path) -> Iterator[IO[bytes]]:
 def json_value(line: bytes) -> Any:
     """Read one JSON value, with or without byte-order mark; unpaired surrogates become U+FFFD.
 
-    Text that was cut inside an emoji has one (`\\ud83d`), which no tokenizer reads.
+    Text that was cut inside an emoji has an unpaired surrogate (`\\ud83d`), which no tokenizer reads.
     """
     value = JSON.decode(line.decode("utf-8-sig"))
     return whole_characters(value) if _HALF_CHARACTER.search(line) else value
 
 
 def whole_characters(value: Any) -> Any:
-    """A text, or JSON data, with U+FFFD for every unpaired surrogate; see `json_value`."""
+    """Replace unpaired surrogates in a text or JSON value by U+FFFD; see `json_value`."""
     if not isinstance(value, str):
         return json.loads(whole_characters(json.dumps(value, ensure_ascii=False)))
     try:
@@ -265,7 +265,7 @@ def whole_characters(value: Any) -> Any:
 def record_files(path: str | Path, split: str | None = None) -> list[Path]:
     """The record shards under `path`: the file itself, or `<split>*.jsonl` / `<split>*.parquet` of a folder.
 
-    Beside shards of exactly this name (`train.jsonl`, `train-00000.jsonl`), `train_small-00000.jsonl` is another split.
+    If the folder has `train.jsonl` or `train-00000.jsonl`, then `train_small-00000.jsonl` is not part of split `train`.
     """
     path = Path(path)
     if path.is_file():
@@ -284,13 +284,13 @@ def record_files(path: str | Path, split: str | None = None) -> list[Path]:
 
 
 def stored_rows(path: str | Path, split: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Stream the rows of a file or of one split of a folder as `("file:line", row)`, in file order."""
+    """Stream the rows of a file, or of one split of a folder, as `("file:line", row)`, in file order."""
     for file in record_files(path, split):
         yield from _parquet_rows(file) if file.suffix == ".parquet" else read_jsonl(file)
 
 
 def stored_parts(path: str | Path, split: str | None = None) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
-    """`stored_rows` in independent parts: some MiB of lines, or a row group of Parquet."""
+    """Like `stored_rows`, in independent parts: about 2 MiB of lines, or one row group of Parquet."""
     for file in record_files(path, split):
         if file.suffix == ".parquet":
             import pyarrow.parquet as pq
@@ -330,16 +330,16 @@ def _parquet_rows(file: Path, groups: list[int] | None = None, number: int = 0) 
 
 
 def read_records(path: str | Path, split: str | None = None) -> Iterator[Record]:
-    """Stream the records of a file or of one split of a folder; see `stored_rows`."""
+    """Stream the records of a file, or of one split of a folder; see `stored_rows`."""
     for where, row in stored_rows(path, split):
         yield Record.from_json(row, where)
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A unit of retrieval. `id` is stable: it depends on title and text alone unless the corpus names one.
+    """A unit of retrieval. `id` comes from the corpus, or else depends only on title and text.
 
-    `source` holds document, page and heading for citations, where the corpus has them.
+    `source` holds document, page and heading for citations, if the corpus has them.
     """
 
     title: str
@@ -355,7 +355,7 @@ class Passage:
     def from_json(cls, row: dict[str, Any], where: str) -> Passage:
         """Read a row of a corpus or of triples; `where` (file and line) opens every error message."""
         title, text = name_field(row, where, "title"), text_field(row, where, "text")
-        # A corpus may have something else under these names, as a whole document.
+        # In some corpora these fields hold something else, for example a whole document.
         named = {name: row[name] for name in SOURCE if isinstance(row.get(name), (str, int))}
         source = {name: value for name, value in named.items() if 0 < len(str(value)) < _LONGEST}
         return cls(title, text, name_field(row, where, "id", "_id"), source)
@@ -368,20 +368,20 @@ class Passage:
 
     @property
     def content(self) -> str:
-        """Title and text as one string, the form that is indexed and shown to readers."""
+        """Title and text as one string, which is indexed and shown to readers."""
         return f"{self.title}\n{self.text}" if self.title else self.text
 
     @property
     def key(self) -> str:
-        """Its key in stores of triples: the content after NFKC without white space.
+        """The passage's key in stores of triples: a digest of title and text after NFKC, without white space.
 
-        A corpus may name its passages itself, so `id` can't be the key.
+        `id` can't be the key, because a corpus may set it.
         """
         return passage_id(*("".join(unicodedata.normalize("NFKC", part).split()) for part in (self.title, self.text)))
 
 
 def passage_id(title: str, text: str) -> str:
-    """Sixteen hexadecimal digits that name a passage by its content."""
+    """A digest of a passage's content, as sixteen hexadecimal digits."""
     return hashlib.blake2b(f"{title}\n{text}".encode(), digest_size=8).hexdigest()
 
 
@@ -390,14 +390,14 @@ def corpus_file(path: str | Path) -> Path:
     path = Path(path)
     if path.is_dir() and not (path / CORPUS).is_file():
         raise FileNotFoundError(
-            f"{path} is a folder without {CORPUS}: name a file; documents become passages by `tripletune build "
+            f"{path} is a folder without {CORPUS}: give a file, or turn documents into passages with `tripletune build "
             f"passages --documents {path} --output DIR`"
         )
     return path / CORPUS if path.is_dir() else path
 
 
 def read_corpus(path: str | Path, blank_texts: bool = False) -> Iterator[Passage]:
-    """Stream a corpus; a line without a text is an error, an empty or null one unless `blank_texts`."""
+    """Stream a corpus; a line without "text" is an error, and so is an empty or null text unless `blank_texts`."""
     empty, path = True, corpus_file(path)
     for where, row in read_jsonl(path):
         passage = Passage.from_json(row, where)

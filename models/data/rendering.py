@@ -1,6 +1,6 @@
-"""The one renderer: a structured input becomes the model's text, and a reply becomes an action.
+"""Render a structured input as the model's text, and parse a planning reply.
 
-Training and inference both render here, so their prompts cannot differ. Layout (RAS, section C.3 and figures 10-13):
+Training and inference both use this module, so their prompts cannot differ. Layout (RAS, section C.3, figures 10-13):
 
     <instruction>
 
@@ -10,8 +10,8 @@ Training and inference both render here, so their prompts cannot differ. Layout 
     ...
     Question: Q
 
-With `prompt_order: history_first` the instruction stands between history and question; `interleaved` has the question
-first, and each reply in its place (`render_growing`).
+With `prompt_order: history_first` the instruction stands between history and question. With `interleaved` the question
+comes first, then each reply is followed by what was retrieved for it (`render_growing`).
 
 An answering input without steps carries `[NO_RETRIEVAL]` instead of the steps (figure 12).
 """
@@ -43,14 +43,14 @@ def load_instructions(planning: str | Path | None = None, answering: str | Path 
 def render(sample: ModelInput, evidence: str = "triples") -> str:
     """Write history and question as text, without the instruction.
 
-    With evidence "text" (ablation without text-to-triples) a step shows the retrieved text, with "graph" nothing: the
-    graph token alone holds the facts.
+    With evidence "text" (ablation without text-to-triples) a step shows the retrieved text instead of triples. With
+    "graph" a step shows neither: only the graph token holds the facts.
     """
     return "\n".join(part for part in render_parts(sample, evidence) if part)
 
 
 def render_parts(sample: ModelInput, evidence: str = "triples") -> tuple[str, str]:
-    """The two parts of `render`: the history, empty where there is none, and the line of the question."""
+    """Return the history ("" if it is empty) and the line with the question."""
     lines = []
     for step in sample.steps:
         shown = "" if evidence == "graph" else format_triples(step.triples)
@@ -63,10 +63,10 @@ def render_parts(sample: ModelInput, evidence: str = "triples") -> tuple[str, st
 
 
 def render_growing(sample: ModelInput, evidence: str = "triples") -> list[str | None]:
-    """The text after the question if each prompt of a question continues the previous prompt and reply.
+    """The text after the question, for prompts that continue the previous prompt and reply of the question.
 
     Returns:
-        Pieces, each tokenised by itself; None is the place of a step's graph. The planner's real or expected reply is a
+        Pieces that are tokenised separately; None stands for a step's graph. The planner's real or expected reply is a
         separate piece.
     """
     pieces: list[str | None] = []
@@ -88,7 +88,7 @@ class Plan(NamedTuple):
 def parse_plan(reply: str) -> Plan:
     """Read the action at the very start of a planning reply.
 
-    The sub-query is the text after `[SUBQ]` up to the first line break. A marker further on, or the bare word
+    The sub-query is the text after `[SUBQ]` up to the first line break. A marker later in the reply, or the bare word
     "sufficient" inside a sub-query, is not an action. `[SUBQ]` without a sub-query is malformed.
     """
     match = _ACTION.match(reply)

@@ -1,8 +1,8 @@
 """Subject-predicate-object facts and their text form `(S> s| P> p| O> o)` (RAS, section 3.2 eq. 4 and figure 14).
 
-`parse_triples(format_triples(x))` gives back `x` for any names: commas, brackets, pipes, quotes and all scripts
-included. Inside a name a backslash escapes itself and the three interface markers, so ordinary names are
-written unchanged. A malformed triple is counted and never takes its neighbours with it.
+`parse_triples(format_triples(x))` returns `x` for any names, also with commas, brackets, pipes, quotes or any script.
+Inside a name, a backslash escapes itself and the three interface markers; other characters are written unchanged. A
+malformed triple is counted and does not affect the triples beside it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-# A marker counts when it is not escaped. Model output varies in spacing, so the spaces are optional when reading.
+# Only unescaped markers count. Model output varies in spacing, so the spaces are optional when reading.
 _SUBJECT, _PREDICATE, _OBJECT, _PREDICATE_OR_OBJECT = (
     re.compile(rf"\\.|({marker})", re.DOTALL) for marker in (r"\(\s*S>", r"\|\s*P>", r"\|\s*O>", r"\|\s*[PO]>")
 )
 _NEEDS_ESCAPE = re.compile(r"\\|\((?=\s*S>)|\|(?=\s*[PO]>)")
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
-# What the parts of a triple are called in files and in replies.
+# Names of the parts of a triple in files and in replies.
 _PARTS = (
     ("subject", "head", "subj"),
     ("predicate", "relation", "relationship", "property", "type"),
@@ -27,13 +27,13 @@ _PARTS = (
 # Where a triple ends and something else begins.
 _END = re.compile(r"\)(?=\s*[,;(])")
 
-# WikiOFGraph writes (<S> s| <P> p| <O> o); RAS, figure 14, the same without the first bracket.
+# WikiOFGraph writes (<S> s| <P> p| <O> o); RAS (figure 14) writes it without the first bracket.
 _ANGLED = re.compile(r"(\(\s*)<S>|(\|\s*)<([PO])>")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Triple:
-    """One fact. White space in a field is folded to single spaces; an empty field is a `ValueError`."""
+    """One fact. White space in a field is folded to single spaces; an empty field raises a `ValueError`."""
 
     subject: str
     predicate: str
@@ -59,7 +59,7 @@ class Triple:
 
 
 class FoundTriples(NamedTuple):
-    """Triples that a text holds, the number of malformed ones, and whether their JSON is cut off."""
+    """The triples in a text, the number of malformed triples, and whether the JSON is cut off."""
 
     triples: tuple[Triple, ...]
     malformed: int = 0
@@ -72,7 +72,7 @@ def format_triples(triples: Iterable[Triple]) -> str:
 
 
 def parse_triples(text: str) -> FoundTriples:
-    """Read every triple in a text; what stands between them (commas, quotes, list brackets, prose) is ignored."""
+    """Read every triple in a text; text between triples (commas, quotes, list brackets, prose) is ignored."""
     starts = list(_markers(_SUBJECT, text))
     triples: list[Triple] = []
     without_start = 0
@@ -86,17 +86,17 @@ def parse_triples(text: str) -> FoundTriples:
 
 
 def plain_markers(text: str) -> str:
-    """WikiOFGraph's markers `(<S>`, `| <P>`, `| <O>` as RAS writes them."""
+    """Replace WikiOFGraph's markers `(<S>`, `| <P>`, `| <O>` by those of RAS."""
     return _ANGLED.sub(lambda match: f"{match[1]}S>" if match[1] else f"{match[2]}{match[3]}>", text)
 
 
 def triples_from_json(rows: object, where: str) -> tuple[Triple, ...]:
-    """Build triples from rows `[subject, predicate, object]`, objects as `triple_of` reads them, or their text form."""
+    """Build triples from rows `[subject, predicate, object]`, objects (see `triple_of`) or a text."""
     if isinstance(rows, str):
         rows, malformed, _ = parse_triples(plain_markers(found := rows))
         if malformed or (found.strip() and not rows):
             raise ValueError(
-                f"{where}: triples in a text are written (S> subject| P> predicate| O> object): {found!r:.80}"
+                f"{where}: write triples in a text as (S> subject| P> predicate| O> object), found {found!r:.80}"
             )
         return rows
     if not isinstance(rows, (list, tuple)):
@@ -116,19 +116,19 @@ def triples_from_json(rows: object, where: str) -> tuple[Triple, ...]:
 
 
 def triple_of(row: object) -> Triple | None:
-    """A triple from `[s, p, o]` or `{"subject", "predicate", "object"}`, also under other names; None: neither."""
+    """Read `[s, p, o]`, or `{"subject", "predicate", "object"}` (also "head", "relation", …); None for other rows."""
     if isinstance(row, dict):
         named = {str(key).strip().casefold(): value for key, value in row.items()}
         row = [next((named[name] for name in names if name in named), None) for names in _PARTS]
     if not isinstance(row, (list, tuple)) or len(row) != 3:
         return None
-    # A year or a number is often written without quotation marks; NaN, which a column without a value holds, is none.
+    # A number is often written without quotation marks; NaN stands for a missing value in a table.
     fields = [str(field) for field in row if type(field) in (str, int, float) and field == field]
     return Triple(*fields) if len(fields) == 3 and all(field.strip() for field in fields) else None
 
 
 def names_subject(row: dict[Any, Any]) -> bool:
-    """Whether an object is meant as a triple."""
+    """Whether an object has a key that names a subject, so that it is meant as a triple."""
     return any(str(key).strip().casefold() in _PARTS[0] for key in row)
 
 
@@ -137,8 +137,8 @@ def _markers(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
 
 
 def _parse_body(body: str) -> tuple[Triple | None, bool]:
-    """The triple after `(S>`, if valid, and whether one without `(S>` follows."""
-    # Names hold no line break, so a triple ends on its own line, at the last closing bracket before the next one.
+    """Return the triple after `(S>`, if valid, and whether a triple without `(S>` follows it."""
+    # Names hold no line break, so a triple ends on its line, at the last closing bracket before the next triple.
     body = body.split("\n", 1)[0]
     predicate = next(_markers(_PREDICATE, body), None)
     if predicate is None:

@@ -1,7 +1,7 @@
-"""The words of a text in any script, and the language that it is in.
+"""Split texts in any script into words, and detect their language.
 
-A word is a run of letters, digits and the marks on them. Scripts without spaces, and Korean, whose words grow endings,
-are cut into pairs of characters as by Lucene's CJK analyzer. Accents are folded; vowel signs make another word.
+A word is a run of letters, digits and the marks on them. Text in Korean and in scripts without spaces is cut into pairs
+of characters, like in Lucene's CJK analyzer. Accents are folded; vowel signs are kept.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import regex
 from tripletune.models.options import not_one_of
 
 AUTO, NONE, _ENGLISH = "auto", "none", ("en", "english")
-# Least probability of a language, and what py3langid's codes of Norwegian and Arabic are to Snowball.
+# Minimum probability of a detected language, and Snowball's codes for py3langid's codes of Norwegian and Arabic.
 _SURE, _OTHER_CODES = 0.5, {"no": "nb", "nn": "nb", "ary": "ar", "arz": "ar"}
 _ASCII_WORD = re.compile(r"\w+")
-# The scripts of South-East Asia have line breaks of class SA, for which Unicode asks a dictionary.
+# The scripts of South-East Asia have line breaks of class SA, which Unicode leaves to a dictionary.
 _PAIRED = r"[\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}\p{scx=Hang}\p{lb=SA}]"
 _WORD = regex.compile(rf"(?V1)(?!\p{{M}})(?:(?P<pairs>[{_PAIRED}&&\w]+)|[\w--{_PAIRED}]+)")
 _ACCENTS = regex.compile(r"(?<=[\p{Latin}\p{Greek}\p{Cyrillic}\p{Arabic}\p{Hebrew}])\p{Mn}+|\u0640")
-# Letters that Unicode does not take apart.
+# Letters that Unicode does not decompose.
 _LETTERS = str.maketrans({"ø": "o", "ł": "l", "đ": "d", "ð": "d", "ħ": "h", "ı": "i", "æ": "ae", "œ": "oe", "þ": "th"})
 
 
 def words(text: str) -> list[str]:
-    """The words of a text with their accents, whatever their case and Unicode form."""
+    """Split a text into words, with accents; case and Unicode form are normalised."""
     if text.isascii():
         return _ASCII_WORD.findall(text.lower())
     found: list[str] = []
@@ -42,7 +42,7 @@ def words(text: str) -> list[str]:
 
 
 def fold(word: str) -> str:
-    """A word without accents."""
+    """Remove the accents of a word."""
     if word.isascii():
         return word
     return unicodedata.normalize("NFKC", _ACCENTS.sub("", unicodedata.normalize("NFKD", word)).translate(_LETTERS))
@@ -50,9 +50,9 @@ def fold(word: str) -> str:
 
 @cache
 def analyzer(language: str) -> Callable[[str], list[str]]:
-    """A function from text to BM25 terms: stems without accents, no stop words.
+    """Return a function from text to BM25 terms: stems without accents and without stop words.
 
-    A language is a name of Snowball or stop-words, or a code; a detected one may lack rules.
+    `language` is a name in Snowball or stop-words, or a code; a detected language may have no rules.
     """
     import Stemmer
     from bm25s.stopwords import STOPWORDS_EN
@@ -63,7 +63,7 @@ def analyzer(language: str) -> Callable[[str], list[str]]:
     with suppress(KeyError):
         stem = stem or Stemmer.Stemmer(language).stemWord
     with suppress(StopWordError):
-        # Of "don't" both words, and none of phrases or of what is cut into several pairs.
+        # "don't" gives two words; phrases and entries that are cut into several pairs are left out.
         entries = [] if listed else [(text, words(text)) for text in get_stop_words(language)]
         listed += [word for text, parts in entries if len(parts) == 1 or "'" in text for word in parts]
     if not stem and not listed and language not in _identifier().labels:
@@ -72,14 +72,14 @@ def analyzer(language: str) -> Callable[[str], list[str]]:
 
     def terms(text: str) -> list[str]:
         stems = [stem(word) for word in words(text) if word not in left_out]
-        # Once more without accents: the stem of "Beyonce" is "beyonc", since its e is an ending to a stemmer.
+        # Stem again without accents, since the stem of "Beyonce" is "beyonc".
         return [one if one.isascii() else stem(fold(one)) for one in stems]
 
     return terms
 
 
 def detect(text: str) -> str:
-    """The code (ISO 639) of a text's language; "en" if the text is too short to tell."""
+    """The code (ISO 639) of a text's language; "en" if the detector is not sure."""
     found, confidence = _identifier().classify(text)
     return _OTHER_CODES.get(found, found) if confidence >= _SURE else "en"
 

@@ -1,6 +1,6 @@
-"""The Graph-LLM of RAS (section 3.4): built from a base model, trained as an adapter, loaded, and asked for replies.
+"""Build the Graph-LLM of RAS (section 3.4) from a base model, add an adapter, load it, and generate replies.
 
-With a ledger its replies are stored, reused and counted like calls of any other model.
+A ledger stores, reuses and counts replies of the Graph-LLM like those of any other model.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ def build_graph_llm(
     processor_settings: dict[str, Any] | None = None,
     **settings: Any,
 ) -> tuple[GraphLLM, GraphLLMProcessor]:
-    """Put fresh graph modules in front of a pretrained language model, and make the processor.
+    """Put new graph modules in front of a pretrained language model, and create the processor.
 
     Args:
         dtype: Weight type of the language model; graph modules stay float32.
-        attention: See `models.attention.set_attention`; None takes the choice of transformers.
-        **settings: Fields of `GraphSettings`; `processor_settings` are those of `ProcessorSettings`.
+        attention: See `models.attention.set_attention`; None: the default of transformers.
+        processor_settings: Fields of `ProcessorSettings`; `settings` are fields of `GraphSettings`.
     """
     language_model, tokenizer = load_causal_lm(base_model, dtype, revision, nf4=nf4)
     if "past_key_values" not in inspect.signature(language_model.forward).parameters:
         raise ValueError(
-            f"model {base_model}: {type(language_model).__name__} has no layer with attention, without which a "
-            "Graph-LLM can't write replies; take another base model (some layers with attention are enough)"
+            f"model {base_model}: {type(language_model).__name__} has no attention layer, but a Graph-LLM needs one "
+            "to generate replies; choose a base model in which at least some layers have attention"
         )
     graph = GraphSettings(**settings)
     own = {"use_graph": graph.use_graph, "graph_pooling": graph.graph_pooling}
@@ -93,7 +93,7 @@ def build_graph_llm(
         "graph_token_norm": _embedding_norm(language_model) if graph.graph_token == "normalised" else None,
     }
     model = GraphLLM(GraphLLMConfig(**asdict(graph) | about), language_model)
-    model.is_loaded_in_4bit = nf4  # PEFT asks for it
+    model.is_loaded_in_4bit = nf4  # PEFT reads it
     if attention is not None:
         set_attention(model.language_model, attention)
     model.config._name_or_path = str(base_model)
@@ -102,7 +102,7 @@ def build_graph_llm(
 
 @torch.no_grad()
 def _embedding_norm(language_model: PreTrainedModel) -> float:
-    """The mean norm of about a thousand token embeddings, after the scaling of families that do so."""
+    """The mean norm of about a thousand token embeddings, after the scaling that some model families apply."""
     embed: Any = language_model.get_input_embeddings()
     count = embed.weight.shape[0]
     some = torch.arange(0, count, max(1, count // 1000), device=embed.weight.device)
@@ -119,13 +119,13 @@ def add_adapter(
     targets: tuple[str, ...] = ("q_proj", "v_proj"),
     options: Mapping[str, Any] | None = None,
 ) -> GraphLLM | PeftModel:
-    """Freeze the language model, add LoRA to it and train graph encoder and projector in full.
+    """Freeze the language model, add LoRA to it, and make graph encoder and projector fully trainable.
 
-    All that is trained lies in one PEFT adapter. Defaults are the paper's table 8 and the authors' target modules.
+    One PEFT adapter holds all trained weights. Defaults are from the paper's table 8 and the authors' target modules.
 
     Args:
         tune: "graph_token" adds no LoRA (ablation "No LoRA"); "all" trains the model itself, without an adapter.
-        targets: Linear layers of the language model to adapt; "all-linear" adapts every one but the output layer.
+        targets: Linear layers of the language model to adapt; "all-linear": all of them except the output layer.
     """
     options = dict(options or {})
     use_graph = model.config.use_graph
@@ -134,9 +134,9 @@ def add_adapter(
         return model
     lora = tune == "lora"
     chosen = chosen_layers(model.language_model, targets, model.config.base_model) if lora else set()
-    # A pattern, because the graph encoder's own linear layers must not be adapted on top of being trained.
+    # A pattern excludes the graph encoder's linear layers, which are fully trained and need no LoRA.
     layers: Any = f"{LANGUAGE_MODEL_LAYERS}({'|'.join(sorted(chosen))})"
-    if lora and (numbers := layer_numbers(model, options)):  # which PEFT does not take beside a pattern
+    if lora and (numbers := layer_numbers(model, options)):  # PEFT does not accept numbers together with a pattern
         layers = [name for name in numbers if re.fullmatch(layers, name)]
         options.pop("layers_to_transform")
     saved = [*(GRAPH_MODULES if use_graph else ()), *(options.pop("modules_to_save", None) or ())]
@@ -162,7 +162,7 @@ def is_graph_llm_folder(folder: str | Path) -> bool:
 def load_graph_llm(
     folder: str | Path, dtype: torch.dtype | None = None
 ) -> tuple[PreTrainedModel | PeftModel, GraphLLMProcessor]:
-    """Load a trained Graph-LLM and its processor, or any causal language model as an untrained one without graph."""
+    """Load a trained Graph-LLM and its processor; any other causal LM becomes an untrained Graph-LLM without graph."""
     path = Path(resolve(folder))
     if not is_graph_llm_folder(path):
         if path.is_dir() and not (path / CONFIG).exists():
@@ -179,7 +179,7 @@ def load_graph_llm(
         model: Any
         if is_adapter(path):
             language_model, _ = load_causal_lm(config.base_model, dtype, config.base_revision)
-            # The base is frozen and known by name; what the folder holds is the adapter.
+            # The base model is frozen and known by name; the folder holds only the adapter.
             base = GraphLLM(config, language_model)
             model = load_adapter(base, path, (config.base_model, config.base_revision))
         else:
@@ -192,8 +192,8 @@ class LocalGenerator(DecodingService, Generator, Backend):
     """Generation with a `GraphLLM`, greedy unless its `sampling` says otherwise.
 
     Args:
-        model: The model, with or without PEFT adapter; for `generate` in eval mode.
-        embeddings: Source of node and edge vectors; by default each string is embedded when first seen.
+        model: The model, with or without PEFT adapter; `generate` needs it in eval mode.
+        embeddings: Source of node and edge vectors; by default each string is embedded at its first use.
     """
 
     def __init__(
@@ -215,14 +215,14 @@ class LocalGenerator(DecodingService, Generator, Backend):
         self._closing = False
 
     def __copy__(self) -> LocalGenerator:
-        """A generator with the same weights, but its own calls, thread and ledger client."""
+        """Return a generator with the same weights, but with separate calls, thread and ledger client."""
         about = (self.graph_llm, self.processor, self.batch_size, self.embeddings, self.model, self._ledger)
         twin = LocalGenerator(*about)
         twin.sampling = self.sampling
         return twin
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
-        """Reply to one input, together with other tasks' inputs."""
+        """Reply to one input; inputs of concurrent tasks are batched."""
         if self._client is None:
             return await self.decode(sample, max_new_tokens, evidence)
         content = {
@@ -237,19 +237,19 @@ class LocalGenerator(DecodingService, Generator, Backend):
         messages: list[Message] = [{"role": "user", "content": json.dumps(content, ensure_ascii=False)}]
         sampling = replace(self.sampling, max_tokens=max_new_tokens)
         completion = await self._client.chat(messages, role=f"ras.{sample.task}", sampling=sampling)
-        # The ledger does not keep what was left out of the prompt.
+        # The ledger does not store what was cut from the prompt.
         encoded = self.processor.encode_input(sample, evidence)
         triples, words = encoded.truncated_triples, encoded.truncated_words
         return replace(completion, truncated_triples=triples, truncated_words=words)
 
     async def decode(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
-        """`generate` without a look at the ledger."""
+        """Like `generate`, without the ledger."""
         request = self._request(sample, max_new_tokens, evidence)
         await self.reply(request)
         return self._completion(request)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to an input that `generate` wrote as a chat, for the ledger."""
+        """Reply to an input that `generate` wrote as a chat; the ledger client calls this method."""
         row = json.loads(messages[-1]["content"])
         steps, graph = (tuple(map(Step.from_json, row.get(name) or ())) for name in ("steps", "graph_of"))
         sample = ModelInput(row["task"], row["question"], steps, graph if "graph_of" in row else None)
@@ -274,7 +274,7 @@ class LocalGenerator(DecodingService, Generator, Backend):
         with evaluating(self.graph_llm):
             decoder = self._make_decoder()
             decode(decoder, sorted(requests, key=lambda request: len(request.prompt)))
-        # After it ran out of memory they are smaller, and stay so.
+        # The decoder reduces the sizes when memory runs out; later calls keep the smaller sizes.
         self.batch_size, self._cells = decoder.rows, decoder.cells
         return [self._completion(request) for request in requests]
 
@@ -287,7 +287,7 @@ class LocalGenerator(DecodingService, Generator, Backend):
         encoded, token = self.processor.encode_input(sample, evidence), self.processor.graph_token_id
         places = [place for place, found in enumerate(encoded.input_ids) if found == token]
         inputs = dict(zip(places, encoded.graphs))
-        # In the paper's order the graph of all steps stands in front, so that no prompt begins as another.
+        # In the paper's order the graph of all steps comes first, so no two prompts share a prefix.
         grows = token is None or self.processor.settings.prompt_order != "instruction_first"
         ids = list(encoded.input_ids)
         return Request(ids, limit, draw=Draw.of(self.sampling, ids), inputs=inputs, grows=grows, data=encoded)

@@ -1,8 +1,8 @@
-"""Node and edge texts as vectors (RAS, eq. 5): each distinct string is embedded once, into a memory-mapped table.
+"""Embed node and edge texts (RAS, eq. 5): each distinct string is embedded once, into a memory-mapped table.
 
 The table is two NumPy files: `keys.npy`, the sorted 64-bit hashes of the strings, and `vectors.npy`, float16 rows in
-the same order. Looking a string up is a binary search; nothing but the rows asked for is read from disk. (Two of n
-strings share a hash with probability n^2 / 3.7e19, 1e-7 for two million strings, and would then share a vector.)
+the same order. A lookup is a binary search, and reads only the needed rows from disk. (Among n strings, two share a
+hash and so a vector with probability n^2 / 3.7e19, which is 1e-7 for two million strings.)
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tripletune.models.loading import best_dtype, load_encoder, resolve
 
 logger = logging.getLogger(__name__)
 KEYS, VECTORS, TABLE = "keys.npy", "vectors.npy", "table.json"
-# Strings that a process embeds at a time.
+# Strings per part of a table; see `build_together`.
 CHUNK = 4096
-# Strings in a forward pass of the encoder.
+# Strings per forward pass of the encoder.
 _STRINGS_AT_ONCE = 256
 
 
@@ -36,7 +36,7 @@ class TextEncoder:
         self.dimension = int(self._model.get_embedding_dimension())
 
     def encode(self, strings: Sequence[str]) -> np.ndarray:
-        """(n, D) float16 array, not normalised beyond what the model itself does."""
+        """Embed strings as an (n, D) float16 array, without normalisation besides the model's own."""
         vectors = self._model.encode(
             list(strings), batch_size=_STRINGS_AT_ONCE, convert_to_tensor=True, show_progress_bar=False
         )
@@ -48,7 +48,7 @@ class TextEncoder:
 
 
 def encoder_dimension(spec: str) -> int:
-    """Embedding width D, read from an encoder's configuration where that is sure, else from the loaded encoder."""
+    """Read the embedding width D from an encoder's configuration, or from the loaded encoder if that is ambiguous."""
     place = resolve(spec)
     modules = _small_file(place, "modules.json")
     paths = {one["type"].rpartition(".")[2]: one["path"] for one in json.loads(modules)} if modules else {}
@@ -56,7 +56,7 @@ def encoder_dimension(spec: str) -> int:
     if "Pooling" in paths and paths.keys() <= {"Transformer", "Pooling", "Normalize"}:
         settings = json.loads(_small_file(place, f"{paths['Pooling']}/config.json") or "{}")
         width = settings.get("embedding_dimension", settings.get("word_embedding_dimension"))
-        # Several poolings stand side by side.
+        # With several poolings, the vector is their concatenation.
         modes = [name for name, on in settings.items() if name.startswith("pooling_mode_") and on is True]
         if width and (len(modes) == 1 or isinstance(settings.get("pooling_mode"), str)):
             return int(width)
@@ -64,7 +64,7 @@ def encoder_dimension(spec: str) -> int:
 
 
 def _small_file(place: str, name: str) -> str | None:
-    """Text of a file of a model, which is a folder or a hub id; None where it can't be had."""
+    """The text of a file of a model (folder or hub id); None if the file is not available."""
     from transformers.utils import cached_file
 
     raises = ("gated_repo", "missing_entries", "connection_errors")
@@ -73,7 +73,7 @@ def _small_file(place: str, name: str) -> str | None:
 
 
 def string_key(text: str) -> int:
-    """The 64-bit hash a string is stored under."""
+    """The 64-bit hash of a string, its key in the table."""
     return int.from_bytes(
         hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little", signed=True
     )
@@ -96,7 +96,7 @@ class EmbeddingTable:
         known = found < len(self._keys)
         known[known] = self._keys[found[known]] == wanted[known]
         if not known.all():
-            raise KeyError(f"{np.sum(~known)} strings are not in the embedding table: it was built from other records")
+            raise KeyError(f"{np.sum(~known)} strings are missing: the embedding table was built from other records")
         return torch.from_numpy(self._vectors[found].astype(np.float32))
 
     def vectors(self, strings: Sequence[str]) -> torch.Tensor:
@@ -107,12 +107,12 @@ class EmbeddingTable:
     def build(
         cls, strings: Sequence[str], encoder_spec: str, folder: str | Path, keys: np.ndarray | None = None
     ) -> EmbeddingTable:
-        """Embed every distinct string once and write the table, unless it is there, and open it.
+        """Embed every distinct string once and write the table, unless it exists, then open it.
 
-        Processes that build the same table at one time share the work; see `models.files.build_together`. Chunks of
-        strings follow the order in which they come first, so a vector does not depend on the number of processes.
-        Strings may repeat, and a column of a memory-mapped `datasets.Dataset` stays on disk; `keys` are their
-        `string_key`s. The folder's name says what the strings and the encoder are.
+        Processes that build the same table at the same time share the work; see `models.files.build_together`. Strings
+        are split into chunks in the order of their first occurrence, so a vector does not depend on the number of
+        processes. Strings may repeat, and may be a column of a memory-mapped `datasets.Dataset`, which stays on disk;
+        `keys` are their `string_key`s. The folder's name must identify the strings and the encoder.
         """
         folder = Path(folder)
         if keys is None:
@@ -147,7 +147,7 @@ def _save(path: Path, array: np.ndarray) -> None:
 
 
 def _sort_vectors(path: Path, parts: Sequence[Path], order: np.ndarray, dimension: int) -> None:
-    """Write vectors of parts of CHUNK strings each in another order, a block at a time in memory."""
+    """Write the vectors of parts with CHUNK strings each in the given order, with one block at a time in memory."""
     about = {"descr": "<f2", "fortran_order": False, "shape": (len(order), dimension)}
     with new_file(path) as scratch, scratch.open("wb") as out:
         np.lib.format.write_array_header_1_0(out, about)
@@ -156,13 +156,13 @@ def _sort_vectors(path: Path, parts: Sequence[Path], order: np.ndarray, dimensio
             block = np.empty((len(row), dimension), np.float16)
             for number in np.unique(part):
                 mine = part == number
-                # Opened again, so that no more than a part is mapped.
+                # The file is opened for each block, so that only one part is mapped at a time.
                 block[mine] = np.load(parts[number] / VECTORS, mmap_mode="r")[row[mine]]
             block.tofile(out)
 
 
 class LiveEmbeddings:
-    """Embeds strings as they come, each once, for inference; keeps `capacity` of them (1.5 KB each at D = 768)."""
+    """Embed each string at its first use, for inference, and keep up to `capacity` vectors (1.5 KB each at D = 768)."""
 
     def __init__(self, encoder_spec: str, dimension: int, capacity: int = 200_000) -> None:
         self.encoder_spec = encoder_spec

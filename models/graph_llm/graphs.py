@@ -1,5 +1,5 @@
-"""Triples as graphs: one sub-graph a step and their union, the question graph G_Q (RAS, section 3.2, eq. 5-6), and the
-encoders that read them: Graph Transformer (paper), GAT and GCN, with edge features (sections 3.1, D.2 and table 8).
+"""Build graphs from triples, one sub-graph per step or their union, the question graph G_Q (RAS, section 3.2, eq. 5-6),
+and encode them: Graph Transformer (paper), GAT and GCN, with edge features (sections 3.1, D.2 and table 8).
 
 Nodes are the distinct subject and object strings; every triple gives an edge and a reverse edge whose text is
 `inverse_` + predicate, so information flows both ways.
@@ -26,9 +26,9 @@ INVERSE = "inverse_"
 
 
 class SampleGraph(NamedTuple):
-    """Sub-graphs of a sample side by side; empty ones leave no trace.
+    """The non-empty sub-graphs of a sample.
 
-    N names and E texts, or the keys of their embeddings; E node numbers at each end; N sub-graph numbers.
+    `nodes` and `edges` are texts or the keys of their embeddings; `subgraph` has the sub-graph number of each node.
     """
 
     nodes: list[Any]
@@ -39,11 +39,10 @@ class SampleGraph(NamedTuple):
 
 
 def build_graph(steps: Sequence[Step], pooling: str = "subgraphs") -> SampleGraph:
-    """The graph behind the placeholder: names and texts.
+    """Build the graph of a graph token.
 
-    In a sub-graph equal names are one node, and a repeated triple counts once.
-
-    With pooling "subgraphs" there is one a step (paper, section D.2), with "union" G_Q alone (eq. 6).
+    In a sub-graph, equal names become one node, and a repeated triple counts once. With pooling "subgraphs" there is
+    one sub-graph per step (paper, section D.2); with "union" the only sub-graph is G_Q (eq. 6).
     """
     graph, groups = SampleGraph([], [], [], [], []), [step.triples for step in steps]
     if pooling == "union":
@@ -62,11 +61,11 @@ def build_graph(steps: Sequence[Step], pooling: str = "subgraphs") -> SampleGrap
 
 
 def batch_graphs(samples: Sequence[SampleGraph], vectors: Callable[[list[Any]], torch.Tensor]) -> Batch:
-    """All graphs of a batch as one PyG `Batch`; `vectors` makes (n, D) floats of n names and texts, or of their keys.
+    """Merge graphs into one PyG `Batch`; `vectors` returns the vectors (n, D) of n texts or keys.
 
     Returns:
-        For N nodes and E edges of all samples `x` (N, D), `edge_index` (2, E), `edge_attr` (E, D), `batch` (N,), the
-        sample of each node, and `subgraph_of` (N,), its sub-graph; sub-graphs are numbered through the whole batch.
+        For N nodes and E edges of all samples: `x` (N, D), `edge_index` (2, E), `edge_attr` (E, D), `batch` (N,), the
+        sample of each node, and `subgraph_of` (N,), the sub-graph of each node, numbered across the whole batch.
     """
     found = vectors([one for sample in samples for one in (*sample.nodes, *sample.edges)])
     data, start, subgraphs = [], 0, 0
@@ -113,7 +112,7 @@ class _WithoutEdges(nn.Module):
 
 
 class _NodeNorm(nn.BatchNorm1d):
-    """Batch normalisation over nodes; a single one takes the running statistics and leaves them as they are."""
+    """Batch normalisation over nodes; a single node uses the running statistics and does not change them."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if len(input) > 1:
@@ -123,14 +122,14 @@ class _NodeNorm(nn.BatchNorm1d):
 
 
 class GraphEncoder(nn.Module):
-    """Encodes every sub-graph of a batch at once and pools it to one vector a sample.
+    """Encode all sub-graphs of a batch at once, and pool them to one vector per sample.
 
-    Layers alternate convolution and, after all but the last, LayerNorm, ReLU and dropout. Pooling is the mean over
-    the nodes of a sub-graph, then the mean over the sub-graphs of a sample; a sample without nodes gives the zero
+    Each layer is a convolution; LayerNorm, ReLU and dropout follow every layer except the last. Pooling is the mean
+    over the nodes of a sub-graph, then the mean over the sub-graphs of a sample; a sample without nodes gives the zero
     vector (section D.2 and the authors' code for the empty case).
 
-    GAT (GATv2) and GCN are with edge features; `gat_authors` and `gcn_authors` as in the authors' code: without them,
-    with batch normalisation, and of GAT's heads the mean. Elsewhere heads are concatenated.
+    GAT (GATv2) and GCN use edge features and concatenate heads. `gat_authors` and `gcn_authors` follow the authors'
+    code: they use no edge features, they use batch normalisation, and `gat_authors` averages its heads.
     """
 
     def __init__(self, settings: GraphSettings, in_width: int) -> None:
@@ -147,7 +146,7 @@ class GraphEncoder(nn.Module):
         self.dropout = nn.Dropout(settings.graph_dropout)
 
     def forward(self, graphs: Batch) -> torch.Tensor:
-        """Encode the graphs of a batch, from `batch_graphs`: (B, H), one vector a sample."""
+        """Encode the graphs of a batch from `batch_graphs` as (B, H), one vector per sample."""
         num_samples = graphs.num_graphs
         weight = next(self.parameters())
         graphs = graphs.to(weight.device)
@@ -155,15 +154,15 @@ class GraphEncoder(nn.Module):
         edge_attr = graphs.edge_attr.to(weight.dtype)
         empty = x.shape[0] == 0
         if empty:
-            # A node with an edge to itself goes through all layers and counts nothing, so that distributed training
-            # finds a gradient for each parameter, also where parameters are there only while their layer runs.
+            # A node with an edge to itself passes through all layers with weight 0, so that distributed training finds
+            # a gradient for each parameter, also if parameters are gathered only while their layer runs.
             x, edge_attr = x.new_zeros(1, x.shape[1]), x.new_zeros(1, edge_attr.shape[1])
             edge_index = edge_index.new_zeros(2, 1)
         for layer, convolution in enumerate(self.convolutions):
             x = convolution(x, edge_index, edge_attr)
             if layer < len(self.norms):
                 x = torch.relu(self.norms[layer](x))
-                # Nothing is drawn for an empty graph.
+                # An empty graph draws no random numbers.
                 x = x if empty else self.dropout(x)
         if empty:
             return 0.0 * x.expand(num_samples, -1)

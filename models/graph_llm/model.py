@@ -1,8 +1,8 @@
 """The Graph-LLM: a language model that reads one projected graph token (RAS, section 3.4, figure 2, eq. 2 and 8).
 
-Laid out like the vision-language models of transformers: `graph_encoder`, `projector`, `language_model`, and a
-placeholder token in `input_ids` whose embedding the projected graph replaces. Trainer, PEFT, `generate` and
-`save_pretrained` work on it unchanged.
+The model is structured like the vision-language models of transformers: `graph_encoder`, `projector`, `language_model`,
+and a placeholder token in `input_ids`. The projected graph replaces the embedding of the placeholder. Trainer, PEFT,
+`generate` and `save_pretrained` work with the model unchanged.
 
 Shapes: B samples, T tokens, W width of the language model, H graph width, V vocabulary.
 """
@@ -29,8 +29,8 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
 
     Attributes:
         base_weights: Fingerprint of the base model; see `models.loading.check_base`.
-        graph_token_norm: Norm of the graph token, without the projector's offset, which hides the differences between
-            graphs; None leaves it unchanged (paper).
+        graph_token_norm: Norm to which the graph token is scaled after the projector's offset is removed, since that
+            offset hides the differences between graphs; None leaves the token unchanged (paper).
     """
 
     model_type = "graph_llm"
@@ -47,13 +47,13 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if isinstance(self.text_config, dict):
             self.text_config = AutoConfig.for_model(**self.text_config)
-        if self.graph_token_norm is not None:  # checkpoints of before have no `graph_token`
+        if self.graph_token_norm is not None:  # older checkpoints have no `graph_token`
             self.graph_token = "normalised"
         super().__post_init__(**kwargs)
 
 
 class Projector(nn.Sequential):
-    """Two linear layers with a sigmoid between them, (B, H) -> (B, W) (authors' code; table 8)."""
+    """Map (B, H) to (B, W) by two linear layers with a sigmoid between them (authors' code; table 8)."""
 
     def __init__(self, in_width: int, width: int, out_width: int, bias: bool = True) -> None:
         up, out = nn.Linear(in_width, width), nn.Linear(width, out_width, bias=bias)
@@ -61,15 +61,15 @@ class Projector(nn.Sequential):
 
 
 class NormalisedProjector(Projector):
-    """A projector without the offset that all graphs share: tokens have length `norm`, the empty graph's 0."""
+    """A projector without the offset that all graphs share: a token has norm `norm`, or 0 for the empty graph."""
 
     def __init__(self, in_width: int, width: int, out_width: int, norm: float) -> None:
         super().__init__(in_width, width, out_width, bias=False)
         self.norm = norm
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Graph tokens (B, W) of encoded graphs (B, H)."""
-        # What differs between graphs is some hundredths of the offset, which bfloat16 rounds.
+        """Map encoded graphs (B, H) to graph tokens (B, W)."""
+        # Graphs differ by only a few hundredths of the offset; bfloat16 would round these differences.
         with torch.autocast(input.device.type, enabled=False):
             vectors = input.to(self.up.weight.dtype)
             hidden = self.sigmoid(self.up(torch.cat([vectors, torch.zeros_like(vectors[:1])])))
@@ -77,9 +77,9 @@ class NormalisedProjector(Projector):
 
 
 class GraphLLM(PreTrainedModel, GenerationMixin):
-    """Graph encoder, projector and a causal language model of any decoder family with attention (pure Mamba has none).
+    """Graph encoder, projector and a causal language model of any decoder family with attention (not pure Mamba).
 
-    Without a `language_model` one with random weights is made of `config.text_config`.
+    Without `language_model`, a language model with random weights is built from `config.text_config`.
     """
 
     config_class = GraphLLMConfig
@@ -87,9 +87,9 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
-    # Whether logits can be computed at label positions alone; see `models.losses.scales_alike`.
+    # Whether logits can be computed at label positions only; see `models.losses.scales_alike`.
     labels_only = True
-    # Whether rows are laid end to end to learn from them, which `models.attention` can.
+    # Whether training packs rows end to end; see `models.attention`.
     end_to_end = False
     _supports_sdpa = True
     _supports_flash_attn = True
@@ -101,12 +101,12 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         if language_model is None:
             language_model = AutoModelForCausalLM.from_config(config.text_config)
         elif language_model.config._attn_implementation is None:
-            # Sharing the configuration with a composite one resets the attention it was loaded with: take the fastest
-            # that the family supports (not every one has scaled_dot_product_attention, Gemma 2 for one).
+            # Sharing the configuration with a composite model resets the attention: set the fastest kernel that the
+            # family supports (some families, for example Gemma 2, do not have scaled_dot_product_attention).
             attention = language_model.get_correct_attn_implementation(None, True)
             language_model.set_attn_implementation(attention)
             if language_model.config._attn_implementation is None:
-                # Old families, such as GPT-J, refuse to be set: without a name they would get no causal mask either.
+                # Old families, such as GPT-J, ignore this setter, and without a name they would get no causal mask.
                 language_model.config._attn_implementation = attention
         self.language_model = language_model
         self._no_split_modules = list(getattr(language_model, "_no_split_modules", None) or [])
@@ -120,7 +120,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        # Every part initialises itself when it is made; the default would overwrite a loaded language model.
+        # Every part initialises itself; the default would overwrite a loaded language model.
         return
 
     def get_output_embeddings(self) -> nn.Module:
@@ -132,16 +132,16 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         return self.language_model.get_decoder()
 
     def embed_inputs(self, input_ids: Any, graph_embeds: torch.Tensor | None) -> torch.Tensor:
-        """Token embeddings (B, T, W) of `input_ids` (B, T), with graph tokens (placeholders, W) in their places.
+        """Token embeddings (B, T, W) of `input_ids` (B, T), in which `graph_embeds` replace the placeholders.
 
-        Without a placeholder one graph token may be given, so that its parameters get a (zero) gradient.
+        Without a placeholder, one graph token may still be given, so that the graph modules get a (zero) gradient.
         """
         token_id = self.config.graph_token_id
         embed = self.language_model.get_input_embeddings()
         if token_id is None:
             return embed(input_ids)
         is_graph = input_ids == token_id
-        # The placeholder need not be in the vocabulary: look up any other token in its place.
+        # The placeholder may be outside the vocabulary: look up token 0 instead.
         embeds = embed(torch.where(is_graph, 0, input_ids))
         if graph_embeds is None:
             if bool(is_graph.any()):
@@ -149,7 +149,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             return embeds
         placeholders = int(is_graph.sum())
         if placeholders != graph_embeds.shape[0] and (placeholders, graph_embeds.shape[0]) != (0, 1):
-            raise ValueError(f"input_ids hold {placeholders} graph placeholders, for {graph_embeds.shape[0]} graphs")
+            raise ValueError(f"{graph_embeds.shape[0]} graphs were passed for {placeholders} graph placeholders")
         return embeds.masked_scatter(is_graph.unsqueeze(-1), graph_embeds.to(embeds.dtype))
 
     def forward(
@@ -174,19 +174,19 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         Args:
             input_ids: (B, T) tokens, with placeholders where the model uses graphs.
             attention_mask: (B, T).
-            position_ids: (B, T); counted from the attention mask when left out.
+            position_ids: (B, T); by default counted from the attention mask.
             inputs_embeds: (B, T, W) instead of `input_ids`.
             graphs: PyG batch of the graphs, row after row in the order of their placeholders.
-            graph_embeds: (placeholders, W) graph tokens, when they were computed before.
-            labels: (B, T), -100 where nothing is learned; they are shifted here.
-            label_weights: (B, T), weights of the label tokens in the mean; all 1 when left out.
+            graph_embeds: (placeholders, W) graph tokens, if they are already computed.
+            labels: (B, T), -100 where nothing is learned; this method shifts them.
+            label_weights: (B, T), weights of the label tokens in the mean; by default 1.
             logits_to_keep: As in transformers, for generation.
-            full_logits: With labels: also compute logits where nothing is learned (for tests and analysis).
-            num_items_in_batch: Label tokens, or the sum of their weights, of the whole optimiser step.
+            full_logits: With labels, also compute logits where nothing is learned (for tests and analysis).
+            num_items_in_batch: Number of label tokens, or the sum of their weights, in the whole optimiser step.
 
         Returns:
-            Loss, the mean cross-entropy of label tokens, or their sum divided by `num_items_in_batch`; logits
-            (B, T, V), or (label tokens, V) when labels were given and `full_logits` was not; cache.
+            The loss, which is the mean cross-entropy of label tokens, or the sum divided by `num_items_in_batch`; the
+            logits, (B, T, V), or (label tokens, V) with labels and without `full_logits`; the cache.
         """
         if inputs_embeds is None:
             if graphs is not None and self.config.use_graph:
@@ -212,7 +212,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             loss = label_loss(whole[:, :-1][keep], targets, weights, num_items_in_batch)
             return CausalLMOutputWithPast(loss, whole if full_logits else whole[:, :-1][keep])
         if self.end_to_end and attention_mask is None:
-            # What no label of its row depends on, such as padding, is not computed.
+            # Tokens after the last label of a row, such as padding, are not computed.
             needed = keep.flip(1).cumsum(1).flip(1) > 0
             places = torch.arange(needed.shape[1], device=needed.device).expand_as(needed)
             inputs |= {"inputs_embeds": inputs_embeds[:, :-1][needed][None], "attention_mask": needed[None, None]}
@@ -221,7 +221,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(label_loss(logits, targets, weights, num_items_in_batch), logits)
 
     def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
-        """Pass the graph token on the first step, and on later ones only where no cache holds it."""
+        """Pass the graph token on the first step, and on later steps only without a cache."""
         inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
         if kwargs.get("past_key_values") is not None and not kwargs.get("is_first_iteration"):
             inputs.pop("graph_embeds", None)
@@ -229,7 +229,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def generate(self, *args: Any, graphs: Batch | None = None, **kwargs: Any) -> Any:
-        """As in transformers; graphs are encoded once before the first step, so beams and samples share them."""
+        """Generate as in transformers; graphs are encoded once, and beams and samples share them."""
         if graphs is not None and self.config.use_graph:
             kwargs["graph_embeds"] = self.projector(self.graph_encoder(graphs))
         return super().generate(*args, **kwargs)

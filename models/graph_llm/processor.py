@@ -1,16 +1,16 @@
-"""Structured inputs become token ids and graphs, for training and inference alike.
+"""Turn structured inputs into token ids and graphs, in training and in inference.
 
 Token order (RAS, sections 3.4 and D.2): BOS and opening of the user turn, ONE graph placeholder, instruction, history
-and question, closing of the turn, label, end of sequence. Marker strings are ordinary text. A prompt that is too long
-loses triples of its oldest step first, never the instruction or the question; the graph keeps all of them. Within a
-step the triples of the lowest-ranked passage go first.
+and question, closing of the turn, label, end of sequence. Marker strings are ordinary text. If a prompt is too long,
+triples of its oldest step are dropped first, but never the instruction or the question; the graph keeps all triples.
+Within a step, the triples of the lowest-ranked passage are dropped first.
 
 With `prompt_order: history_first` (ours) the history comes before placeholder, instruction and question, so that all
 prompts of a question share a prefix.
 
 With `prompt_order: interleaved` (ours) a question is one growing sequence: both instructions, the question, and for
-each step the planner's reply, its triples and one graph token of these triples, since the model has read the earlier
-ones. A prompt that is too long no longer continues the one before.
+each step the planner's reply, the step's triples and one graph token for the step. A prompt that had to be shortened
+no longer continues the previous prompt.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ from tripletune.models.local.chat import DATE
 from tripletune.models.run_folders import PROCESSOR
 
 GRAPH_TOKEN = "<|graph|>"
-# Private-use characters: they mark the places of instruction and body in a chat template and occur in neither.
+# Private-use characters mark instruction and body in a chat template, since no text contains them.
 _INSTRUCTION, _BODY = "\ue000instruction\ue001", "\ue000body\ue001"
 
 
 @dataclass(kw_only=True)
 class ProcessorSettings(PromptSettings):
-    """Settings of a processor, saved beside its tokenizer; the instructions are INST_Plan, INST_Ans.
+    """Settings of a processor, saved beside its tokenizer; the instructions are INST_Plan and INST_Ans.
 
-    `prompt_format` "plain" writes instruction, blank line, body, line break; "llama2" the same within [INST] … [/INST].
+    With `prompt_format` "plain" a prompt is instruction, blank line, body and line break; "llama2" writes [INST]
+    instruction, blank line, body [/INST].
     """
 
     planning_instruction: str
@@ -55,7 +56,7 @@ class ProcessorSettings(PromptSettings):
 
 @dataclass(frozen=True, slots=True)
 class EncodedInput:
-    """A prompt as tokens, the graph of each placeholder, and counts of what was left out to make it fit."""
+    """The tokens of a prompt, the graph of each placeholder, and how many triples or words were dropped to fit."""
 
     input_ids: list[int]
     graphs: list[SampleGraph]
@@ -64,7 +65,7 @@ class EncodedInput:
 
 
 class GraphLLMProcessor:
-    """Renders, tokenises and truncates inputs for a `GraphLLM`; with `use_graph` its tokenizer gets a placeholder."""
+    """Render, tokenise and truncate inputs for a `GraphLLM`; `use_graph` adds a placeholder to the tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: ProcessorSettings) -> None:
         self.tokenizer = tokenizer
@@ -86,7 +87,7 @@ class GraphLLMProcessor:
         }
 
     def encode_input(self, sample: ModelInput, evidence: str | None = None) -> EncodedInput:
-        """Prompt and sub-graphs of an input; `evidence` overrides the setting of that name."""
+        """Encode prompt and graphs of an input; `evidence` overrides the setting `evidence`."""
         evidence = evidence or self.settings.evidence
         prompt = self.prompt(sample, evidence)
         triples = words = 0
@@ -100,20 +101,20 @@ class GraphLLMProcessor:
         return EncodedInput(prompt, graphs, triples, words)
 
     def encode_label(self, record: Record, long_labels: str = "error") -> tuple[list[int], int]:
-        """Label tokens with the end-of-sequence token, and how many of them spell the action marker.
+        """Return the label tokens with the end-of-sequence token, and how many of them spell the action marker.
 
-        The marker stands first in the label of a planning record; an answering record has none.
+        The label of a planning record begins with the marker; the label of an answering record has no marker.
 
         Args:
-            long_labels: For a label of more than `max_label_tokens`: "error", or "truncate", which also drops the
-                end-of-sequence token, since it would teach to stop inside a sentence. The authors' code puts it there
-                (framework/models/graphllm.py).
+            long_labels: What to do with a label of more than `max_label_tokens`: "error", or "truncate" without an
+                end-of-sequence token, which would teach the model to stop inside a sentence. (The authors' code adds
+                the token: framework/models/graphllm.py.)
         """
         ids, limit = [*self.encode_text(record.label), int(self.tokenizer.eos_token_id)], self.settings.max_label_tokens
         if len(ids) > limit and long_labels == "error":
             raise ValueError(
-                f"record {record.id!r}: its label has {len(ids)} tokens and max_label_tokens is {limit}: raise the "
-                "limit, or set data.long_labels to truncate or skip"
+                f"record {record.id!r}: the label has {len(ids)} tokens, but max_label_tokens is {limit}: raise "
+                "max_label_tokens, or set data.long_labels to truncate or skip"
             )
         ids = ids[:limit]
         marker = self.encode_text(record.action.value) if record.task == "planning" else []
@@ -127,23 +128,23 @@ class GraphLLMProcessor:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> GraphLLMProcessor:
-        """Read what `save_pretrained` wrote."""
+        """Read a folder written by `save_pretrained`."""
         from tripletune.models.loading import load_tokenizer
 
         return cls(load_tokenizer(folder), ProcessorSettings(**read_json(Path(folder) / PROCESSOR)))
 
     @classmethod
     def create(cls, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> GraphLLMProcessor:
-        """A processor with the instructions of `models/prompts` unless others are given."""
+        """Create a processor; the default instructions are those of `models/prompts`."""
         instructions = {f"{task}_instruction": text for task, text in load_instructions().items()}
         return cls(tokenizer, ProcessorSettings(**instructions | settings))
 
     def without_graph(self) -> GraphLLMProcessor:
-        """The same prompts without the graph placeholder, for a model that was trained with it (RAS, table 2)."""
+        """Return a processor without graph placeholder, to evaluate a model that was trained with it (RAS, table 2)."""
         return GraphLLMProcessor(self.tokenizer, dataclasses.replace(self.settings, use_graph=False))
 
     def prompt(self, sample: ModelInput, evidence: str) -> list[int]:
-        """The whole prompt, however long."""
+        """The whole prompt, without truncation."""
         if self.settings.prompt_order == "instruction_first":
             return [*self._heads[sample.task], *self.encode_text(render(sample, evidence)), *self._closing]
         history, question = render_parts(sample, evidence)
@@ -161,7 +162,7 @@ class GraphLLMProcessor:
         ]
 
     def encode_text(self, text: str) -> list[int]:
-        """Tokens of a text; whatever it contains, none is a control token."""
+        """Tokens of a text, without control tokens."""
         return text_ids(self.tokenizer, [text])[0]
 
     def _frame(self) -> tuple[list[int], list[int], list[int]]:
@@ -182,7 +183,9 @@ class GraphLLMProcessor:
 
     def _chat_frame(self) -> tuple[str, str, str]:
         if not getattr(self.tokenizer, "chat_template", None):
-            raise ValueError("data.prompt_format chat: the tokenizer has no chat template; take plain, or a chat model")
+            raise ValueError(
+                "data.prompt_format chat: the tokenizer lacks a chat template; set plain, or use a chat model"
+            )
         system = [{"role": "system", "content": _INSTRUCTION}, {"role": "user", "content": _BODY}]
         user = [{"role": "user", "content": f"{_INSTRUCTION}\n\n{_BODY}"}]
         for messages in (user,) if self.settings.prompt_order == "history_first" else (system, user):
@@ -191,17 +194,15 @@ class GraphLLMProcessor:
                     messages, tokenize=False, add_generation_prompt=True, enable_thinking=False, date_string=DATE
                 )
             except jinja2.TemplateError:
-                continue  # many templates refuse a system turn; the sandbox refuses code
+                continue  # many templates reject a system message, and the sandbox rejects code
             if text.count(_INSTRUCTION) == 1 and text.count(_BODY) == 1:
                 opening, rest = text.split(_INSTRUCTION)
                 middle, closing = rest.split(_BODY)
                 return opening, middle, closing
-        raise ValueError(
-            "the tokenizer's chat template does not repeat the messages as they are; set prompt_format to plain"
-        )
+        raise ValueError("the tokenizer's chat template changes the text of messages; set data.prompt_format to plain")
 
     def _shorten(self, sample: ModelInput, evidence: str) -> tuple[list[int], int, int]:
-        """Drop triples (or words of raw text) until the prompt fits: of the oldest step first, from its end."""
+        """Drop triples (or words of raw text) until the prompt fits: first those of the oldest step, from its end."""
         limit = self.settings.max_input_tokens
         units: list[list[Any]] = [
             list(step.triples) if evidence == "triples" else step.text.split() for step in sample.steps
@@ -223,6 +224,6 @@ class GraphLLMProcessor:
         if len(prompt) > limit:
             raise ValueError(
                 f"question {sample.question[:80]!r}: without any evidence the prompt still has "
-                f"{len(prompt) - limit} tokens more than max_input_tokens={limit} allows: raise it"
+                f"{len(prompt) - limit} tokens more than max_input_tokens={limit} allows: raise max_input_tokens"
             )
         return (prompt, count, 0) if evidence == "triples" else (prompt, 0, count)

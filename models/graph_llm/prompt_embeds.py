@@ -1,7 +1,7 @@
-"""A Graph-LLM whose language model runs in vLLM: graph encoder, projector and token embeddings here, the rest there.
+"""A Graph-LLM whose language model runs in vLLM; graph encoder, projector and token embeddings run in this process.
 
 `vllm serve MERGED --enable-prompt-embeds` serves the merged language model (`checkpoints merge --language-model-only`).
-A prompt goes there whole, as vectors, which the completions endpoint takes as a tensor saved by torch, in base64.
+Each prompt is sent to the completions endpoint as vectors: a tensor saved by torch, in base64.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from tripletune.models.llm.ledger_client import LedgerClient, Limits
 
 
 class PromptEmbedsBackend(OpenAIBackend):
-    """Completions of prompts that are vectors: a chat's one message is the tensor in base64."""
+    """A backend for prompts that are vectors: the only message of a chat is the tensor in base64."""
 
     def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
-        """`client.completions.create`; OpenAI's SDK demands a prompt, and vLLM takes an empty one for none."""
+        """Call `client.completions.create`; OpenAI's SDK requires a prompt, and vLLM ignores an empty prompt."""
         body["prompt_embeds"] = body.pop("messages")[0]["content"]
         return client.completions.with_raw_response.create(model=body.pop("model"), prompt="", extra_body=body)
 
 
 class PromptEmbedsGenerator(LocalGenerator):
-    """Generation with a `GraphLLM` of which everything behind the embeddings runs in vLLM; many calls at once.
+    """Generate with a `GraphLLM` whose layers after the embeddings run in vLLM; calls run concurrently.
 
     Args:
-        local: The whole model.
+        local: The complete model in this process.
         where: The vLLM server, `NAME@URL`.
     """
 
@@ -52,11 +52,11 @@ class PromptEmbedsGenerator(LocalGenerator):
         options = LLMOptions(model=served, url=url, extra=stop)
         limits = Limits(options.concurrency, timeout=options.timeout)
         self.address, self._server = url, LedgerClient(PromptEmbedsBackend(options), limits=limits)
-        # As of any chat model: it answers again when its server is back.
+        # As with any chat model, calls succeed again when the server is back.
         self._server.ends_run = False
 
     async def decode(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
-        """`generate` without a look at the ledger."""
+        """Like `generate`, without the ledger."""
         encoded = self.processor.encode_input(sample, evidence)
         vectors = await self._in_thread(partial(self._vectors, encoded))
         sampling = replace(self.sampling, max_tokens=max_new_tokens)
@@ -67,7 +67,7 @@ class PromptEmbedsGenerator(LocalGenerator):
 
     @torch.no_grad()
     def _vectors(self, encoded: Any) -> str:
-        """The embeddings of a prompt (T, W)."""
+        """The embeddings (T, W) of a prompt, in base64."""
         model, graphs = self.graph_llm, self._graphs(encoded.graphs)
         tokens = model.projector(model.graph_encoder(graphs["graphs"])) if graphs else None
         ids = torch.tensor([encoded.input_ids], device=model.device)

@@ -1,8 +1,7 @@
-"""Interfaces of model calls; a `Completion` is the answer.
+"""Interfaces of model calls; every call returns a `Completion`.
 
-Loops and builders call an `LLMClient`, loops with graphs a `Generator`. Both call a `Backend`, which talks to one
-model, through `models.llm.ledger_client`: cache, limits, retries.
-
+Loops and builders call an `LLMClient`; loops with graphs call a `Generator`. Both of them call a `Backend`, which calls
+one model. `models.llm.ledger_client` adds cache, limits and retries.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from tripletune.models.data.records import ModelInput, whole_characters
 
 _KEY_SHAPE = re.compile(r"\bsk-[A-Za-z0-9_*.-]{4,}|(?<=[Bb]earer )[^\s\"']+|(?<=//)[^\s/@]+(?=@)")
 
-# The role of the call under way, for the few backends that reply by it, such as an oracle.
+# The role of the current call, for the few backends whose reply depends on the role, such as an oracle.
 CALL_ROLE: ContextVar[str] = ContextVar("role", default="")
-# Message of the cancellation of a call that took too long; one that nobody waits for any more is cancelled without.
+# The message with which a call that took too long is cancelled; other cancellations have no message.
 TIMED_OUT = "timed out"
 
 
@@ -34,12 +33,12 @@ class Message(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a reply is drawn; part of the ledger's key.
+    """How a reply is sampled; part of the ledger's key.
 
     Attributes:
         temperature: 0 is greedy.
-        seed: For servers that take one. Replies to the same messages under two seeds are two calls.
-        schema: A JSON schema, as JSON text, for servers that enforce one.
+        seed: For servers that accept a seed. The same messages with two seeds are two calls.
+        schema: A JSON schema, as JSON text, for servers that enforce a schema.
     """
 
     temperature: float = 0.0
@@ -49,9 +48,9 @@ class Sampling:
     schema: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as keys of ledgers and triple stores have them.
+        """The settings as they are part of keys in ledgers and triple stores.
 
-        To keep earlier keys, newer fields are left out at their default, and "stop" of earlier versions stays.
+        So that old keys stay valid, newer fields are left out at their default, and the old field "stop" is kept.
         """
         # 0 and 0.0 are the same temperature and must be the same text.
         found = {"temperature": float(self.temperature), "top_p": float(self.top_p), "max_tokens": self.max_tokens}
@@ -60,14 +59,14 @@ class Sampling:
 
 
 class Endpoint:
-    """The common part of backends and clients.
+    """The common base class of backends and clients.
 
     Attributes:
-        behind: What this one calls, the usual one first; it passes on what is asked of it, and closes them.
-        model: Its name in the ledger's keys, for example "openai:gpt-4o-mini", without secrets.
-        send_temperature: Whether replies are drawn as `Sampling` says, not with a provider's settings.
-        address: Where the model's server is; "" for one on this machine.
-        may_be_silent: Whether a reply may be empty, as from a model on this machine.
+        behind: The endpoints that this endpoint calls and closes; the first of them is the default.
+        model: The model's name in the ledger's keys, for example "openai:gpt-4o-mini", without secrets.
+        send_temperature: Whether replies are sampled with the settings in `Sampling`, not with the provider's.
+        address: Address of the model's server; "" for a model on this machine.
+        may_be_silent: Whether an empty reply is valid, as from a model on this machine.
     """
 
     behind: Sequence[Endpoint] = ()
@@ -77,21 +76,21 @@ class Endpoint:
     may_be_silent: bool = False
 
     def load(self) -> None:
-        """Load a model on this machine now; otherwise the first call does."""
+        """Load a model on this machine now; otherwise the first call loads it."""
         for one in self.behind:
             one.load()
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
-        """Tokens of a chat as the model reads it."""
+        """The number of tokens of a chat."""
         if self.behind:
             return self.behind[0].count_tokens(messages)
         raise ValueError(
-            f"max_prompt_tokens is set, and the tokens of {self.model} can't be counted here: leave it out, or name a "
-            "local model with --integrator"
+            f"max_prompt_tokens is set, but the tokens of {self.model} can't be counted here: leave out "
+            "max_prompt_tokens, or name a local model with --integrator"
         )
 
     def pending_message(self) -> str | None:
-        """Advice for the end of a run on calls that wait for a batch; None when none waits."""
+        """Say what to do about calls that wait for a batch, at the end of a run; None if no call waits."""
         return " ".join(filter(None, (one.pending_message() for one in self.behind))) or None
 
     async def close(self) -> None:
@@ -100,7 +99,7 @@ class Endpoint:
 
 
 class Backend(Endpoint):
-    """One model, one attempt: no cache, no retry, no limit."""
+    """One attempt to call one model, without cache, retries or limits."""
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Reply to a chat, or raise a `TransientError` or a `CallError`."""
@@ -108,7 +107,7 @@ class Backend(Endpoint):
 
 
 class LLMClient(Endpoint):
-    """The client of loops and builders."""
+    """The client for loops and builders."""
 
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
@@ -118,20 +117,20 @@ class LLMClient(Endpoint):
         Args:
             messages: The chat; its last turn is the user's.
             role: The call's purpose, for example "subq.filter"; accounting and trajectories group by it.
-            sampling: `None`: greedy, at most 512 tokens.
-            question_id: The question it belongs to, for trajectories.
+            sampling: By default greedy with at most 512 tokens.
+            question_id: The question that the call belongs to, for trajectories.
         """
         raise NotImplementedError
 
 
 class CallError(RuntimeError):
-    """A call that another attempt will not answer (refused key, unknown model); the message says what to do."""
+    """A call failed in a way that a retry cannot fix (refused key, unknown model); the message says what to do."""
 
     exit_code = 1
 
 
 class PromptTooLong(CallError):
-    """A prompt with more tokens than the model or its server takes."""
+    """The prompt has more tokens than the model or its server accepts."""
 
 
 class SetupError(CallError):
@@ -139,7 +138,7 @@ class SetupError(CallError):
 
 
 class TransientError(RuntimeError):
-    """A call that failed for now (429, 5xx, time-out); `retry_after` is the server's requested wait in seconds."""
+    """A call failed temporarily (429, 5xx, time-out); `retry_after` is the wait in seconds that the server asks for."""
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -147,20 +146,20 @@ class TransientError(RuntimeError):
 
 
 class RepliesPending(RuntimeError):
-    """A call that waits for a batch file to be answered."""
+    """A call's reply will come with a batch file that is not answered yet."""
 
     exit_code = 3
 
 
 def ledger_name(kind: str, model: str, extra: Mapping[str, Any] | None, dtype: str | None = None) -> str:
-    """A model's name in the ledger: kind, name, request fields that change its replies, and a type but float32."""
+    """A model's name in the ledger: kind, name, request fields that change replies, and the type unless float32."""
     extra = {**(extra or {}), **({"dtype": dtype} if dtype not in (None, "float32") else {})}
     settings = json.dumps(dict(extra), sort_keys=True, ensure_ascii=False, separators=(",", ":")) if extra else ""
     return f"{kind}:{model}{' ' + settings if settings else ''}"
 
 
 def redact(text: str, secrets: Sequence[str] = ()) -> str:
-    """A text with `***` for the given secrets and whatever looks like a key or password."""
+    """Replace the given secrets, and all text that looks like a key or password, by `***`."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")
     return _KEY_SHAPE.sub("***", text)
@@ -168,19 +167,19 @@ def redact(text: str, secrets: Sequence[str] = ()) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A model's reply and what it cost.
+    """A model's reply and its cost.
 
     Attributes:
-        text: The reply without end-of-sequence text; an unpaired surrogate, which no file can hold, is replaced.
-        prompt_tokens: Tokens read, the graph token included.
-        seconds: Wall-clock seconds of the call; of a batch, its share.
-        truncated_triples: Left out so that the prompt fits, as are `truncated_words` of raw text.
-        finish_reason: "stop" when the model ended its reply, "length" when it was cut off.
-        retries: Attempts that failed before this one.
-        cached: Whether it came from the ledger, so that nothing was paid for it now.
-        key: The call's key in the ledger; "" without one.
-        cache_read: Prompt tokens that the provider read from its cache; `cache_written`: those it put there. They have
-            other prices.
+        text: The reply without end-of-sequence text; unpaired surrogates are replaced.
+        prompt_tokens: Number of tokens in the prompt, the graph token included.
+        seconds: Wall-clock seconds of the call; for a call in a batch, its share.
+        truncated_triples: Triples dropped to make the prompt fit; `truncated_words` counts dropped words of raw text.
+        finish_reason: "stop" if the model ended its reply, "length" if the reply was cut off.
+        retries: Attempts that failed before this reply.
+        cached: Whether the reply came from the ledger and so cost nothing now.
+        key: The call's key in the ledger; "" without a ledger.
+        cache_read: Prompt tokens that the provider read from its cache, at another price.
+        cache_written: Prompt tokens that the provider wrote to its cache, at another price.
     """
 
     text: str
@@ -201,13 +200,13 @@ class Completion:
 
 
 def in_role(values: Mapping[str, Any], role: str, default: Any = None) -> Any:
-    """The value of the longest name that is the role or a dotted prefix of it: "cirag", "cirag.integrate"."""
+    """The value of the longest name that is the role or its dotted prefix ("cirag" for "cirag.integrate")."""
     names = [name for name in values if f"{role}.".startswith(f"{name}.")]
     return values[max(names, key=len)] if names else default
 
 
 class RoleClients(LLMClient):
-    """An `LLMClient` that gives the calls of some roles, see `in_role`, to their own clients."""
+    """An `LLMClient` that passes calls of some roles (see `in_role`) to separate clients."""
 
     def __init__(self, default: LLMClient, roles: Mapping[str, LLMClient]) -> None:
         self.model, self.default, self.roles = default.model, default, dict(roles)
@@ -222,8 +221,8 @@ class RoleClients(LLMClient):
 
 
 class Generator(Endpoint):
-    """Anything that plans and answers: a Graph-LLM, a chat model with prompts, a script in tests."""
+    """The model that plans and answers: a Graph-LLM, a chat model with prompts, or a script in tests."""
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
-        """Reply to one input; without `evidence` ("triples" or "text") by the model's own setting."""
+        """Reply to one input; the default of `evidence` ("triples" or "text") is the model's setting."""
         raise NotImplementedError

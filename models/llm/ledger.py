@@ -1,10 +1,11 @@
-"""The ledger: an SQLite file with every LLM call, its reply and what it cost.
+"""The ledger: an SQLite file with every LLM call, its reply and its cost.
 
-The key of a call is a hash of model, sampling and messages, so the ledger is cache, resume and token account at once.
-Several processes may use one file: the first stored reply wins, and processes wait for each other's calls.
+The key of a call is a hash of model, sampling and messages, so the ledger serves as cache, as record of tokens, and to
+resume runs. Several processes may use one file: the first stored reply is kept, and a process waits while another
+process makes the same call.
 
-`Ledger.store` returns after the commit, so a reply that a caller has seen survives `kill -9` (`models.sqlite`). A
-commit takes 0.2 ms, so the event loop does it itself.
+`Ledger.store` returns after the commit, so a returned reply survives `kill -9` (`models.sqlite`). A commit takes 0.2 ms
+and runs in the event loop.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ CREATE TABLE imports (digest TEXT PRIMARY KEY, replies INTEGER NOT NULL, time TE
 """
 LEDGER = Kind("ledger", 0x54544C4C, 1, _TABLES)
 NOW = "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')"
-# A reply is never replaced. A failure gives way to anything, as does a reply without text, which earlier versions
-# stored as one; a call that waits for a batch only to its reply.
+# A reply is never replaced. A failure may be replaced by anything, and so may a reply without text (which older
+# versions stored); a call that waits for a batch may be replaced only by its reply.
 PUT = f"""
 INSERT INTO calls (key, model, sampling, messages, text, prompt_tokens, completion_tokens, seconds, retries,
     finish_reason, status, detail, time)
@@ -82,7 +83,7 @@ SELECT text, prompt_tokens, completion_tokens, seconds, finish_reason, retries, 
 WHERE key = ? AND status = 'ok' AND has_text(text)
 """
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
-# A run has a handful of samplings, and needs the text of one at every call.
+# A run has only a few samplings, and every call needs the text of one.
 _sampling_text = lru_cache(maxsize=256)(lambda sampling: canonical(sampling.to_json()))
 
 
@@ -96,14 +97,14 @@ class Call(NamedTuple):
 
 
 def make_call(model: str, sampling: Sampling | str, messages: Sequence[Message] | str) -> Call:
-    """The ledger's form of a call; equal calls have equal keys in every process and Python version.
+    """Convert a call to the ledger's form; equal calls have equal keys in every process and Python version.
 
-    Sampling and messages may be canonical JSON already, as a ledger has them.
+    `sampling` and `messages` may be canonical JSON from a ledger.
     """
     sampling = sampling if isinstance(sampling, str) else _sampling_text(sampling)
     messages = messages if isinstance(messages, str) else canonical(list(messages))
     try:
-        # A line break is escaped in JSON, so that the three parts can't run into each other.
+        # JSON escapes line breaks, so a line break separates the three parts.
         content = "\n".join((canonical(model), sampling, messages)).encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(
@@ -120,9 +121,9 @@ def sampling_of(text: str) -> Sampling:
 def row_of(
     call: Call, reply: Completion, status: str = OK, detail: str = "", time: str | None = None
 ) -> tuple[Any, ...]:
-    """The parameters of `PUT`; without a time it is now.
+    """The parameters of `PUT`; the default time is now.
 
-    The detail of an answered call is what of its prompt was in the provider's cache.
+    The detail of an answered call holds the prompt tokens in the provider's cache, if there are any.
     """
     if status == OK and (reply.cache_read or reply.cache_written):
         detail = canonical({"cache_read": reply.cache_read, "cache_written": reply.cache_written})
@@ -131,41 +132,41 @@ def row_of(
 
 
 def open_ledger(path: str | Path, create: bool = True) -> sqlite3.Connection:
-    """Open a ledger's file (see `models.sqlite.open_database`); its SQL knows `has_text`."""
+    """Open a ledger's file (see `models.sqlite.open_database`), with `has_text` as an SQL function."""
     connection = open_database(Path(path), LEDGER, create, only_read=not create)
     connection.create_function("has_text", 1, has_text, deterministic=True)
     return connection
 
 
 class NoLedger:
-    """A ledger that keeps nothing; see `Ledger`."""
+    """A ledger that stores nothing; see `Ledger`."""
 
     to_continue = "Run it again"
 
     async def store(self, call: Call, completion: Completion, *about: object) -> Completion:
-        """Give the reply back."""
+        """Return the reply."""
         return completion
 
     def claim(self, key: str) -> AbstractAsyncContextManager[None]:
-        """Wait for nobody."""
+        """Do not wait."""
         return nullcontext()
 
     def close(self, *about: object) -> None:
-        """Nothing is open or stored."""
+        """Do nothing."""
 
     get = fail = reject = use = close
 
 
 class Ledger:
-    """The calls of one SQLite file; a context manager. Use it from one thread.
+    """The calls in one SQLite file; a context manager. Use it from one thread.
 
-    A missing file is created at the first call, so that a run that can't start leaves none; without `create` it must
-    exist and is only read.
+    A missing file is created at the first call, so that a run that can't start leaves no file. With `create=False` the
+    file must exist and is only read.
     """
 
     def __init__(self, path: str | Path, create: bool = True) -> None:
         self.path = Path(path)
-        self.to_continue = f"What was answered is kept in {path}: run the same command again to continue"
+        self.to_continue = f"The replies so far are kept in {path}: run the same command again to continue"
         self._uses: list[tuple[str, str, str]] = []
         self._closed = False
         self._claims: IO[bytes] | None = None
@@ -184,15 +185,15 @@ class Ledger:
         return None if row is None else _completion(key, row, cached=True)
 
     def state(self, key: str) -> tuple[str, str] | None:
-        """Status and detail of a call; `None` when it was never made.
+        """Status and detail of a call; `None` if the call was never made.
 
-        The detail is the reason of a failed call, or the request file of a pending one.
+        The detail is the reason why a call failed, or the request file of a pending call.
         """
         with self.connected() as connection:
             return connection.execute("SELECT status, detail FROM calls WHERE key = ?", (key,)).fetchone()
 
     async def store(self, call: Call, completion: Completion, role: str, question_id: str = "") -> Completion:
-        """Store a reply, safe on return; returns the stored one, as another process may have been first."""
+        """Commit a reply to the file, and return the stored reply (another process may have stored its reply first)."""
         with self.transaction() as connection:
             written = connection.execute(PUT, row_of(call, completion)).rowcount
             self._uses.append((call.key, role, question_id))
@@ -202,39 +203,39 @@ class Ledger:
     def fail(
         self, call: Call, reason: str, retries: int, role: str, question_id: str = "", reply: Completion | None = None
     ) -> None:
-        """Store that a call failed, why, and the cost of an unusable `reply`; the next run asks again."""
+        """Store that a call failed, the reason, and the cost of an unusable `reply`; the next run calls again."""
         failure = replace(reply or Completion("", finish_reason="error"), text="", retries=retries)
         with self.transaction() as connection:
             connection.execute(PUT, row_of(call, failure, FAILED, reason))
             self._uses.append((call.key, role, question_id))
 
     def wait_for(self, call: Call) -> None:
-        """Store that a call waits to be written to a request file; nothing changes when it waits already."""
+        """Store that a call waits to be written to a request file, unless it waits already."""
         with self.transaction() as connection:
             connection.execute(PUT, row_of(call, Completion("", finish_reason=""), PENDING))
 
     def reject(self, key: str, reason: str) -> None:
-        """Let a stored reply count as a failed call: the next run asks again."""
+        """Mark a stored reply as a failed call, so that the next run calls again."""
         with self.transaction() as connection:
             connection.execute("UPDATE calls SET status = 'failed', detail = ? WHERE key = ?", (reason, key))
 
     def use(self, key: str, role: str, question_id: str) -> None:
-        """Note that a stored call was used again; written with the next reply, at the latest by `close`."""
+        """Record that a stored call was used again; this is written with the next reply, or by `close`."""
         self._uses.append((key, role, question_id))
 
     @asynccontextmanager
     async def claim(self, key: str) -> AsyncIterator[None]:
-        """Wait until no other process on this file makes the call; the block makes it.
+        """Wait until no other process is making the same call; the block then makes it.
 
-        The system releases a claim when its process ends in any way. Where there are no such locks (Windows), two
-        processes may make one call.
+        The system releases a claim when its process ends in any way. On systems without such locks (Windows), two
+        processes may make the same call.
         """
         if fcntl is None:
             yield
             return
         if self._claims is None:
             self._claims = open(f"{self.path}-claims", "ab", opener=private)  # noqa: SIM115
-        # One byte for each key; nothing is written there.
+        # Each key locks one byte; nothing is written to the file.
         place = int(key[:15], 16)
         while True:
             try:
@@ -250,7 +251,7 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """A write transaction; it is committed when the block succeeds, with the notes of used calls."""
+        """Open a write transaction, which is committed with the recorded uses when the block succeeds."""
         with self.connected() as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
             yield connection
@@ -258,7 +259,7 @@ class Ledger:
             connection.executemany(ADD_USE, uses)
 
     def close(self) -> None:
-        """Note what was used and close the file; the second call does nothing."""
+        """Write the recorded uses and close the file; a second call does nothing."""
         if self._closed:
             return
         try:
@@ -273,7 +274,7 @@ class Ledger:
 
     @contextmanager
     def connected(self) -> Iterator[sqlite3.Connection]:
-        """The open file; SQLite's errors become ours."""
+        """Yield the open file; SQLite's errors become `UnusableFile`."""
         if self._closed:
             raise UnusableFile(f"ledger {self.path} is closed")
         if self._opened is None:

@@ -1,9 +1,9 @@
-"""The client that loops and builders call: ledger, limits and retries around one backend.
+"""The client for loops and builders: it adds a ledger, limits and retries to one backend.
 
-Rates are leaky buckets (aiolimiter) that hold five seconds' worth: calls are spread over the minute instead of being
-sent in one burst at its start. Any minute has at most 8 % more than the rate, and a long run has the rate. Tokens are
-estimated before a call as hosted services do: one per four bytes of the messages plus the reply's limit. The calls
-after it make up for the difference to the real number.
+Rates are limited by leaky buckets (aiolimiter) that hold five seconds of calls, so calls are spread over the minute and
+not sent in one burst. The calls of a minute exceed the rate by at most 8 %; a long run keeps the rate. Before a call,
+its tokens are estimated as hosted services do: one token per four bytes of the messages, plus the reply's limit. Later
+calls make up for the difference between the estimate and the real number.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from tripletune.models.sqlite import UnusableFile
 
 logger = logging.getLogger(__name__)
 _BURST_SECONDS = 5.0
-# Seconds in which a reply that is there when the time is up is read.
+# Seconds after a time-out in which a reply that has already arrived is still read.
 _READING = 0.05
 _BYTES_PER_TOKEN, _TOKENS_PER_MESSAGE = 4, 4
 
 
 class RetriesExhausted(CallError):
-    """Every attempt failed for a temporary reason: stop, and run again later."""
+    """Every attempt failed for a temporary reason, so the run stops and can be started again later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Number and timing of attempts at a call that fails for now.
+    """Number and timing of attempts at a call that fails temporarily.
 
     The wait before attempt n is drawn between 0 and `first_wait` * 2^(n-2) seconds, at most `longest_wait`. If a server
-    asks for a wait, the wait is at least that long.
+    asks for a wait, that wait is added.
 
     Attributes:
-        patience: Seconds; if a server asks to wait longer (a day's quota), the call is not tried again.
-        empty_attempts: Maximum attempts at a call whose reply holds no text; then it has failed. A reply that was cut
-            off at its limit or refused fails at once, since a retry would cost the same again.
+        patience: Seconds; if a server asks to wait longer (for example for a daily quota), the call is not retried.
+        empty_attempts: Maximum attempts at a call whose reply has no text. A reply that was cut off at its limit or
+            refused fails at once, since a retry would cost the same again.
     """
 
     attempts: int = 8
@@ -71,7 +71,7 @@ class Retry:
 class Limits:
     """Limits of one client in one event loop; `None` means no limit.
 
-    Retries count as requests, prompts and replies as tokens; `timeout` is in seconds per attempt.
+    Retries count as requests. Tokens are those of prompts and replies. `timeout` is in seconds per attempt.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class Limits:
         self._requests = _bucket(requests_per_minute)
         self._tokens = _bucket(tokens_per_minute)
         self._turn = asyncio.Lock()
-        # Tokens that went out beyond what was taken from the bucket; negative when too much was taken.
+        # Used tokens minus the tokens taken from the bucket.
         self._owed = 0.0
 
     @asynccontextmanager
     async def permit(self, messages: Sequence[Message], sampling: Sampling) -> AsyncIterator[Callable[[int], None]]:
         """Wait until a call may be sent; the block makes the call and reports its tokens to the yielded function."""
         async with self._slots:
-            # The rates come after the slot: what has passed them is sent at once.
+            # The rates come after the slot, so that a call within the rates is sent at once.
             if self._requests is not None:
                 await self._requests.acquire()
             if self._tokens is None:
@@ -109,12 +109,12 @@ class Limits:
                 self._owed += cost[-1] - estimate
 
     async def _acquire_tokens(self, bucket: AsyncLimiter, tokens: int) -> None:
-        # One at a time: the bucket serves small amounts first, and a long prompt would wait for ever.
+        # One call at a time, because the bucket serves small amounts first, so a long prompt could wait forever.
         async with self._turn:
             wanted = self._owed + tokens
             self._owed = min(wanted, 0.0)
             while wanted > 0:
-                # A call may be larger than the bucket: it is taken in parts.
+                # A call may be larger than the bucket, so its tokens are taken in parts.
                 part = min(wanted, bucket.max_rate)
                 await bucket.acquire(part)
                 wanted -= part
@@ -129,7 +129,7 @@ def _bucket(per_minute: float | None) -> AsyncLimiter | None:
 
 
 class _Flight:
-    """A call under way, how many wait for it, and since when the model has it (0: not yet)."""
+    """A call in progress, the number of its waiters, and when it was sent (0: not yet)."""
 
     task: asyncio.Task[Completion]
     waiting = 0
@@ -140,13 +140,13 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
     """An `LLMClient` over one backend. Use it in one event loop.
 
     Args:
-        ledger: Where calls are stored. It is closed with the client.
-        secrets: Keys and passwords; removed from every error text.
+        ledger: The ledger for the calls, which the client closes.
+        secrets: Keys and passwords to remove from every error message.
 
     Attributes:
-        model: The backend's; may be extended to tell apart two models of one name.
-        ends_run: Send nothing more after a failure that every other call would meet. False in a client that stays open,
-            whose server may come back.
+        model: The backend's name of the model; may be extended to distinguish two models with the same name.
+        ends_run: Whether nothing more is sent after a failure that every other call would also have. Set it to False in
+            a client that stays open, since its server may come back.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         self._limits, self._retry = limits or Limits(), retry or Retry()
         self._secrets, self._warned, self.ends_run = tuple(filter(None, secrets)), False, True
         self._flights: dict[str, _Flight] = {}
-        # The failure that ends the run: nothing is sent after it.
+        # The failure that ended the run; after it nothing is sent.
         self._ended: Exception | None = None
 
     async def __aexit__(self, *_: object) -> None:
@@ -173,8 +173,8 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
     ) -> Completion:
         """Reply to a chat; see `models.llm.LLMClient.chat`.
 
-        Equal calls at the same time are sent once; all but the first get `cached=True`. `RetriesExhausted` is the
-        `CallError` after the last attempt; a full disk is an `OSError`, after which no call goes out.
+        Equal concurrent calls are sent once; all but the first get `cached=True`. The `CallError` after the last
+        attempt is `RetriesExhausted`. A full disk raises an `OSError`, after which no call is sent.
         """
         sampling = sampling or Sampling()
         try:
@@ -190,11 +190,11 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         if flight is None:
             flight = self._flights[call.key] = _Flight()
             flight.task = asyncio.create_task(self._fetch(flight, call, messages, sampling, role, question_id))
-            # Looked at, so that a failure whose waiters have all gone is not reported as forgotten.
+            # Read the exception, so that asyncio does not warn about a failure that nobody waited for.
             flight.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         flight.waiting += 1
         try:
-            # Shielded: one waiter that is cancelled must not take the call away from the others.
+            # Shielded, because cancelling one waiter must not cancel the call for other waiters.
             completion = await asyncio.shield(flight.task)
         finally:
             flight.waiting -= 1
@@ -206,16 +206,16 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         return replace(completion, cached=True)
 
     def stop(self, error: Exception) -> None:
-        """Send nothing more: every call that is neither stored nor under way raises this error.
+        """Send nothing more: every call that is neither stored nor in progress raises this error.
 
-        `SetupError`, `RetriesExhausted` and a ledger that can't be written do so by themselves.
+        `SetupError`, `RetriesExhausted` and a ledger that can't be written stop the client automatically.
         """
         self._ended = self._ended or error
 
     async def close(self) -> None:
-        """End calls under way, then close backend and ledger.
+        """Cancel calls in progress, then close backend and ledger.
 
-        After an error it waits for the replies under way and stores them, since they are paid for.
+        After an error, wait for sent calls and store their replies, since these are already paid for.
         """
         flights = list(self._flights.values())
         for flight in flights:
@@ -227,7 +227,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             self.ledger.close()
 
     def _abandon(self, flight: _Flight) -> bool:
-        """End a call that nobody waits for, unless the run has failed and the call was sent."""
+        """Cancel a call that nobody waits for, unless the run has failed and the call was sent."""
         return not (self._ended and flight.sent) and flight.task.cancel()
 
     async def _fetch(
@@ -263,12 +263,12 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                     self.stop(failure)
                 with self._storing():
                     self.ledger.fail(call, str(failure), attempts - 1, role, question_id, completion)
-                # Without its cause, whose text may hold a key.
+                # The cause is dropped, because its text may hold a key.
                 raise failure from None
             if completion is None:
                 if isinstance(self._ended, CallError):
                     raise type(self._ended)(
-                        f"nothing more is sent after this failure; open a new client: {self._ended}"
+                        f"nothing more is sent after an earlier failure; open a new client: {self._ended}"
                     )
                 raise self._ended or CallError(f"{role}: the run has ended")
             completion = replace(
@@ -280,12 +280,12 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             with self._storing():
                 if has_text(completion.text):
                     return await self.ledger.store(call, completion, role, question_id)
-                # A model that is asked again may be another one by then.
+                # The next run calls again, since the model may have changed by then.
                 self.ledger.fail(call, NO_TEXT, attempts - 1, role, question_id, completion)
                 return completion
 
     async def _attempt(self, flight: _Flight, messages: Sequence[Message], sampling: Sampling) -> Completion | None:
-        """One attempt; None when the run has ended before it."""
+        """Make one attempt; None if the run has ended before it."""
         flight.sent = 0.0
         async with self._limits.permit(messages, sampling) as cost:
             if self._ended:
@@ -303,7 +303,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
     async def _in_time(self, call: Coroutine[Any, Any, Completion]) -> Completion:
         reply, late = asyncio.ensure_future(call), False
         try:
-            # Not `asyncio.timeout`: where the loop was held up, it throws away a reply that came in time.
+            # Not `asyncio.timeout`, which drops a reply that came in time if the event loop was blocked.
             for patience in (self._limits.timeout, _READING):
                 if not reply.done():
                     await asyncio.wait({reply}, timeout=patience)
@@ -324,19 +324,19 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             raise
 
     async def _wait_after(self, error: TransientError, attempts: int) -> None:
-        """Wait before another attempt; raise the error when there is to be none.
+        """Wait before another attempt, or raise the error if there is no attempt left.
 
-        In our words, not tenacity's: its bookkeeping took a sixth of the time of a call that is answered at once.
+        Tenacity is not used, because it took a sixth of the time of a call that is answered at once.
         """
         own, asked = self._retry, error.retry_after or 0.0
         if self._ended or attempts >= own.attempts or asked > own.patience:
             raise error
         seconds = asked + random.uniform(0, min(own.longest_wait, own.first_wait * 2 ** (attempts - 1)))
-        # A server that is away, or an address that is wrong, is seen before all attempts are over; once is enough.
+        # One warning shows a missing server or wrong address before all attempts are over.
         away = bool(self.backend.address) and not self._warned
         self._warned |= away
         name = f"{self.model} at {self.backend.address}" if away else self.model
-        words, reason = "%s: attempt %d of %d failed (%s); again in %.1f s", redact(str(error), self._secrets)
+        words, reason = "%s: attempt %d of %d failed (%s); next attempt in %.1f s", redact(str(error), self._secrets)
         logger.log(logging.WARNING if away else logging.DEBUG, words, name, attempts, own.attempts, reason, seconds)
         await asyncio.sleep(seconds)
 

@@ -1,4 +1,4 @@
-"""The programs `tripletune ledger` and `tripletune batch`, which look after the calls of language models."""
+"""The programs `tripletune ledger` and `tripletune batch`, which manage the calls of language models."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _LAYOUT = {
     **{"seconds": float, "sampling": {}, "messages": [{"": str}]},
 }
 _MOST_TROUBLES = 20
-_SILENT = "ok without text, which the next run asks again"
-# A call counts for the role that made it first; later uses of its reply cost nothing and are counted beside.
+_SILENT = "ok without text, which the next run repeats"
+# A call counts for the role that made it first; later uses of its reply cost nothing and are counted separately.
 _STATS = """
 SELECT model, coalesce(role, ''), sum(first AND status = 'ok' AND has_text(text)), sum(first AND status = 'failed'),
     sum(first AND status = 'ok' AND NOT has_text(text)), sum(first AND status = 'pending'), sum(first * prompt_tokens),
@@ -77,7 +77,7 @@ def statistics(path: Path) -> list[dict[str, Any]]:
 
 
 def exported(path: Path, role: str | None = None, model: str | None = None) -> Iterator[dict[str, Any]]:
-    """The calls of a ledger as `import_calls` reads them, in the order they were stored; without pending ones."""
+    """Yield the calls of a ledger, except pending calls, in stored order, in the form that `import_calls` reads."""
     with closing(open_ledger(path, create=False)) as connection:
         connection.row_factory = sqlite3.Row
         for row in connection.execute(_EXPORT, {"role": role, "model": model}):
@@ -86,8 +86,8 @@ def exported(path: Path, role: str | None = None, model: str | None = None) -> I
 
 
 def import_calls(path: Path, source: Path) -> tuple[int, int]:
-    """Put exported calls, or another ledger's, into a ledger; returns the numbers of new and known ones."""
-    # Read twice, so that a bad line leaves no ledger behind and memory does not grow with the file.
+    """Import exported calls, or another ledger's calls, into a ledger; return the numbers of new and known calls."""
+    # The source is read twice, so that a bad line leaves no ledger behind and memory does not grow with the file.
     total = sum(bool(_row(values, where)) for where, values in _calls(source))
     if not total:
         raise ValueError(f"{source}: the file holds no calls")
@@ -96,7 +96,7 @@ def import_calls(path: Path, source: Path) -> tuple[int, int]:
         for where, values in _calls(source):
             row = _row(values, where)
             known = connection.execute("SELECT status, detail FROM calls WHERE key = ?", row[:1]).fetchone()
-            # A failure that is there already is written again by PUT, without being news.
+            # PUT rewrites a known failure, which does not count as new.
             new += connection.execute(PUT, row).rowcount > 0 and known != row[10:12]
             connection.executemany(ADD_USE, [(row[0], *use) for use in values.get("uses", ())])
     return new, total - new
@@ -109,14 +109,14 @@ def _calls(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def ledger_troubles(path: Path) -> Iterator[str]:
-    """Faults of a ledger: SQLite's own check, and every key computed again."""
+    """Yield the faults of a ledger: those that SQLite's check finds, and calls whose key is wrong."""
     with closing(open_ledger(path, create=False)) as connection:
         for (line,) in connection.execute("PRAGMA integrity_check"):
             if line != "ok":
                 yield f"SQLite: {line}"
         for key, model, sampling, messages in connection.execute("SELECT key, model, sampling, messages FROM calls"):
             if make_call(model, sampling, messages).key != key:
-                yield f"call {key}: its key does not match its model, sampling and messages"
+                yield f"call {key}: the key does not match model, sampling and messages"
         query = "SELECT count(*) FROM uses WHERE call_id NOT IN (SELECT id FROM calls)"
         orphans = connection.execute(query).fetchone()[0]
         if orphans:
@@ -129,7 +129,7 @@ def _row(values: Mapping[str, Any], where: str) -> tuple[Any, ...]:
     try:
         call = make_call(values["model"], sampling_of(canonical(values["sampling"])), values["messages"])
         if values["key"] != call.key:
-            raise ValueError("its key does not match its model, sampling and messages")
+            raise ValueError("the key does not match model, sampling and messages")
         if values["status"] not in (OK, FAILED):
             raise ValueError(f"status {values['status']!r} is not one of {OK}, {FAILED}")
         reply = Completion(**{name: values[name] for name in _REPLY})
@@ -161,7 +161,7 @@ def _export(arguments: argparse.Namespace) -> int:
     first = next(lines, "")
     if not first and (arguments.role or arguments.model):
         asked = [f"{name} {value}" for name in ("role", "model") if (value := getattr(arguments, name))]
-        about = f"`tripletune ledger stats {arguments.ledger}` shows what it holds"
+        about = f"run `tripletune ledger stats {arguments.ledger}` to see its calls"
         raise ValueError(f"{arguments.ledger} has no answered call of {', '.join(asked)}; {about}")
     lines = chain([first], lines)
     if arguments.output is None:
@@ -174,7 +174,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    """Check the file and every key; the exit code is 1 when something is wrong."""
+    """Check the file and every key; the exit code is 1 if a problem is found."""
     found = 0
     for found, what in enumerate(ledger_troubles(arguments.ledger), 1):
         if found <= _MOST_TROUBLES:
@@ -194,15 +194,15 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    """Bring exported calls or other ledgers into the ledger; what is there stays."""
+    """Import exported calls or other ledgers into the ledger; calls that it already holds stay unchanged."""
     for source in arguments.input:
         new, known = import_calls(arguments.ledger, source)
-        sys.stdout.write(f"{arguments.ledger}: {new:,} calls are new, {known:,} were there ({source})\n")
+        sys.stdout.write(f"{arguments.ledger}: {new:,} calls are new, {known:,} were known ({source})\n")
     return 0
 
 
 def _batch_status(arguments: argparse.Namespace) -> int:
-    """Show the calls that wait, by request file."""
+    """Show the waiting calls of each request file."""
     with Ledger(arguments.ledger, create=False) as ledger:
         rows = waiting(ledger)
     lines = [f"{file}: {calls:,} calls of {model} wait" for file, model, calls in rows]
@@ -219,7 +219,7 @@ def _batch_import(arguments: argparse.Namespace) -> int:
         return 0
     sys.stdout.write(f"{arguments.replies}: {counts['stored']:,} replies stored, {counts['known']:,} were known\n")
     for name, what in (
-        ("again", "calls failed for now; the next run writes them to a new request file"),
+        ("again", "calls failed temporarily; the next run writes them to a new request file"),
         ("refused", "calls were refused; they count as failed until `reset --refused`"),
         ("unknown", "replies belong to no call of this ledger"),
     ):
@@ -233,7 +233,7 @@ def _batch_reset(arguments: argparse.Namespace) -> int:
     with _existing(arguments.ledger) as ledger:
         calls = reset(ledger, arguments.file)
     if arguments.file is not None and not calls:
-        raise ValueError(f"no call waits in {arguments.file}; `status` shows the files as the ledger names them")
+        raise ValueError(f"no call waits in {arguments.file}; `tripletune batch status` shows the request files")
     sys.stdout.write(f"{calls:,} calls will be in the request file of the next run\n")
     return 0
 
@@ -245,7 +245,7 @@ def _existing(path: Path) -> Ledger:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="tripletune", description="Look after calls of language models.")
+    parser = CommandParser(prog="tripletune", description="Manage the calls of language models.")
     programs = parser.add_subparsers(required=True, metavar="PROGRAM")
 
     def add(commands: Any, name: str, function: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
@@ -255,7 +255,7 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=function)
         return command
 
-    ledger = programs.add_parser("ledger", help="look after a ledger").add_subparsers(required=True, metavar="COMMAND")
+    ledger = programs.add_parser("ledger", help="manage a ledger").add_subparsers(required=True, metavar="COMMAND")
     commands = {name: add(ledger, name, function) for name, function in _LEDGER.items()}
     for command in commands.values():
         command.add_argument("ledger", type=Path, help="the SQLite file")
@@ -263,15 +263,15 @@ def _parser() -> argparse.ArgumentParser:
     commands["export"].add_argument("--role", help="export only calls of this role")
     commands["export"].add_argument("--model", help='export only calls of this model, for example "openai:gpt-4o-mini"')
     commands["export"].add_argument("--output", type=Path, metavar="FILE", help="file (default: standard output)")
-    commands["import"].add_argument("input", type=Path, nargs="+", help="JSON lines from export, or ledgers")
+    commands["import"].add_argument("input", type=Path, nargs="+", help="files written by export, or ledgers")
 
-    batch = programs.add_parser("batch", help="calls that wait").add_subparsers(required=True, metavar="COMMAND")
+    batch = programs.add_parser("batch", help="manage waiting calls").add_subparsers(required=True, metavar="COMMAND")
     commands = {name: add(batch, name, function) for name, function in _BATCH.items()}
     for command in commands.values():
         command.add_argument("--ledger", type=Path, required=True, help="the SQLite file")
     commands["import"].add_argument("--replies", type=Path, required=True, help="the provider's file, JSON lines")
     which = commands["reset"].add_mutually_exclusive_group(required=True)
-    which.add_argument("--file", help="write the calls of this request file again; see status")
+    which.add_argument("--file", help="request file whose calls are written again")
     which.add_argument("--refused", action="store_true", help="write refused calls again")
     return parser
 
@@ -290,7 +290,7 @@ _EXAMPLES: dict[Callable[[argparse.Namespace], int], str] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line, from the word "ledger" or "batch" on."""
+    """Run a command line that begins with "ledger" or "batch"."""
     arguments = _parser().parse_args(argv)
 
     def run() -> int:

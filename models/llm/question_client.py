@@ -1,6 +1,6 @@
-"""System prompts of loops and builders, which a user's folder may replace, and the client of one question.
+"""System prompts of loops and builders, and the client for one question.
 
-Each package has its prompts in `prompts`.
+Each package has its prompts in `prompts`; a user's folder may replace them.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from tripletune.models.llm.replies import ask
 
 T = TypeVar("T")
 _ROOT = Path(__file__).parents[2]
-# Letters of a call's key that a trace notes.
+# Number of characters of a call's key that a trace stores.
 CALL_NAME = 16
 _READING = {"entities", "extract", "joint", "triples"}
-# Of a prompt that is too long, the share that the next attempt keeps.
+# If a prompt is too long, the next attempt keeps this share of its evidence.
 _KEPT = 0.85
-# Characters of evidence that are not shortened any more: the prompt itself is too long.
+# Evidence of so few characters is not shortened further.
 _LEAST = 100
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """System prompts and their files by name; our files have paths from the project's root."""
+    """System prompts and their files by name; our files have paths relative to the project's root."""
 
     texts: Mapping[str, str]
     files: Mapping[str, str]
 
     def chat(self, name: str, user: str) -> list[Message]:
-        """A chat of the prompt `name` and one user turn."""
+        """A chat with the system prompt `name` and one user turn."""
         return [{"role": "system", "content": self.texts[name]}, {"role": "user", "content": user}]
 
     def digests(self) -> dict[str, str]:
@@ -48,7 +48,7 @@ class PromptSet:
 
 @lru_cache(maxsize=16)
 def load_prompts(names: tuple[str, ...], folder: str | Path | None = None, room: str = "rag") -> PromptSet:
-    """Read the prompts of these names, from a user's `folder` or else from ours."""
+    """Read prompts by name, each from a user's `folder` if it has the prompt, else from our folder."""
     files = {name: f"{room}/prompts/{name}.md" for name in names}
     paths = {name: _ROOT / file for name, file in files.items()}
     if folder is not None:
@@ -58,7 +58,7 @@ def load_prompts(names: tuple[str, ...], folder: str | Path | None = None, room:
         known = ", ".join(f"{name}.md" for name in names)
         for path in sorted(folder.glob("*.md")):
             if path.stem not in paths:
-                raise ValueError(f"{path}: there is no prompt of this name; the prompts are {known}")
+                raise ValueError(f"{path}: there is no prompt with this name; the prompts are {known}")
             paths[path.stem], files[path.stem] = path, str(path)
         if folder not in [path.parent for path in paths.values()]:
             raise ValueError(f"{folder} holds no prompt; the prompts are {known}")
@@ -69,23 +69,23 @@ NO_PROMPTS = PromptSet({}, {})
 
 
 def reads_passages(role: str) -> bool:
-    """Whether a role's calls read a passage, for the corpus instead of a question."""
+    """Whether a role's calls read a passage of the corpus, independently of a question."""
     return bool(set(role.split(".")[1:2]) & _READING)
 
 
 class QuestionClient(LLMClient):
-    """An `LLMClient` for one question; it is not closed, for the client belongs to the run.
+    """An `LLMClient` for one question; it need not be closed, because the inner client belongs to the run.
 
     Args:
-        trace: The question's (`tripletune.rag.Trace`). Calls and tokens are added to it; to its tallies the calls of
-            each role (`calls.<role>`) and the replies that were cut off at their limit (`cut_off.<role>`); to its
-            details, under "tokens", what each role read and wrote (and what of it the provider read from its cache and
-            put there), under "read" key and tokens of each call that reads a passage, and under "calls" how the keys of
-            its calls in the ledger begin; to `cached` what of them was not sent.
-        sampling: How replies are drawn; their length is each call's own.
-        system: The system that asks, for the roles of `ask`; its prompts are `<system>_<call>` each.
-        shorten: Shortens a chat that the model can't take, or returns None; the tallies count shortened prompts. None:
-            the call fails.
+        trace: The question's `tripletune.rag.Trace`, to which calls and tokens are added. Its tallies count the calls
+            of each role (`calls.<role>`) and the replies that were cut off (`cut_off.<role>`). Its details hold under
+            "tokens" the prompt and completion tokens of each role (and tokens read from and written to the provider's
+            cache), under "read" key and tokens of each call that reads a passage, and under "calls" the first
+            characters of the ledger keys. Its `cached` counts calls and tokens that came from the ledger.
+        sampling: How replies are sampled; each call sets its own maximum length.
+        system: The system that makes the calls, for the roles of `ask`; its prompts are named `<system>_<call>`.
+        shorten: Shortens a chat that is too long for the model, or returns None, so that the call fails; the tallies
+            count shortened prompts.
     """
 
     def __init__(
@@ -113,10 +113,10 @@ class QuestionClient(LLMClient):
         self, call: str, asked: str | Sequence[Message], parse: Callable[[str], T], max_tokens: int,
         repaired: Counter[str] | None = None,
     ) -> T:  # fmt: skip
-        """Ask and parse the reply, with repair turns; see `models.llm.replies.ask`.
+        """Call the model and parse the reply, with repair turns; see `models.llm.replies.ask`.
 
-        The role of the call is `<system>.<call>`; `asked` is the chat, or the user turn that follows the prompt
-        `<system>_<call>`; `repaired` counts the reasons of repair turns.
+        The role of the call is `<system>.<call>`. `asked` is the chat, or the user turn that follows the system prompt
+        `<system>_<call>`. `repaired` counts the reasons of repair turns.
         """
         if isinstance(asked, str):
             asked = self.prompts.chat(f"{self.system}_{call}", asked)
@@ -127,7 +127,7 @@ class QuestionClient(LLMClient):
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
     ) -> Completion:
-        """Reply to a chat; see `LLMClient.chat`. The default id is the question's."""
+        """Reply to a chat; see `LLMClient.chat`. The default of `question_id` is this question's id."""
         how: Any = {"sampling": sampling or self._sampling, "question_id": question_id or self._question_id}
         sent = messages
         while True:
@@ -143,7 +143,7 @@ class QuestionClient(LLMClient):
             self._trace.tally(f"shortened.{role}")
         self._trace.count(completion)
         self._trace.tally(f"calls.{role}")
-        # Sorted: in which order calls made together are answered is no part of a result.
+        # Sorted, because the order in which concurrent calls are answered must not change a result.
         insort(self._trace.details.setdefault("calls", {}).setdefault(role, []), completion.key[:CALL_NAME])
         counts = [completion.prompt_tokens, completion.completion_tokens]
         if completion.cache_read or completion.cache_written:
@@ -161,9 +161,9 @@ class QuestionClient(LLMClient):
 
 
 def less_evidence(messages: Sequence[Message]) -> list[Message] | None:
-    """The chat with 15 % less in its longest user turn: before the question's line, or at the end if that is first.
+    """Cut 15 % of the longest user turn: before the line of the question, or at the end if this line comes first.
 
-    This drops the worst evidence; None if almost nothing is left.
+    This drops the worst evidence. None is returned if almost no evidence is left.
     """
     asked = [place for place, turn in enumerate(messages) if turn["role"] == "user"]
     place = max(asked, key=lambda place: len(messages[place]["content"]))

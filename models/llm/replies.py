@@ -1,7 +1,7 @@
-"""Parse replies: JSON and triples inside prose, and repair turns for bad replies.
+"""Parse replies (JSON and triples inside prose), and ask for a better reply in repair turns.
 
-A repair turn is a chat with the bad reply and its fault. It is a separate call in the ledger, under the role with
-`.repair` at its end.
+A repair turn is a chat with the bad reply and its fault. It is a separate call in the ledger, with `.repair` at the end
+of its role.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _VALUE = re.compile(
     r"""\s*(?:([\[{(])|("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|“(?:[^”\\]|\\.)*”)|([-+.\w]+))""", re.DOTALL
 )
 _SIGN = re.compile(r"\s*([]}),:])")
-# An escape; an apostrophe's; a control character's, where LaTeX is not likelier (`\beta`, `\frac`); a lone backslash.
+# A JSON escape; \'; a control character's escape unless it looks like LaTeX (`\beta`, `\frac`); a lone backslash.
 _ESCAPE = re.compile(r"""\\(?:(u[0-9a-fA-F]{4}|["\\/])|(')|([bf](?![a-z])|[nrt])|)|(")""")
 _LATEX = re.compile(r"(?<!\\)(?:\\\\)*\\[bf][a-z]")
-# In the key of a list of triples, where an object has several lists.
+# Marks the key of the list of triples in an object with several lists.
 _LISTED = re.compile("triple|fact", re.IGNORECASE)
 _DEEPEST = 50
 _ROW = re.compile(
@@ -66,7 +66,7 @@ _REFUSAL = re.compile(
     r"|\A\W*(unknown|n/?a|none|no answer|unsure|unclear)\W*\Z",
     re.IGNORECASE,
 )
-# Where a query was asked for: how one begins, and what says in other words that there is none.
+# How a query begins, and texts that say instead that no query is left.
 QUERY_START = (
     r"(?:find|search|look|identify|determine|list|retrieve|check|get|ask|name|tell|give|who|whom|whose|what|when|where"
     r"|which|why|how|is|are|was|were|do|does|did|has|have|had|can|could)\b"
@@ -97,10 +97,10 @@ _NOTHING_LEFT = re.compile(
 _CLAUSE = re.compile(r"([.,;!?\n]+|\b(?:but|though|although|however)\b)", re.IGNORECASE)
 _LONGEST_REFUSAL = 40
 NO_TEXT = "the reply holds no text"
-# Why a reply ended that the same call would end in again.
+# Finish reasons that a repeated call would have again.
 FINAL = ("length", "refusal")
-# Where a chat template writes the opening tag, the reply has the closing one alone.
-# A tag in quotation marks or alone in a field is a name, and so is one inside a line that is never closed.
+# If the chat template writes the opening tag, the reply has only the closing tag. A tag in quotation marks or alone in
+# a field is a name, and so is an opening tag inside a line without a closing tag.
 _OPEN, _CLOSE = (
     rf"(?<![|>] )(?:(?<![\"'`]){tag}|{tag}(?![\"'`]))" for tag in (r"<think(?:ing)?>", r"</think(?:ing)?>")
 )
@@ -111,9 +111,9 @@ _THOUGHT = re.compile(
 
 
 class UnusableReply(ValueError):
-    """A reply that a parser rejected: a short `reason` to count by, and an `explanation` for the model that wrote it.
+    """A parser rejected a reply; `reason` is a short name for counts, `explanation` is sent to the model.
 
-    `ask` adds the reply, and how many repair turns were tried.
+    `ask` sets the reply and the number of repair turns.
     """
 
     def __init__(self, reason: str, explanation: str) -> None:
@@ -133,9 +133,9 @@ async def ask(
     repairs: int = 1,
     repaired: Counter[str] | None = None,
 ) -> T:
-    """Ask a model and parse its reply; one that `parse` refuses by an `UnusableReply` is sent back with what is wrong.
+    """Call a model and parse its reply; if `parse` raises an `UnusableReply`, send the explanation in a repair turn.
 
-    That of the last reply is raised. `repaired` counts the reasons of repair turns, whether they helped or not.
+    The `UnusableReply` of the last reply is raised. `repaired` counts the reasons of all repair turns.
     """
     turns, tried = list(messages), 0
     while True:
@@ -154,7 +154,7 @@ async def ask(
 
 
 async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
-    """The results of calls made together; a failure is raised after all calls, so a batch holds all."""
+    """Return the results of concurrent calls; a failure is raised after all calls, so that a batch holds every call."""
     found = await asyncio.gather(*calls, return_exceptions=True)
     for one in found:
         if isinstance(one, BaseException):
@@ -163,7 +163,7 @@ async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
 
 
 async def in_workers(work: Callable[[], Coroutine[Any, Any, None]], count: int) -> None:
-    """Do the work `count` times side by side; the first failure ends the others and is raised."""
+    """Run `count` copies of the work concurrently; the first failure cancels the other copies and is raised."""
     workers = [asyncio.create_task(work()) for _ in range(count)]
     try:
         await asyncio.gather(*workers)
@@ -174,17 +174,17 @@ async def in_workers(work: Callable[[], Coroutine[Any, Any, None]], count: int) 
 
 
 def repair_turns(messages: Sequence[Message], reply: str, explanation: str) -> list[Message]:
-    """The chat that asks for a better reply."""
+    """Build the chat that asks for a better reply."""
     request = _REPAIR_PROMPT.replace("{explanation}", explanation)
     if reply.strip():
         return [*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": request}]
-    # No service takes an empty turn, and not every chat template two user turns in a row.
+    # No service accepts an empty turn, and some chat templates reject two user turns in a row.
     last = messages[-1]
     return [*messages[:-1], {"role": last["role"], "content": f"{last['content']}\n\n{request}"}]
 
 
 def without_thoughts(text: str) -> str:
-    """A reply without what stands between `<think>` tags, or before a closing one alone; tags inside JSON are text."""
+    """Remove text between `<think>` tags, or before a closing tag without opening tag; tags inside JSON are text."""
     thoughts = list(_THOUGHT.finditer(without_json(text))) if "think" in text else []
     for thought in reversed(thoughts):
         text = text[: thought.start()] + text[thought.end() :]
@@ -194,25 +194,25 @@ def without_thoughts(text: str) -> str:
 def has_text(reply: str) -> bool:
     """Whether a reply has text besides white space and thoughts."""
     tail = re.split("</think(?:ing)?>", reply)[-1]
-    # Thoughts are long: what follows the last closing tag is enough to know, if it begins no other thought.
+    # Thoughts are long, so check only the text after the last closing tag if no thought begins there.
     if "<think" not in tail and tail.strip():
         return True
     return bool(without_thoughts(reply).strip())
 
 
 def silence(completion: Completion) -> str:
-    """Why a reply without text is a failed call; "" for one with text."""
+    """Say why a reply without text is a failed call; "" if the reply has text."""
     more = "; allow it more tokens" if completion.finish_reason == "length" else ""
     return "" if has_text(completion.text) else f"{NO_TEXT} (finish_reason {completion.finish_reason}{more})"
 
 
 def is_refusal(answer: str) -> bool:
-    """Whether a short answer says that there is none: "Unanswerable", "It cannot be determined from the triples." """
+    """Whether a short answer says that there is no answer: "Unanswerable", "It cannot be determined." """
     return len(answer.split()) <= _LONGEST_REFUSAL and bool(_REFUSAL.search(answer.replace("\u2019", "'")))
 
 
 def asks_nothing(query: str) -> bool:
-    """Whether a text says, instead of a query, that there is none: "There are no more questions.", "Enough facts."
+    """Whether a text says that no query is left: "There are no more questions.", "Enough facts."
 
     A text with a question mark, or a clause that begins like a query, is a query.
     """
@@ -222,24 +222,24 @@ def asks_nothing(query: str) -> bool:
 
 
 def without_refusals(text: str) -> str:
-    """A text without the clauses that say that there is no answer; commas and the like, and "but", end a clause."""
+    """Remove the clauses that say that there is no answer; punctuation and words like "but" end a clause."""
     parts = _CLAUSE.split(text)
     return text if not any(map(is_refusal, parts)) else "".join(" " if is_refusal(one) else one for one in parts)
 
 
 def find_json(text: str, *kinds: type[Any], advice: str = "", notes: Counter[str] | None = None) -> Any:
-    """The JSON object or array of a reply that may have code fences and prose around it.
+    """Find the JSON object or array of a reply that may have code fences and prose around it.
 
-    Values inside others do not count: `[{"a": 1}]` holds an array and no object. Among several values one in a code
-    fence goes before others, then the last, since models think first and answer last. Text between `<think>` tags is
-    skipped. If none is valid JSON, one with trailing commas or in Python's form (single quotes, True, tuples) is taken,
-    but never one that is cut off. Strings stay as they are: in one with a backslash that begins no escape of JSON, all
-    backslashes are text (LaTeX, paths). Without `kinds` both are taken; `notes` counts `REPAIRED`.
+    Only outermost values count: `[{"a": 1}]` holds an array and no object. Of several values, those in a code fence are
+    preferred, then the last one, since models answer at the end. Text between `<think>` tags is skipped. If no value is
+    valid JSON, a value with trailing commas or in Python's form (single quotes, True, tuples) is read, but never a
+    value that is cut off. If a string has a backslash that begins no JSON escape, all its backslashes are text (LaTeX,
+    paths). Without `kinds`, objects and arrays count; `notes` counts `REPAIRED`.
     """
     wanted, plain = kinds or (dict, list), without_thoughts(text)
     found = _scan(plain)[0]
     fences = [match.span(2) for match in _FENCE.finditer(_masked(plain, found))]
-    # Valid JSON goes before what was repaired.
+    # Valid JSON is preferred to repaired JSON.
     ranked = [
         (not one.repaired, max((n for n, (start, end) in enumerate(fences) if start <= one.start < end), default=-1), n)
         for n, one in enumerate(found)
@@ -257,28 +257,28 @@ def find_json(text: str, *kinds: type[Any], advice: str = "", notes: Counter[str
 
 
 def json_values(text: str, *kinds: type[Any]) -> list[Any]:
-    """All JSON objects and arrays of a reply that do not stand inside another, from left to right.
+    """Return all outermost JSON objects and arrays of a reply, from left to right.
 
-    Tuples count if they have three items; numbers stay as written, as text.
+    Tuples with three items count too; numbers are returned as text.
     """
     found = _scan(without_thoughts(text), _AS_WRITTEN)[0]
     return [one.value for one in found if isinstance(one.value, kinds or (dict, list))]
 
 
 def without_json(text: str) -> str:
-    """A text of the same length with closing brackets instead of JSON, so that none of our marks begins there."""
+    """Replace JSON by closing brackets of the same length, so that no marker is found there."""
     return _masked(text, _scan(text)[0])
 
 
 def find_triples(text: str, advice: str = "") -> FoundTriples:
-    """The triples of a reply, in any form that models write; every good triple of a bad reply is kept.
+    """Find the triples of a reply in any form that models write; every valid triple of a bad reply is kept.
 
     The forms are RAS's `(S> s| P> p| O> o)`, WikiOFGraph's angled markers, and JSON rows `[s, p, o]` or objects with
-    "subject", "predicate" and "object" (`models.data.triples.triple_of`): in an object under "triples" or its only
-    list, in a list, or one after another. All lists are read.
-    `UnusableReply`: nothing in it is meant as a triple, and it does not say that there is none ("NONE", an empty list).
+    "subject", "predicate" and "object" (`models.data.triples.triple_of`). JSON rows may stand in an object (under
+    "triples" or in its only list), in a list, or one after another. All lists are read. `UnusableReply` is raised if
+    the reply has no triple and does not say that there are no facts ("NONE", an empty list).
     """
-    # A reply that begins with a triple holds no thoughts and no JSON: a tag or bracket further on is a name.
+    # A reply that begins with a triple holds no thoughts and no JSON; later tags or brackets belong to names.
     begins = _MARKER.match(plain_markers(text).lstrip())
     plain = text if begins else without_thoughts(text)
     found, vain = ([], []) if begins else _scan(plain, _AS_WRITTEN)
@@ -290,12 +290,12 @@ def find_triples(text: str, advice: str = "") -> FoundTriples:
     triples = tuple(triple for one in read for triple in one if triple)
     if _MARKER.search(rest) or (not triples and _MARKER.search(marked)):
         parsed = parse_triples(marked)
-        # Predicate or object markers without a subject's: something was meant.
+        # Predicate or object markers without a subject marker count as one malformed triple.
         return FoundTriples(parsed.triples, parsed.malformed or int(not parsed.triples))
     if _NO_FACTS.fullmatch(plain):
         return FoundTriples(())
     if vain and (key := text.rfind('"triples"')) > 0:
-        # Entities that stand before them would be read as triples, since the object around both is not complete.
+        # Skip entities before the triples: since the outer object is incomplete, they would be read as triples.
         return find_triples(text[key:], advice)
     malformed = sum(bool(_ROW_START.match(plain, start)) for start in vain)
     if rows is None and not malformed:
@@ -304,9 +304,9 @@ def find_triples(text: str, advice: str = "") -> FoundTriples:
 
 
 def triple_rows(text: str) -> list[tuple[str, list[str]]]:
-    """Rows `subject | predicate | object` of a reply, `[2]` before one that names a number; other lines are prose.
+    """Read rows `subject | predicate | object` of a reply, also with a number before the row, as in `[2]`.
 
-    "Subject: … Predicate: … Object: …" is read too. Gives the number, or nothing, and three fields, none of them empty.
+    "Subject: … Predicate: … Object: …" is read too. Return the number, or "", and three non-empty fields of each row.
     """
     text = without_thoughts(text)
     rows = [match.groups() for pattern in (_ROW, _FIELDS) for match in pattern.finditer(text)]
@@ -321,7 +321,7 @@ def _explain(text: str, wrong: str, advice: str) -> str:
 
 
 class _Found(NamedTuple):
-    """A value, its place, and whether it is not valid JSON."""
+    """A value, its position, and whether it had to be repaired."""
 
     value: Any
     start: int
@@ -330,7 +330,6 @@ class _Found(NamedTuple):
 
 
 def _masked(text: str, found: Iterable[_Found]) -> str:
-    """A text with closing brackets instead of values."""
     parts, end = [], 0
     for one in found:
         parts += [text[end : one.start], "}" * (one.end - one.start)]
@@ -339,7 +338,7 @@ def _masked(text: str, found: Iterable[_Found]) -> str:
 
 
 def _meant(values: Sequence[Any]) -> list[Any] | None:
-    """The rows of all lists of triples, and single triples; None without any."""
+    """The rows of all lists of triples, and single triples; None if there are no lists and no triples."""
     alone = all(map(_is_row, values))  # "[1]" cites a passage
     meant = (one for one in values if not _is_row(one) or triple_of(one) or (alone and len(one) > 1))
     known = [rows for one in meant if (rows := _rows_in(one)) is not None]
@@ -347,7 +346,7 @@ def _meant(values: Sequence[Any]) -> list[Any] | None:
 
 
 def _is_row(value: Any) -> bool:
-    """Whether a value is one triple, good or bad: an object with a subject, or a list without lists and objects."""
+    """Whether a value is one triple, valid or malformed: an object with a subject, or a list of plain values."""
     if isinstance(value, dict):
         return names_subject(value)
     holds = (isinstance(one, (list, dict)) or _MARKER.match(plain_markers(str(one)).lstrip()) for one in value)
@@ -355,7 +354,7 @@ def _is_row(value: Any) -> bool:
 
 
 def _rows_in(value: Any, depth: int = 0) -> list[Any] | None:
-    """Good and bad triples in an object or array; None if unclear."""
+    """Valid and malformed triples in an object or array; None if it is unclear which values are triples."""
     if _is_row(value) or depth > _DEEPEST:
         return [value]
     if isinstance(value, list):
@@ -374,7 +373,7 @@ def _rows_in(value: Any, depth: int = 0) -> list[Any] | None:
 
 
 def _scan(text: str, decoder: json.JSONDecoder | None = None) -> tuple[list[_Found], list[int]]:
-    """The outermost objects, arrays and tuples of a text, and positions of unreadable ones."""
+    """The outermost objects, arrays and tuples of a text, and the positions of unreadable values."""
     found: list[_Found] = []
     vain: list[int] = []
     position = 0
@@ -391,13 +390,13 @@ def _scan(text: str, decoder: json.JSONDecoder | None = None) -> tuple[list[_Fou
             # JSON can spell a surrogate without its partner.
             value = whole_characters(value)
         except RecursionError:
-            # A thousand brackets in a row are a model that loops; trying each of them takes long.
+            # A thousand brackets in a row come from a model that loops, and trying each bracket takes long.
             break
         except ValueError:
             position = start + 1
             vain += [start] if _JSON_START.match(text, start) else []
             continue
-        # In prose, a bracket before a quotation mark need not be a tuple's.
+        # In prose, a bracket before a quotation mark may not begin a tuple.
         if text[start] != "(" or len(value) == 3:
             found.append(_Found(value, start, end, repaired))
         position = end
@@ -405,7 +404,7 @@ def _scan(text: str, decoder: json.JSONDecoder | None = None) -> tuple[list[_Fou
 
 
 def _loose(text: str, position: int, decoder: json.JSONDecoder, depth: int = 0) -> tuple[Any, int]:
-    """A value as JSON or Python writes it, trailing commas allowed, and where it ends."""
+    """Read a value in JSON's or Python's form, also with trailing commas; return the value and its end."""
     if depth > _DEEPEST or (token := _VALUE.match(text, position)) is None:
         raise ValueError("no value")
     mark, string, word = token.groups()
@@ -431,7 +430,7 @@ def _loose(text: str, position: int, decoder: json.JSONDecoder, depth: int = 0) 
 
 
 def _string(written: str) -> str:
-    """A string in any quotation marks; in one with a backslash that begins no escape, every one is text."""
+    """Read a string in any quotation marks; if a backslash begins no escape, all backslashes are text."""
     text = written[1:-1]
     lone = any(match.lastindex is None for match in _ESCAPE.finditer(text))
     kept = lambda match: match[1] or (match[3] and not lone)  # noqa: E731
@@ -439,11 +438,11 @@ def _string(written: str) -> str:
     return str(_JSON.decode(f'"{text}"'))
 
 
-# Not strict: models put raw line breaks into strings.
+# Not strict, because models put raw line breaks into strings.
 _JSON = json.JSONDecoder(parse_constant=refuse_constant, strict=False)
 _AS_WRITTEN = json.JSONDecoder(parse_constant=refuse_constant, strict=False, parse_int=str, parse_float=str)
 
 
 def repair_digest() -> dict[str, str]:
-    """SHA-256 of the repair turn's prompt, by its file, for cards."""
+    """SHA-256 of the repair prompt by its file, for cards."""
     return {"models/prompts/repair.md": hashlib.sha256(_REPAIR_PROMPT.encode()).hexdigest()}

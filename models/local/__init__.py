@@ -1,7 +1,7 @@
 """Decoding on this machine: waiting prompts, choice of tokens, and transformers' `generate`.
 
-`GenerateBatch` is for cases beyond `models.local.continuous_batch`: beams, encoder-decoders, limited attention, sharded
-models. Requests of similar length run together, to pad little.
+`GenerateBatch` handles cases that `models.local.continuous_batch` cannot: beams, encoder-decoders, limited attention,
+sharded models. It batches requests of similar length, to keep padding small.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from tripletune.models.llm import Completion, Sampling, SetupError
 
 ROWS = 32
-# Token budget of a batch: rows times the tokens of the longest, which is what its keys and values take.
+# Token budget of a batch: rows times the tokens of the longest row, which is the size of its keys and values.
 CELLS = 16_384
 # Shapes: B rows, T tokens of the longest row, V tokens in the vocabulary.
 
 
 class Draw:
-    """Sampling of one reply with its own random generator, whatever its neighbours in the batch.
+    """Sample one reply with its own random generator, so that the rest of the batch has no influence.
 
-    The arg max of log-probabilities plus Gumbel noise is a sample (the Gumbel-max trick). Without a seed one is drawn.
+    The arg max of log-probabilities plus Gumbel noise is a sample (Gumbel-max trick). The default seed is random.
     """
 
     def __init__(self, temperature: float, top_p: float = 1.0, seed: int | None = None) -> None:
@@ -39,22 +39,22 @@ class Draw:
 
     @classmethod
     def of(cls, sampling: Sampling, prompt: list[int]) -> Draw | None:
-        """How the reply to a prompt is drawn, None if greedily; prompts draw different numbers under one seed."""
+        """The sampling of the reply to a prompt, or None for greedy; prompts draw different numbers from one seed."""
         seed = sampling.seed if sampling.seed is None else zlib.crc32(repr((sampling.seed, prompt)).encode())
         return cls(sampling.temperature, sampling.top_p, seed) if sampling.temperature else None
 
     def restart(self) -> None:
-        """Draw the same numbers again."""
+        """Restart the random generator, so that it draws the same numbers again."""
         self._generator = None
 
     def __call__(self, scores: torch.Tensor) -> torch.Tensor:
-        """Scores (V,) whose arg max is the token that was drawn."""
+        """Return scores (V,) whose arg max is the sampled token."""
         if self._generator is None:
             self._generator = torch.Generator(scores.device).manual_seed(self._seed)
         scores = scores.float() / self._temperature
         if self._top_p < 1:
             ordered, order = scores.softmax(-1).sort(dim=-1, descending=True)
-            # A token is kept if those before it don't reach top_p yet; so the first always is.
+            # A token is kept if the tokens before it don't reach top_p yet, so the first token is always kept.
             drop = ordered.cumsum(-1) - ordered >= self._top_p
             scores = scores.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)
         noise = torch.empty_like(scores).exponential_(generator=self._generator)
@@ -66,14 +66,14 @@ class Request:
     """One prompt and its growing reply.
 
     Attributes:
-        shared: Number of tokens at the start that other prompts share, and that are read once.
-        criterion: Stopping criterion, asked after every token where there are no beams.
+        shared: Number of tokens at the start that other prompts share; they are read once.
+        criterion: Stopping criterion, called after every token unless there are beams.
         inputs: Other inputs of the model, such as graphs, by position in the prompt.
-        grows: Whether later prompts may continue this one or its reply, so that keys and values are kept.
-        tokens: The reply so far, without the token that ends it.
-        stopped: Whether the stopping criterion has; else it was cut off at the limit.
-        abandoned: Set when nobody waits for it any more: it is dropped at its next token.
-        seconds: Its share of the time of each step, divided by the number of rows.
+        grows: Whether later prompts may continue this prompt or its reply, so that keys and values are kept.
+        tokens: The reply so far, without the end-of-sequence token.
+        stopped: Whether the stopping criterion ended the reply.
+        abandoned: Set when nobody waits for the reply any more; the request is dropped at its next token.
+        seconds: The request's share of the time of its steps.
     """
 
     prompt: list[int]
@@ -108,14 +108,14 @@ class Request:
 
     @property
     def read(self) -> list[Any]:
-        """All that is read: `sequence`, with `inputs` in their places."""
+        """Everything that the model reads: `sequence`, with `inputs` at their positions."""
         whole: list[Any] = self.sequence
         for place, what in self.inputs.items():
             whole[place] = what
         return whole
 
     def completion(self, text: str) -> Completion:
-        """The reply and what it cost, its tokens decoded as `text`."""
+        """The reply and its cost; `text` is the decoded reply."""
         return Completion(
             text=text,
             prompt_tokens=len(self.prompt),
@@ -125,11 +125,11 @@ class Request:
         )
 
     def resume(self) -> Request:
-        """Keep the reply so far, to read it again with the prompt; a sampled one starts again."""
+        """Keep the reply so far, to read it again with the prompt; a sampled reply starts again."""
         return self if self.draw is None and not self.done else self.again()
 
     def again(self) -> Request:
-        """Forget what was written."""
+        """Delete the reply so far."""
         self.tokens.clear()
         self.ended = self.stopped = self.done = False
         if self.draw is not None:
@@ -137,9 +137,9 @@ class Request:
         return self
 
 
-# Sets the logits (B, V) of tokens that may not come next to minus infinity, in place, for example by a grammar.
+# Sets the logits (B, V) of forbidden next tokens to minus infinity, in place, for example by a grammar.
 Constraint = Callable[[torch.Tensor, Sequence[Request]], None]
-# From the `inputs` of requests, row after row, the arguments of the model's `forward` that stand for them.
+# Turns the `inputs` of requests, row after row, into arguments of the model's `forward`.
 Inputs = Callable[[Sequence[Any]], dict[str, Any]]
 
 
@@ -147,8 +147,8 @@ class Decoder:
     """A model that replies to requests: a `GenerateBatch` or a `ContinuousBatch`.
 
     Args:
-        cells: Most tokens, rows times the longest, that are kept for them; a single row may have more.
-        inputs: Other inputs of the model, not inside shared prefixes.
+        cells: Maximum tokens of a batch (rows times the longest row); a single row may have more.
+        inputs: Turns other inputs of the model into arguments; these inputs may not be in shared prefixes.
     """
 
     def __init__(
@@ -169,23 +169,23 @@ class Decoder:
         self._stopped = False
 
     def add(self, request: Request) -> None:
-        """Let a request wait for its turn; also while `run` works in another thread."""
+        """Add a request to the queue, also while `run` works in another thread."""
         self._arrived.append(request)
 
     def run(self) -> list[Request]:
-        """Work until a reply is done; returns the finished requests, none if nothing waits.
+        """Work until a reply is done, and return the finished requests (none if no request waits).
 
         Raises:
-            torch.OutOfMemoryError: one request alone does not fit the device. What waits is kept.
+            torch.OutOfMemoryError: A single request does not fit the device. Waiting requests are kept.
         """
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Make `run`, also one under way in another thread, return soon."""
+        """Make `run` return soon, also if it is running in another thread."""
         self._stopped = True
 
     def clear(self) -> None:
-        """Forget all requests."""
+        """Drop all requests."""
         self._arrived.clear()
         self._waiting.clear()
 
@@ -194,7 +194,7 @@ class Decoder:
         self._waiting = deque(one for one in (*self._waiting, *arrived) if not one.abandoned)
 
     def _halve(self, requests: Sequence[Request], rows: int) -> None:
-        """After the device ran out of memory with these rows: let them wait again, and take half as many."""
+        """Queue the requests again after the device ran out of memory, and halve rows and cells."""
         self._waiting.extendleft(reversed(requests))
         if rows == 1:
             raise torch.OutOfMemoryError("one prompt and its reply don't fit the device's memory")
@@ -204,7 +204,7 @@ class Decoder:
 
 
 def decode(decoder: Decoder, requests: Sequence[Request]) -> None:
-    """Write the replies of requests, and wait for them."""
+    """Generate the replies of requests, and wait for them."""
     for request in requests:
         decoder.add(request)
     while decoder.run():
@@ -212,9 +212,9 @@ def decode(decoder: Decoder, requests: Sequence[Request]) -> None:
 
 
 def choose(logits: torch.Tensor, requests: Sequence[Request], constraint: Constraint | None) -> torch.Tensor:
-    """Scores (B, V) whose arg max is the next token of each request that is not done; `logits` are changed."""
+    """Return scores (B, V) whose arg max is the next token of each unfinished request; `logits` are changed."""
     if not logits.amax(-1).isfinite().all():
-        raise SetupError("the model's logits are not finite: its weights are damaged, or its dtype overflows")
+        raise SetupError("the model's logits are not finite: the weights are damaged, or their dtype overflows")
     if constraint is not None:
         constraint(logits, requests)
     for row, request in enumerate(requests):
@@ -224,7 +224,7 @@ def choose(logits: torch.Tensor, requests: Sequence[Request], constraint: Constr
 
 
 class GenerateBatch(Decoder):
-    """Batches for `generate`, with beams or sampled; see `Decoder`."""
+    """Reply to requests in batches with `generate`, also with beams; see `Decoder`."""
 
     def __init__(self, *arguments: Any, beams: int = 1, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -242,7 +242,7 @@ class GenerateBatch(Decoder):
         )
 
     def run(self) -> list[Request]:
-        """Reply to the oldest request and those that fit it; see `Decoder.run`."""
+        """Reply to the oldest request and those batched with it; see `Decoder.run`."""
         while not self._stopped:
             self._collect()
             if not self._waiting:
@@ -258,7 +258,7 @@ class GenerateBatch(Decoder):
         return []
 
     def _next(self) -> list[Request]:
-        """The oldest request and those nearest in length, as many as fit."""
+        """Take the oldest request and the requests nearest in length, as many as fit."""
         oldest = self._waiting[0]
         alike = [one for one in self._waiting if one.limit == oldest.limit]
         alike.sort(key=lambda one: (abs(len(one.prompt) - len(oldest.prompt)), one is not oldest))
@@ -281,7 +281,7 @@ class GenerateBatch(Decoder):
         mask = torch.zeros_like(ids)
         for row, request in enumerate(batch):
             size = len(request.prompt)
-            # A decoder writes on where its prompt ends; an encoder counts positions from the start.
+            # A decoder continues after the prompt's end; an encoder counts positions from the start.
             place = slice(0, size) if self._reads_apart else slice(width - size, width)
             ids[row, place] = torch.tensor(request.prompt)
             mask[row, place] = 1
@@ -291,11 +291,11 @@ class GenerateBatch(Decoder):
         if self._inputs is not None:
             more |= self._inputs([what for request in batch for what in request.inputs.values()])
         if self.beams == 1:
-            # Beams change places while they are written, so they are read at the end.
+            # Beams change rows during generation, so they are read at the end.
             choice = LogitsProcessorList([lambda _, scores: choose(scores, batch, self._constraint)])
             end = StoppingCriteriaList([lambda ids, *_, **__: self._take(batch, ids)])
             more |= {"logits_processor": choice, "stopping_criteria": end}
-        # `generate` takes what it is not given from the model's settings, such as a repetition penalty.
+        # `generate` takes missing settings, such as a repetition penalty, from the model.
         own, model.generation_config = model.generation_config, GenerationConfig()
         try:
             output = model.generate(
@@ -303,7 +303,7 @@ class GenerateBatch(Decoder):
             )
         finally:
             model.generation_config = own
-        # An encoder-decoder gives its start token back, a decoder the prompt.
+        # The output begins with the start token (encoder-decoder) or with the prompt (decoder).
         written = output[:, 1 if self._reads_apart else width :].tolist()
         seconds = (time.perf_counter() - start) / len(batch)
         for request, row in zip(batch, written):
@@ -314,7 +314,7 @@ class GenerateBatch(Decoder):
             request.seconds += seconds
 
     def _take(self, batch: Sequence[Request], ids: torch.Tensor) -> torch.Tensor:
-        """Add the newest tokens of `ids` (B, T) to the replies; whether each row is at its end, (B,)."""
+        """Add the newest tokens of `ids` (B, T) to the replies; return whether each row has ended, (B,)."""
         for request, token in zip(batch, ids[:, -1].tolist()):
             if not request.done:
                 request.take(token, self._ends)

@@ -1,16 +1,16 @@
-"""Greedy decoding of many prompts in a full batch: a finished row makes room for the next prompt.
+"""Decode many prompts greedily in a full batch, in which a waiting prompt replaces a finished row.
 
-`generate` of transformers steps on until the longest reply of a batch has ended, and each step copies all keys and
-values it has. Here each row has a place in buffers with room for new tokens: the last row moves to where one has ended,
-and prompts that waited are read and take the places behind. A common prefix of prompts is read once. Each row has its
-own positions, so in float32 a reply does not depend on the other rows.
+`generate` of transformers runs until the longest reply of a batch has ended, and each step copies all keys and values.
+Here each row has a place in buffers with room for new tokens. When a row ends, the last row moves to its place, and
+waiting prompts are read into free places. A prefix that prompts share is read once. Each row has its own positions, so
+in float32 a reply does not depend on other rows.
 
-An iterative system asks in rounds, and where a prompt begins as one of an earlier round (`Request.grows`), it is read
-on from there: the keys and values of rows that have ended are kept, of as many tokens as a batch may have, those that
-were used last for longest.
+An iterative system makes calls in rounds. If a prompt continues a prompt of an earlier round (`Request.grows`), only
+its new tokens are read. For this, keys and values of finished rows are kept, up to as many tokens as a batch may have;
+the least recently used are dropped first.
 
-transformers has continuous batching of its own. It lays the tokens of all rows in one sequence, for kernels that pass
-over the other rows' keys; the kernels of a CPU compute them and throw them away.
+Transformers also has continuous batching. It puts the tokens of all rows into one sequence, for kernels that skip the
+keys of other rows; on a CPU, kernels would compute these keys and discard the results.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from tripletune.models.local import ROWS, Decoder, GenerateBatch, Request, choose
 
-# Prompt tokens that are read in one forward pass.
+# Maximum prompt tokens per forward pass.
 _READ_AT_ONCE = 4096
-# Padding of prompts that are read in one pass, in tokens: more of it costs more than another pass.
+# Maximum padding tokens in one pass over prompts; more padding costs more than another pass.
 _PADDED = 64
-# Columns that are added at least when the buffers are full: room for new tokens before all is copied again.
+# Minimum number of columns that are added to full buffers, as room for new tokens before the next copy.
 _ROOM = 64
 # Shapes: B rows, T columns (tokens of the longest row), V tokens in the vocabulary, H heads, D numbers per head.
-# A kernel of a CPU reads a head's keys one after another, so columns come behind heads.
+# CPU kernels read the keys of a head one after another, so the dimension of columns comes after that of heads.
 
 
 class ContinuousBatch(Decoder):
-    """A causal language model that `fits`, and the requests it works on; see `Decoder`."""
+    """Reply to requests with a causal language model that `fits`; see `Decoder`."""
 
     def __init__(self, model: Any, *arguments: Any, **options: Any) -> None:
         super().__init__(model, *arguments, **options)
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._takes = set(inspect.signature(type(inner).forward).parameters)
-        # Requests under way, each with a row of the buffers: keys and values of each layer, (B, H, T, D) both.
+        # Running requests, one per row of the buffers, which hold keys and values (B, H, T, D) of each layer.
         self._going: list[Request] = []
         self._done: list[Request] = []
         self._forget()
@@ -59,7 +59,7 @@ class ContinuousBatch(Decoder):
             if not self._waiting and not self._going:
                 break
             try:
-                # A few prompts are read together in hardly more time than one.
+                # Reading a few prompts together takes hardly longer than reading one.
                 free = self.rows - len(self._going)
                 if self._waiting and (not self._going or (free >= max(1, self.rows // 8) and self._fitting() > 0)):
                     self._admit()
@@ -72,20 +72,20 @@ class ContinuousBatch(Decoder):
         return done
 
     def clear(self) -> None:
-        """Forget all requests."""
+        """Drop all requests."""
         super().clear()
         self._forget()
         self._done = []
 
     def _forget(self) -> None:
-        # What was used last stands last.
+        # In order of use; the most recently used is last.
         self._kept: list[_Kept] = []
         self._going = []
         self._shape = (0, 0)
         self._buffers: list[list[torch.Tensor]] = [[] for _ in DynamicCache(config=self._model.config).layers]
 
     def _fitting(self) -> int:
-        """The number of waiting requests that may join, at least one for an empty batch."""
+        """The number of waiting requests that may join the batch; at least one if the batch is empty."""
         longest = max((len(one.sequence) for one in self._going), default=0)
         count = read = 0
         for request in islice(self._waiting, self.rows - len(self._going)):
@@ -116,7 +116,7 @@ class ContinuousBatch(Decoder):
             request.seconds += (time.perf_counter() - start) / len(new)
 
     def _read(self, group: Sequence[_Begun], rows: int) -> None:
-        """Read requests on from what was kept, write the next token of each; `rows` will be under way in the end."""
+        """Read the new tokens of requests, and choose each next token; `rows` requests will finally be running."""
         past = max(size for _, _, size in group)
         width = max(len(request.sequence) - size for request, _, size in group)
         device = self._model.device
@@ -142,7 +142,7 @@ class ContinuousBatch(Decoder):
         self._take(logits)
 
     def _make_room(self, rows: int, columns: int) -> None:
-        """Copy the rows under way to larger buffers if these are too small."""
+        """Copy the running rows to larger buffers if the buffers are too small."""
         if rows <= self._shape[0] and columns <= self._shape[1]:
             return
         count, held = len(self._going), max((len(request.sequence) for request in self._going), default=0)
@@ -157,7 +157,7 @@ class ContinuousBatch(Decoder):
                 buffers[place][:count, :, :held] = old[:count, :, :held]
 
     def _begun(self, request: Request) -> tuple[_Kept | None, int]:
-        """The kept keys and values of a request's longest prefix, and its length; one token at least is left."""
+        """The kept keys and values of a request's longest prefix, and its length; at least one token stays unread."""
         read, best, size = request.read[:-1], None, 0
         for kept in self._kept:
             common = _common(kept.read, read)
@@ -166,7 +166,7 @@ class ContinuousBatch(Decoder):
         return best, size
 
     def _take_on(self, request: Request) -> _Begun:
-        """A request with its kept prefix, whose place it takes if it needs all of it."""
+        """Return a request with its kept prefix; the prefix is dropped from the kept ones if the request extends it."""
         kept, size = self._begun(request)
         if kept is not None:
             self._kept.remove(kept)
@@ -181,10 +181,10 @@ class ContinuousBatch(Decoder):
         start = time.perf_counter()
         device = self._model.device
         ids = torch.tensor([[request.tokens[-1]] for request in going], device=device)
-        # The newest token has no keys and values yet.
+        # Keys and values of the newest token are not computed yet.
         places = torch.tensor([len(request.sequence) - 1 for request in going], device=device)
-        # On a CPU with a column that is nobody's: transformers drops a mask that hides nothing, and without one torch's
-        # kernel takes six times as long in bfloat16 where heads share keys.
+        # On a CPU, add an unused column: transformers drops a mask that hides nothing, and without a mask torch's
+        # kernel takes six times as long in bfloat16 if heads share keys.
         width = max(len(request.sequence) for request in going) + (device.type == "cpu")
         self._make_room(len(going), width)
         cache = Cache(layers=[_Rows(buffers, places, width) for buffers in self._buffers])
@@ -196,7 +196,7 @@ class ContinuousBatch(Decoder):
     def _forward(
         self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Cache, **more: Any
     ) -> torch.Tensor:
-        """Logits (B, V) after the last column of `ids` (B, columns); `mask` (B, T) marks columns that are tokens."""
+        """Compute logits (B, V) after the last column of `ids` (B, columns); `mask` (B, T) is true for tokens."""
         usual: dict[str, Any] = {"position_ids": positions, "logits_to_keep": 1}
         output = self._model(
             input_ids=ids,
@@ -209,10 +209,10 @@ class ContinuousBatch(Decoder):
         return output.logits[:, -1].float()
 
     def _take(self, logits: torch.Tensor) -> None:
-        """Add the next token to each of the last replies, as many as `logits` (B, V) are for."""
+        """Add the next token to each of the last B running replies; `logits` is (B, V)."""
         first = len(self._going) - len(logits)
         tokens = choose(logits, self._going[first:], self._constraint).argmax(dim=-1).tolist()
-        # From the end, so that a row that moves is one whose token is known.
+        # Go backwards, so that a row that moves already has its token.
         for row in reversed(range(first, len(self._going))):
             request, read = self._going[row], self._going[row].read
             request.take(tokens[row - first], self._ends)
@@ -231,20 +231,20 @@ class ContinuousBatch(Decoder):
 
 
 def make_decoder(model: Any, ends: Collection[int], pad: int, rows: int = ROWS, beams: int = 1, **more: Any) -> Decoder:
-    """The decoder for a model: continuous batches where it can have them, else `generate`; see `Decoder`."""
+    """Create the decoder for a model: continuous batches if the model `fits`, else `generate`; see `Decoder`."""
     if beams == 1 and fits(model):
         return ContinuousBatch(model, ends, pad, rows, **more)
     return GenerateBatch(model, ends, pad, max(1, rows // beams), beams=beams, **more)
 
 
 def fits(model: Any) -> bool:
-    """Whether `ContinuousBatch` can serve a model: a decoder whose layers keep the keys and values of all tokens.
+    """Whether `ContinuousBatch` can run a model: a decoder whose layers keep the keys and values of all tokens.
 
-    The processes that share the weights of one model take every step together, so it can't serve those.
+    It can't run a sharded model, because processes that share weights must take every step together.
     """
     if model.config.is_encoder_decoder or is_sharded(model):
         return False
-    # GPT-Neo's layers have windows that its cache does not tell of.
+    # The cache of GPT-Neo does not show that its layers have windows.
     if "local" in getattr(model.config.get_text_config(), "attention_layers", ()):
         return False
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
@@ -257,13 +257,13 @@ def is_sharded(model: Any) -> bool:
 
 @dataclass(eq=False)
 class _Kept:
-    """T tokens (or inputs) that were read, and each layer's keys and values, (H, T, D) both."""
+    """T tokens (or inputs) that were read, and each layer's keys and values, both (H, T, D)."""
 
     read: list[Any]
     layers: list[list[torch.Tensor]]
 
 
-# A request, what it continues, and how many tokens of that.
+# A request, the kept prefix that it continues, and the number of tokens it takes from this prefix.
 _Begun = tuple[Request, _Kept | None, int]
 
 
@@ -280,7 +280,7 @@ def _common(one: list[Any], other: list[Any]) -> int:
 
 
 def _alike(begun: Sequence[_Begun]) -> list[list[_Begun]]:
-    """Groups of similar length, to pad little."""
+    """Group requests of similar length, to keep padding small."""
     groups: list[list[_Begun]] = []
     longest = padded = 0
     for unread, one in sorted(((len(one[0].sequence) - one[2], one) for one in begun), key=lambda pair: -pair[0]):
@@ -293,14 +293,14 @@ def _alike(begun: Sequence[_Begun]) -> list[list[_Begun]]:
 
 
 def _zeros(like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """A buffer of zeros: padding of short rows is never read, but must be a number."""
+    """A buffer of zeros, since padding of short rows is never read, but must be finite."""
     return like.new_zeros((rows, like.shape[1], columns, like.shape[3]))
 
 
 class _Reading(DynamicLayer):
-    """Keys and values of one layer while prompts are read; the layer's buffers are made here if there are none.
+    """Keys and values of one layer while prompts are read; missing buffers are created.
 
-    `sizes` has each row's number and its tokens before (at most `past`) and after.
+    `sizes` has each row's number, and its number of tokens before the pass (at most `past`) and after it.
     """
 
     def __init__(
@@ -313,7 +313,7 @@ class _Reading(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write new keys and values (B, H, columns, D), aligned at their end; returns all tokens' ones."""
+        """Write new keys and values (B, H, columns, D), aligned at their end; return those of all tokens."""
         if not self._buffers:
             self._buffers += [_zeros(new, *self._shape) for new in (key_states, value_states)]
         keys, values = (self._whole(*pair) for pair in zip(self._buffers, (key_states, value_states)))
@@ -331,9 +331,9 @@ class _Reading(DynamicLayer):
 
 
 class _Rows(DynamicLayer):
-    """Keys and values of one layer while a token is written to each of its rows.
+    """Keys and values of one layer while each row gets a new token.
 
-    `places` (B,) are the tokens' columns, `width` the columns of the longest row with its new token.
+    `places` (B,) are the columns of the new tokens, `width` is the number of columns with them.
     """
 
     def __init__(self, buffers: list[torch.Tensor], places: torch.Tensor, width: int) -> None:
@@ -344,7 +344,7 @@ class _Rows(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the keys and values (B, H, 1, D) of the new tokens; returns the ones of all tokens."""
+        """Write the keys and values (B, H, 1, D) of the new tokens; return those of all tokens."""
         rows = torch.arange(len(self._places), device=self._places.device)
         for buffer, new in zip(self._buffers, (key_states, value_states)):
             buffer[rows, :, self._places] = new[:, :, 0]

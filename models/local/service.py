@@ -1,7 +1,7 @@
-"""Replies of a model on this machine to many asyncio tasks, which share batches in one thread.
+"""Run a model on this machine for many asyncio tasks, whose calls share batches in one thread.
 
-In float32 a reply does not depend on its neighbours; sampled ones don't either, since each call draws from its own
-random generator.
+In float32 a reply does not depend on other calls in its batch. This also holds for sampled replies, since each call has
+its own random generator.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 
 
 def identity(name: str, spec: str | Path) -> str:
-    """A name of a model for the ledger, with its fingerprint: a folder may be trained again."""
+    """A model's name for the ledger, with its fingerprint, since a folder may be trained again."""
     found = model_fingerprint(resolve(spec))
     return f"{name}@{found}" if found else name
 
 
 class DecodingService(Endpoint):
-    """Requests of asyncio tasks on a decoder that `make` makes in its thread; event loops may follow one another."""
+    """Run the requests of asyncio tasks on a decoder that `make` creates in a thread; the event loop may change."""
 
     may_be_silent = True
 
@@ -38,14 +38,14 @@ class DecodingService(Endpoint):
         self._decoder: Decoder | None = None
         self._arrived: list[Request] = []
         self._futures: dict[Request, asyncio.Future[None]] = {}
-        # Whether the thread works on the decoder, which takes more requests in meanwhile.
+        # Whether the thread is running the decoder, which meanwhile accepts more requests.
         self._running = False
         self._opening: asyncio.Future[None] | None = None
         self._worker: asyncio.Task[None] | None = None
         self._executor: ThreadPoolExecutor | None = None
 
     async def open(self) -> None:
-        """Load the model, if that has not been done."""
+        """Load the model unless it is loaded."""
         if self._decoder is not None:
             return
         if self._opening is None or self._opening.done():
@@ -63,7 +63,7 @@ class DecodingService(Endpoint):
             self._decoder = self._make()
 
     async def reply(self, request: Request) -> None:
-        """Write the reply of a request."""
+        """Generate the reply of a request."""
         await self.open()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._futures[request] = future
@@ -76,7 +76,7 @@ class DecodingService(Endpoint):
         try:
             await future
         finally:
-            # Also when its task was cancelled, or the event loop ended.
+            # This also runs if the task was cancelled or the event loop ended.
             self._futures.pop(request, None)
             request.abandoned = True
 
@@ -97,11 +97,11 @@ class DecodingService(Endpoint):
     async def _work(self) -> None:
         while self._futures and (decoder := self._decoder) is not None:
             count = -1
-            # As long as other tasks still arrive at a call, let them.
+            # Wait while other tasks still make calls.
             while count != len(self._arrived):
                 count = len(self._arrived)
                 await asyncio.sleep(0)
-            # Prompts of a kind next to each other: those that are read together are padded to one length.
+            # Sort similar prompts together, since prompts that are read together are padded to one length.
             for request in sorted(self._arrived, key=lambda one: (one.shared, len(one.prompt))):
                 if not request.abandoned:
                     decoder.add(request)
@@ -114,7 +114,7 @@ class DecodingService(Endpoint):
                 await self._one_by_one(decoder, error)
             finally:
                 self._running = False
-            # Not what `run` gives: it may have ended requests when the event loop of their caller was gone.
+            # The result of `run` is not used, since it lacks requests that ended after their event loop was gone.
             self._settle()
             await asyncio.sleep(0)
 
@@ -122,7 +122,7 @@ class DecodingService(Endpoint):
         """After a failure, run each request by itself to find the faulty one."""
         self._settle()
         waiting = [request for request in self._futures if request not in self._arrived]
-        logger.warning("%s: %s; the %d calls under way run one by one", self.model, error, len(waiting))
+        logger.warning("%s: %s; the %d waiting calls now run one by one", self.model, error, len(waiting))
         for request in waiting:
             decoder.clear()
             decoder.add(request.again())
@@ -133,7 +133,7 @@ class DecodingService(Endpoint):
                 if isinstance(problem, torch.OutOfMemoryError):
                     problem = CallError(
                         f"{self.model}: a prompt of {len(request.prompt)} tokens and a reply of up to {request.limit} "
-                        "don't fit the memory: set dtype bfloat16, lower max_tokens, or take a smaller model"
+                        "don't fit the memory: set dtype bfloat16, lower max_tokens, or use a smaller model"
                     )
                 future = self._futures.get(request)
                 if future is not None and not future.done():

@@ -58,7 +58,7 @@ def test_checkpoint_of_an_unfinished_run(run_copy, tmp_path):
     shutil.copytree(run_copy / "checkpoint-20", run_copy / "checkpoint-3")
     code, _, err = run("checkpoints", "export", run_copy, "--output", tmp_path / "out")
     assert code == 2
-    assert err.endswith(f"name a checkpoint: {run_copy / 'checkpoint-20'}\n")
+    assert err.endswith(f"give a checkpoint: {run_copy / 'checkpoint-20'}\n")
     assert run("checkpoints", "export", run_copy / "checkpoint-20", "--output", tmp_path / "out")[0] == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == WANTED
 
@@ -78,7 +78,7 @@ def _set(name, value):
     return lambda data: json.dumps({**json.loads(data), name: value}).encode()
 
 
-WEIGHTS, UNFIT = "adapter_model.safetensors", "does not fit together"
+WEIGHTS, UNFIT = "adapter_model.safetensors", "do not match"
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_silver_triples_are_counted_and_other_rows_refused(tmp_path):
     assert counts["distinct triples"] <= counts["triples"]
     with pytest.raises(ValueError, match="the layout of the row is unknown; it has foo"):
         adapt(tmp_path, [{"foo": 1}])
-    with pytest.raises(ValueError, match="what is read"):
+    with pytest.raises(ValueError, match="in the input"):
         adapt(tmp_path, [], name="out.jsonl")
 
 

@@ -120,10 +120,10 @@ def test_real_benchmarks(reader, name, tmp_path):
 
 def test_the_benchmarks_file_is_never_written_over(file, tmp_path):
     before = Path(file).read_bytes()
-    with pytest.raises(ValueError, match="is, holds or lies in what is read"):
+    with pytest.raises(ValueError, match="is, holds or lies in the input"):
         build(file, tmp_path)
     evaluation = write_lines(tmp_path / "evaluation.corpus.jsonl", [row(1)])
-    with pytest.raises(ValueError, match="is, holds or lies in what is read"):
+    with pytest.raises(ValueError, match="is, holds or lies in the input"):
         build(file, tmp_path / "out" / "..", train=None, evaluation=evaluation, evaluation_count=1)
     assert Path(file).read_bytes() == before
     assert not (tmp_path / "corpus.json").exists()

@@ -61,5 +61,5 @@ def test_what_is_not_plain_self_attention_goes_to_torch(make_graph_llm):
     query, key = torch.randn(1, 6, 1, 8), torch.randn(1, 2, 5, 8)
     expected = sdpa_attention_forward(Layer(), query, key, key, None)[0]
     assert block_attention(Layer(), query, key, key, None)[0].equal(expected)
-    with pytest.raises(ValueError, match="brings its own attention; set eager or auto"):
+    with pytest.raises(ValueError, match="brings its own attention; set model"):
         set_attention(make_graph_llm("gptj")[0].language_model, "blocks")

@@ -132,9 +132,9 @@ def test_nothing_is_written_over_what_is_read(tmp_path):
     write_text_in = source.parent
     write_text_in.mkdir()
     source.write_text("mine")
-    with pytest.raises(ValueError, match="is read"):
+    with pytest.raises(ValueError, match="in the input"):
         check_new(source.parent / ".." / "in" / "train.jsonl", [source])
-    with pytest.raises(ValueError, match="is read"), new_folder(source.parent, MADE, True, [source]):
+    with pytest.raises(ValueError, match="in the input"), new_folder(source.parent, MADE, True, [source]):
         pass
     assert source.read_text() == "mine"
 

@@ -69,13 +69,13 @@ def test_an_empty_value_is_none_and_no_limit(tmp_path, name, capsys):
     assert load_config(Many, tmp_path / "run.yaml") == Many()
     if name not in ("output", "chosen"):
         assert set_values(Many, [f"{name}="], "it")[1] == [
-            f"--set {name}=: the value is empty: give one, or leave the option out"
+            f"--set {name}=: the value is empty: give a value, or leave the option out"
         ]
 
 
 def test_bases_that_go_round_are_refused(tmp_path):
     (tmp_path / "a.yaml").write_text("base: a.yaml\n")
-    with pytest.raises(ConfigError, match="back to itself"):
+    with pytest.raises(ConfigError, match="back to this file"):
         load_config(Outer, tmp_path / "a.yaml")
 
 
@@ -84,7 +84,7 @@ def test_every_problem_is_reported_with_the_nearest_name(tmp_path):
     with pytest.raises(ConfigError) as caught:
         load_config(Outer, tmp_path / "run.yaml")
     for said in ("unknown key step (did you mean steps?)", "steps: 1.5 is not a whole number", "inner.rate: 'x' is not",
-                 "did you mean cosine?", "put text in quotes", "5 problem(s)", "run.yaml"):  # fmt: skip
+                 "did you mean cosine?", "put it in quotes", "5 problem(s)", "run.yaml"):  # fmt: skip
         assert said in str(caught.value)
 
 
@@ -164,7 +164,7 @@ def test_a_setting_without_a_flag_is_reached_by_set(capsys):
     assert "most used:\n  example:\n    ask Who?" in help_text
     assert "--teacher-share" not in help_text
     for words, said in ((["--set", "teacher.shar=1"], "did you mean teacher.share?"),
-                        (["--teacher-share", "1"], "it is set by --set teacher.share=VALUE")):  # fmt: skip
+                        (["--teacher-share", "1"], "write --set teacher.share=VALUE")):  # fmt: skip
         with pytest.raises(SystemExit):
             parse(*words)
         assert said in capsys.readouterr().err
@@ -238,4 +238,4 @@ def test_an_option_that_has_no_effect_alone_is_refused():
         beams: int = setting(1, "its beams", needs="model")
 
     assert problems(Pair()) == problems(Pair("m", 2)) == problems(Pair("m")) == []
-    assert problems(Pair(beams=2)) == ["beams: without effect, since model is not set; set it, or leave beams out"]
+    assert problems(Pair(beams=2)) == ["beams has no effect without model: set model, or leave out beams"]

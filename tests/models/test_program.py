@@ -21,14 +21,14 @@ class Pending(RuntimeError):
         (OSError(errno.EROFS, "Read-only file system", "/here"), 2, "error: /here: Read-only file system\n"),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "no space left on the disk"),
         (Pending("replies are waited for"), 3, "replies are waited for"),
-        (ImportError("No module named 'ray'", name="ray"), 2, "'ray': pip install 'tripletune[ray]'"),
+        (ImportError("No module named 'ray'", name="ray"), 2, "'ray': run pip install 'tripletune[ray]'"),
         (
             RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534\nframe #0"),
             1,
             "no space",
         ),
         (OSError("173324 requested and 99296 written"), 1, "no space left on the disk"),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), 1, "2 GiB.); make batches smaller"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), 1, "2 GiB.); use smaller batches"),
         (KeyboardInterrupt(), 130, "run the same command again"),
     ],
 )

@@ -21,7 +21,7 @@ def make(path, kind=NOTES):
     [
         (lambda path: path.write_text("some text " * 200), "not a database"),
         (lambda path: make(path, replace(NOTES, application=7)), "is an SQLite file, but not a notebook"),
-        (lambda path: make(path, replace(NOTES, version=2)), "of version 2, and this program knows version 1"),
+        (lambda path: make(path, replace(NOTES, version=2)), "of version 2, but this program reads version 1"),
         (lambda path: path.mkdir(), "is a folder, not a notebook"),
         (lambda path: path.touch(), "x.sqlite is an empty file, not a notebook"),
     ],

@@ -76,12 +76,12 @@ def test_own_rows_train(shape, words, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("task", "row", "message"),
     [
-        ("cirag-distill", {"text": "Hi"}, r"rows\.jsonl:1: the row is no chat: it has neither messages.*, but text"),
+        ("cirag-distill", {"text": "Hi"}, r"rows\.jsonl:1: the row is no chat: it needs messages.*, but it has text"),
         ("cirag-distill", {"messages": "Hi"}, r"rows\.jsonl:1: messages must be a list, found"),
         ("cirag-distill", {"messages": [{"role": "tool", "content": "x"}]}, "must be one of system, user, assistant"),
         ("cirag-distill", {"messages": CHAT[:2]}, "no turn is learned"),
         ("cirag-distill", {"messages": [{"role": "user", "content": 3}]}, r"messages\[0\]\.content must be text"),
-        ("cirag-distill", PAIR, r"the row is no chat.* but text, triples"),
+        ("cirag-distill", PAIR, r"the row is no chat.* but it has text, triples"),
         ("ras", {"messages": CHAT}, "neither a record nor a question with answers and steps, but messages"),
         ("ras", {"question": "Who?", "answers": ["Ida"]}, "the question has no steps: add steps"),
         ("ras", {**PLAIN, "answers": []}, "no gold answer"),
@@ -89,7 +89,7 @@ def test_own_rows_train(shape, words, tmp_path, monkeypatch):
         ("ras", {**PLAIN, "steps": [STEP, {**LAST, "question": "Is it Kelm?"}]}, "gives away the gold answer"),
         ("text-to-triples", {"text": "Ida"}, r"rows\.jsonl:1: .*lacks triples"),
         ("text-to-triples", {**PAIR, "triples": [["Ida", "Kelm"]]}, r"a triple must be \[subject, predicate, object\]"),
-        ("text-to-triples", {**PAIR, "triples": "Ida born in Kelm"}, r"are written \(S> subject"),
+        ("text-to-triples", {**PAIR, "triples": "Ida born in Kelm"}, r"write triples in a text as \(S> subject"),
     ],
 )
 def test_rows_that_cannot_be_read_are_one_line(task, row, message, words):

@@ -135,7 +135,7 @@ def test_an_adapter_is_trained_on_and_is_the_reference(make, tmp_path):
         ("ras", {"model.tune": "all"}, "model.tune: train.preference needs an adapter"),
         ("cirag_distill", {"train.packing": True}, r"train.packing: train.preference needs .* no packing"),
         ("cirag_distill", {"train.preference": "dpo"}, "train.preference: 'dpo' is not one of sigmoid"),
-        ("cirag_distill", {"train.preference": None}, "train.beta: without effect, since preference is not set"),
+        ("cirag_distill", {"train.preference": None}, "train.beta has no effect without preference"),
         ("cirag_on_policy", {}, "train.preference: the student learns from its own replies"),
     ],
 )

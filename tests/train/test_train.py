@@ -68,7 +68,7 @@ def test_kernels_of_gpus_are_refused_elsewhere(make_task, attention, monkeypatch
 def test_a_base_model_without_chat_template_is_given_one(name, begin_task, tmp_path, tiny_llama):
     base = shutil.copytree(tiny_llama, tmp_path / "base")
     template = (base / "chat_template.jinja").rename(tmp_path / "own.jinja")
-    with pytest.raises(ValueError, match=r"has no chat template.* a template as data\.chat_template"):
+    with pytest.raises(ValueError, match=r"has no chat template.* for training set data\.chat_template"):
         begin_task(name, {"model.base": str(base)})
     task = begin_task(name, {"model.base": str(base), "data.chat_template": str(template)})
     assert "<|im_start|>" in task.processor.decode(task.example()[0])
@@ -92,7 +92,7 @@ def test_training_starts_from_a_trained_adapter(name, make_task, tmp_path):
     stored = load_file(tmp_path / "run" / "final" / "adapter_model.safetensors")
     assert found.keys() == stored.keys()
     assert all(torch.equal(found[key], stored[key]) for key in stored)
-    with pytest.raises(ValueError, match=r"has other layers or sizes than the settings ask for: .*lora_A"):
+    with pytest.raises(ValueError, match=r"does not have the layers and sizes of the settings: .*lora_A"):
         make_task(name, {**later, "model.lora_rank": 3}).load()
     with pytest.raises(FileNotFoundError, match="there is no adapter_model"):
         make_task(name, {"model.adapter": str(tmp_path)}).load()
@@ -117,7 +117,7 @@ def test_an_adapter_goes_on_its_own_base_model_alone(name, noted, make_task, tmp
     def load(folder):
         make_task(name, {"model.adapter": str(final), "model.base": str(folder)}).load()
 
-    refused = f"was trained on {own}, and {other} is not known to be the same model"
+    refused = f"was trained on {own}, but {other} is not known to be the same model"
     load(own)
     load(moved)
     with pytest.raises(ValueError, match=refused):
@@ -127,12 +127,12 @@ def test_an_adapter_goes_on_its_own_base_model_alone(name, noted, make_task, tmp
     shutil.rmtree(own)
     with pytest.raises(ValueError, match=refused):
         load(other)
-    with pytest.raises(ValueError, match="with its new name in adapter_config") if not noted else nullcontext():
+    with pytest.raises(ValueError, match="write its new name into adapter_config") if not noted else nullcontext():
         load(moved)
     if noted:
         # Other weights under the old name.
         other.rename(own)
-        with pytest.raises(ValueError, match=f"was trained on {own}, and {own} holds other weights now"):
+        with pytest.raises(ValueError, match=f"was trained on {own}, but {own} holds other weights now"):
             load_graph_llm(final) if name == "ras" else load_weights(final)
 
 

@@ -79,7 +79,7 @@ def test_pissa_resumes_exactly(make_task, tmp_path, killed_behind):
     ("options", "message"),
     [
         ("{layers_to_transform: [0, 7]}", r"the layers are 0 to 1"),
-        ("{modules_to_save: [lm_hed]}", r"no module is called lm_hed \(did you mean lm_head\?\)"),
+        ("{modules_to_save: [lm_hed]}", r"no module has the name lm_hed \(did you mean lm_head\?\)"),
         ("{rank_pattern: {'.*q_proj': 2}}", "regular expression"),
         ("{init_lora_weights: pisa}", "pisa"),
     ],

@@ -1,7 +1,7 @@
-"""Options and client to call a model: `--teacher openai --teacher-model NAME ...` and the client.
+"""Options to call a model (`--teacher openai --teacher-model NAME ...`), and the client that they open.
 
-A backend is a module in `models/llm/backends/` whose `BACKEND` says what it needs and how it is opened. Keys come from
-the environment when the client is opened, never from options.
+A backend is a module in `models/llm/backends/` whose `BACKEND` says what the backend needs and how to open it. Keys are
+read from the environment when the client is opened, never from options.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tripletune.models.program import add_arguments, load_from, names_in
 
 _BACKENDS = "tripletune.models.llm.backends"
 URL_FORM = "must look like http://host:port/v1, without user, password or query"
-# Seconds in which a server that failed or did not answer in time gets no call while another one is up.
+# Seconds for which a server that failed or timed out gets no call while another server is available.
 _REST = 10.0
-# What `extra` may not set: there are options for it, or the program does.
+# Fields that `extra` may not set, because an option or the program sets them.
 _OWN_FIELDS = {"model", "messages", "system", "stream", "n", "temperature", "top_p", "seed"}
 _SPEC = re.compile(r"(?:(?P<role>[\w.]+)=)?(?P<backend>\w+):(?P<model>.+?)(?:@(?P<url>https?://.+))?")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
@@ -37,15 +37,15 @@ _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 @dataclass(frozen=True)
 class LLMOptions(CheckedOptions):
-    """How to call a model; the fields' help texts say what they mean."""
+    """How to call a model; the help texts explain the fields."""
 
     backend: str = setting("openai", f"backend that runs the model: {', '.join(names_in(_BACKENDS))}", is_prefix=True)
     model: str = setting("", "name of the model, for example gpt-4o-mini; for hf a hub id, a folder or pypi:NAME")
     url: str | None = setting(
-        None, "base URL of the server (default: the provider's); several, separated by commas, share the calls"
+        None, "base URL of the server (default: the provider's); several servers, separated by commas, share the calls"
     )
     api_key_env: str | None = rare(None, "name of the environment variable with the key (default: the provider's)")
-    ledger: str | None = setting(None, "SQLite file that stores all calls, to resume and to count costs")
+    ledger: str | None = setting(None, "SQLite file that stores all calls, to resume a run and count costs")
     concurrency: int = setting(64, "maximum calls at once", above=0)
     requests_per_minute: float | None = rare(None, "maximum calls per minute", above=0)
     tokens_per_minute: float | None = rare(None, "maximum tokens per minute, prompts and replies together", above=0)
@@ -53,8 +53,8 @@ class LLMOptions(CheckedOptions):
     attempts: int = rare(8, "maximum attempts at a call that fails for a temporary reason", above=0)
     temperature: float = setting(0.0, "sampling temperature; 0 is greedy", at_least=0)
     top_p: float = rare(1.0, "top-p of nucleus sampling; 1 keeps every token", above=0, at_most=1)
-    seed: int | None = setting(None, "sampling seed, for servers that take one; part of the ledger key")
-    send_temperature: str = rare("auto", "send temperature and top_p; hosted reasoning models refuse them",
+    seed: int | None = setting(None, "sampling seed, for servers that accept one; part of the ledger key")
+    send_temperature: str = rare("auto", "whether to send temperature and top_p, which hosted reasoning models reject",
         choices=("auto", "yes", "no"))  # fmt: skip
     token_field: str = rare(
         "auto", "request field that limits the reply's tokens", choices=("auto", "max_tokens", "max_completion_tokens")
@@ -65,14 +65,14 @@ class LLMOptions(CheckedOptions):
     dtype: str | None = setting(None, f"for a local model: {DTYPE_HELP}", choices=DTYPES)
 
     def check(self) -> list[str]:
-        """Problems besides choices and ranges, one sentence each."""
+        """Return the problems that choices and ranges do not cover, one sentence each."""
         found = []
         if self.backend not in backend_names():
             found.append(not_one_of("backend", self.backend, backend_names()))
         if not self.model:
             found.append("model is not set: name the model")
         if self.api_key_env is not None and not _VARIABLE.fullmatch(self.api_key_env):
-            # Not quoted: it may be the key.
+            # The value is not printed, because it may be the key.
             found.append("api_key_env must be the NAME of an environment variable, in capitals, not the key itself")
         if not all(url is None or is_plain_url(url) for url in self.urls):
             found.append(f"url {URL_FORM}")
@@ -84,7 +84,7 @@ class LLMOptions(CheckedOptions):
 
     @property
     def urls(self) -> list[str | None]:
-        """The base URLs; None is the provider's."""
+        """The base URLs; None stands for the provider's URL."""
         return [None] if self.url is None else [url.strip() for url in self.url.split(",")]
 
     @cached_property
@@ -99,14 +99,14 @@ class LLMOptions(CheckedOptions):
             raise ValueError('extra must be a JSON object, for example {"reasoning_effort": "low"}, without NaN')
         if own := sorted(_OWN_FIELDS & set(found or ())):
             raise ValueError(
-                f"extra holds {', '.join(own)}: leave that out; model, temperature, top_p and seed have options, and "
-                "the program sets the rest"
+                f"extra holds {', '.join(own)}: remove these fields; model, temperature, top_p and seed have options, "
+                "and the program sets the other fields"
             )
         return found
 
     @property
     def ledger_name(self) -> str:
-        """The model's name in the ledger, known without opening it."""
+        """The model's name in the ledger, without opening the model."""
         kind = self.backend if load_backend(self.backend).sends else self.batch_layout
         return ledger_name(kind, self.model, self.extra_fields, usual_dtype(self.dtype) if self.is_local else None)
 
@@ -125,10 +125,10 @@ class BackendKind:
     """The `BACKEND` of a module of `models/llm/backends/`.
 
     Attributes:
-        open: Makes the backend from the options, the key if one is set, and the ledger if one is named.
+        open: Opens the backend with the options, the key (or None) and the ledger (or None).
         key_variable: The environment variable with the key; None for a backend without keys.
-        local: Whether the model runs on this machine, where calls are grouped and need no limits.
-        sends: Whether calls are answered at once; False where they are only written down.
+        local: Whether the model runs on this machine, so that calls are batched and need no limits.
+        sends: Whether calls are answered at once; False for a backend that only writes them to batch files.
     """
 
     open: Callable[[LLMOptions, str | None, Ledger | None], Backend]
@@ -138,7 +138,7 @@ class BackendKind:
 
 
 def backend_names() -> list[str]:
-    """The backends there are."""
+    """The names of all backends."""
     return names_in(_BACKENDS)
 
 
@@ -148,7 +148,7 @@ def load_backend(name: str) -> BackendKind:
 
 
 def read_spec(spec: str) -> tuple[str, dict[str, str | None]]:
-    """The role, or "", and the fields of `LLMOptions` of a chat model, `[ROLE=]BACKEND:MODEL[@URL,URL]`."""
+    """Parse `[ROLE=]BACKEND:MODEL[@URL,URL]` into the role (or "") and the fields of `LLMOptions`."""
     match = _SPEC.fullmatch(spec)
     if match is None or match["backend"] not in backend_names():
         raise ValueError(
@@ -161,7 +161,7 @@ def read_spec(spec: str) -> tuple[str, dict[str, str | None]]:
 
 
 class _ChatModel(argparse.Action):
-    """Sets `--teacher`, `--teacher-model` and `--teacher-url`."""
+    """Set `--teacher`, `--teacher-model` and `--teacher-url`."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
         try:
@@ -170,19 +170,19 @@ class _ChatModel(argparse.Action):
             parser.error(str(error))
         flags = {"--teacher", "--teacher-model", "--teacher-url"} & {word.split("=")[0] for word in parser.words}
         if also := [*sorted(flags), *([f"{role}="] if role else [])]:
-            parser.error(f"--llm {values}: it names the one chat model here, so leave out {', '.join(also)}")
+            parser.error(f"--llm {values} already names the only chat model, so leave out {', '.join(also)}")
         given = {"teacher": found["backend"], "teacher_model": found["model"], "teacher_url": found["url"]}
         vars(namespace).update({name: value for name, value in given.items() if value})
 
 
 def add_chat_model(group: Any, *others: str) -> None:
-    """Give a group of a parser `--llm` and `--teacher-…`; the fields `others` have an argument elsewhere."""
+    """Add `--llm` and `--teacher-…` to a group of a parser, except the fields in `others`."""
     add_llm(group)
     add_arguments(group, LLMOptions, "teacher", only=[one.name for one in fields(LLMOptions) if one.name not in others])
 
 
 def add_llm(group: Any) -> None:
-    """Give a group of a parser with `--teacher-…` the flag `--llm`."""
+    """Add `--llm` to a group of a parser that has `--teacher-…`."""
     about = "chat model, BACKEND:MODEL[@URL,URL], for example openai:gpt-4o-mini, instead of --teacher…"
     group.add_argument("--llm", action=_ChatModel, metavar="MODEL", help=about)
 
@@ -199,7 +199,7 @@ def open_client(options: LLMOptions, environment: Mapping[str, str] = os.environ
         if ledger is not None:
             ledger.close()
         raise
-    # Local backends group what waits, so nothing may wait before them; what is only written down needs no limit.
+    # Local backends batch waiting calls, so a limit must not hold calls back; batch files need no limit.
     free = kind.local or not kind.sends
     limits = Limits(
         concurrency=None if free else options.concurrency,
@@ -211,7 +211,7 @@ def open_client(options: LLMOptions, environment: Mapping[str, str] = os.environ
 
 
 class Servers(Backend):
-    """A `Backend` over several servers of one model: a call goes to the least busy one, and to the next if it fails."""
+    """A `Backend` over several servers of one model; calls go to the least busy one, or if it fails to another."""
 
     def __init__(self, backends: Sequence[Backend]) -> None:
         self.model, self._backends = backends[0].model, backends
@@ -245,10 +245,10 @@ def _key(options: LLMOptions, kind: BackendKind, environment: Mapping[str, str])
     name = options.api_key_env or kind.key_variable
     key = environment.get(name, "").strip()
     if options.api_key_env is not None and not key:
-        raise ValueError(f"the environment variable {name}, named by api_key_env, is not set")
+        raise ValueError(f"api_key_env names the environment variable {name}, but it is not set")
     if not (key.isascii() and key.isprintable()):
-        raise ValueError(f"the key in the environment variable {name} holds characters that no key has: set it again")
-    # Without a name the backend knows whether its server wants a key.
+        raise ValueError(f"the environment variable {name} holds characters that no API key has: set it again")
+    # Without api_key_env the backend knows whether its server needs a key.
     return key or None
 
 

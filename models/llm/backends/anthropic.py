@@ -1,8 +1,8 @@
-"""Anthropic's Messages API through its SDK, with prompt caching where it saves money.
+"""Call Anthropic's Messages API through its SDK, with prompt caching.
 
-The provider stores the part of a prompt up to a mark: writing costs a quarter more than reading it plainly, reading
-it again within five minutes costs a tenth (https://platform.claude.com/docs/en/build-with-claude/prompt-caching).
-So the system prompt, the part that a builder's calls share, is marked. Below a length that depends on the model (512 to
+The provider caches the part of a prompt up to a mark: writing the cache costs a quarter more than plain input, reading
+it within five minutes costs a tenth (https://platform.claude.com/docs/en/build-with-claude/prompt-caching).
+The mark is put after the system prompt, which a builder's calls share. Below a length that depends on the model (512 to
 4,096 tokens) the provider ignores the mark, at no cost.
 """
 
@@ -18,7 +18,7 @@ from tripletune.models.llm.backends import BackendKind, LLMOptions
 from tripletune.models.llm.backends.openai import HostedBackend, count, sampling_fields
 
 logger = logging.getLogger(__name__)
-# The API version that still takes temperature and top_p (the SDK's own does from 2.0 on not).
+# The API version that accepts temperature and top_p (the default version of SDK 2.0 and later does not).
 _SAMPLING_VERSION = "2023-06-01"
 _REASONS = {
     "end_turn": "stop",
@@ -29,7 +29,7 @@ _REASONS = {
 
 
 def read_message(found: Mapping[str, Any]) -> Completion | None:
-    """The reply in the body of a message; None when there is none."""
+    """Read the reply from the body of a message; None if the body has no reply."""
     blocks, usage = found.get("content"), found.get("usage")
     if not isinstance(blocks, list):
         return None
@@ -37,7 +37,7 @@ def read_message(found: Mapping[str, Any]) -> Completion | None:
     reason = str(found.get("stop_reason") or "end_turn")
     return Completion(
         text="".join(texts),
-        # `input_tokens` leaves out what was written to or read from the cache.
+        # `input_tokens` does not count tokens that were written to or read from the cache.
         prompt_tokens=count(usage, "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"),
         completion_tokens=count(usage, "output_tokens"),
         cache_read=count(usage, "cache_read_input_tokens"),
@@ -47,10 +47,10 @@ def read_message(found: Mapping[str, Any]) -> Completion | None:
 
 
 class AnthropicBackend(HostedBackend):
-    """Messages through Anthropic's SDK; see `HostedBackend`. The seed is not sent: the provider takes none.
+    """Call Anthropic's SDK; see `HostedBackend`. The seed is not sent, because the API has no seed.
 
-    The newest API version and models refuse temperature and top_p, so by default models use their own settings; on
-    request both are sent through the version that takes them.
+    The newest API version and models reject temperature and top_p, so they are not sent by default. With
+    `send_temperature` "yes", they are sent through an older API version.
     """
 
     kind, client_class = "anthropic", "AsyncAnthropic"
@@ -64,23 +64,23 @@ class AnthropicBackend(HostedBackend):
         if self.send_temperature:
             self.headers = {"anthropic-version": _SAMPLING_VERSION}
         else:
-            logger.info("%s: temperature is not sent; replies are drawn with the provider's settings", self.model)
+            logger.info("%s: temperature is not sent; replies are sampled with the provider's settings", self.model)
 
     def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
-        """`client.messages.create`; fields without a name in its newest version are extra fields of the body."""
+        """Call `client.messages.create`; fields that the SDK's newest version lacks are sent as extra fields."""
         call = {name: body.pop(name) for name in ("model", "messages", "max_tokens")}
         return client.messages.with_raw_response.create(**call, extra_body=body)
 
 
 def messages_body(options: LLMOptions, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
-    """The body of a call to the Messages API; several system texts are joined by a blank line, the seed is not sent."""
+    """The body of a call to the Messages API, in which several system messages are joined by a blank line."""
     system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
     turns = [{"role": turn["role"], "content": turn["content"]} for turn in messages if turn["role"] != "system"]
     if sampling.schema is not None:
-        raise SetupError("a reply is to be held to a JSON schema, which this backend can't: leave that option out")
+        raise SetupError("a JSON schema is set, but this backend cannot enforce one: leave out the schema option")
     fields = sampling_fields(sampling, options.send_temperature == "yes")
     if fields.get("top_p") == 1:
-        # Some models take one of the two and not both.
+        # Some models accept either temperature or top_p, but not both.
         del fields["top_p"]
     body: dict[str, Any] = {"model": options.model, "messages": turns, "max_tokens": sampling.max_tokens, **fields}
     if system:

@@ -1,12 +1,12 @@
-"""Calls through a provider's Batch API: half the price, an answer within a day, and files instead of connections.
+"""Calls through a provider's Batch API, which costs half the price, replies within a day, and exchanges files.
 
 A call that the ledger can't answer is stored there as pending and raises `RepliesPending`. At the end of a run the
-pending calls are written to request files in the provider's layout. Send them, import the reply files, and run the same
-command again, until nothing waits.
+pending calls are written to request files in the provider's layout. Send these files, import the reply files, and run
+the same command again, until no call waits.
 
-Only the ledger knows what waits. A request file appears complete or not at all, in the transaction that notes what it
-holds, so a process that is killed neither loses a call nor writes it twice. A reply file is imported as a whole or not
-at all, and once.
+Only the ledger stores which calls wait. One transaction writes a complete request file and records its calls, so a
+killed process neither loses a call nor writes it twice. A reply file is imported completely or not at all, and only
+once.
 
 Layouts: https://platform.openai.com/docs/guides/batch and
 https://platform.claude.com/docs/en/build-with-claude/batch-processing
@@ -34,22 +34,22 @@ from tripletune.models.llm.ledger import FAILED, NOW, OK, PENDING, PUT, Call, Le
 from tripletune.models.llm.replies import FINAL, has_text, silence
 
 REFUSED = "refused in a batch: "
-# Requests and bytes that a provider takes in one file: 200 and 256 MB, counted as the smaller kind of megabyte.
+# Maximum requests and bytes per file (200 and 256 MB, with a megabyte of 1,000,000 bytes).
 ROOMS: Mapping[str, tuple[int, int]] = {"openai": (50_000, 200_000_000), "anthropic": (100_000, 256_000_000)}
-# Errors of Anthropic's batches that the same request meets again.
+# Errors in Anthropic's batches that the same request would cause again.
 _PERMANENT = frozenset({"invalid_request_error", "not_found_error", "request_too_large"})
 
 
 class BatchBackend(Backend):
-    """It answers nothing itself: it collects calls and writes them to request files.
+    """Collect calls and write them to request files; no call is answered at once.
 
-    It shares name and meaning of "auto" with `OpenAIBackend` or `AnthropicBackend`, so that both use the same replies.
-    `room`: requests and bytes that fit in one file.
+    Its ledger name and its meaning of "auto" are those of `OpenAIBackend` or `AnthropicBackend`, so that both backends
+    share replies. `room`: maximum requests and bytes per file.
     """
 
     def __init__(self, options: LLMOptions, ledger: Ledger | None, room: tuple[int, int] | None = None) -> None:
         if ledger is None:
-            raise ValueError("backend batch needs a ledger: name a file, such as runs/ledger.sqlite")
+            raise ValueError("backend batch needs a ledger: set a file, for example runs/ledger.sqlite")
         self.model, self.layout = options.ledger_name, options.batch_layout
         self.folder = Path(f"{ledger.path}.batch")
         self._ledger, self._room = ledger, room or ROOMS[self.layout]
@@ -58,8 +58,8 @@ class BatchBackend(Backend):
             self._body = partial(messages_body, options)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Note that a call waits (`RepliesPending`), unless the provider refused it before (`CallError`)."""
-        # What can't be sent fails now and not when the file is written.
+        """Store a call as pending and raise `RepliesPending`; `CallError` if the provider refused it before."""
+        # A call that can't be sent fails here, before the file is written.
         self._body(messages, sampling)
         call = make_call(self.model, sampling, messages)
         status, detail = self._ledger.state(call.key) or ("", "")
@@ -70,7 +70,7 @@ class BatchBackend(Backend):
         raise RepliesPending(f"call {call.key} waits for a batch")
 
     async def close(self) -> None:
-        """Write what waits to request files."""
+        """Write pending calls to request files."""
         self.write()
 
     def write(self) -> None:
@@ -82,7 +82,7 @@ class BatchBackend(Backend):
                 "SELECT id, key, sampling, messages FROM calls WHERE status = 'pending' AND model = ? AND detail = ''"
             )
             rows = connection.execute(f"{query} ORDER BY id", (self.model,))
-            # A file of a transaction that was never committed has this number too, and is replaced.
+            # A file with this number from an uncommitted transaction is replaced.
             number = connection.execute("SELECT coalesce(max(id), 0) + 1 FROM batches").fetchone()[0]
             names = (self.folder / f"{self._ledger.path.stem}-requests-{n:04d}.jsonl" for n in count_from(number))
             lines = ((row[0], self._line(*row[1:])) for row in rows)
@@ -93,15 +93,15 @@ class BatchBackend(Backend):
                 connection.executemany("UPDATE calls SET detail = ? WHERE id = ?", [(str(file), one) for one in ids])
 
     def pending_message(self) -> str | None:
-        """Write request files, and say how many calls wait, where, and what to do; `None` when nothing waits."""
+        """Write request files, and say how many calls wait in which files and what to do; None if no call waits."""
         self.write()
         found = {file: calls for file, model, calls in waiting(self._ledger) if model == self.model}
         if not found:
             return None
         return (
             f"{sum(found.values()):,} calls wait for replies. Send {', '.join(found)} to the provider's Batch API, "
-            f"then run `tripletune batch import --ledger {self._ledger.path} --replies FILE` for each file of replies "
-            "and the same command again"
+            f"run `tripletune batch import --ledger {self._ledger.path} --replies FILE` for each reply file, then run "
+            "the same command again"
         )
 
     def _line(self, key: str, sampling: str, messages: str) -> bytes:
@@ -116,13 +116,13 @@ class BatchBackend(Backend):
 def _write_files(
     lines: Iterator[tuple[int, bytes]], names: Iterator[Path], room: tuple[int, int]
 ) -> Iterator[tuple[Path, list[int]]]:
-    """Write lines with row ids to as few files as there is room for; gives each file with its ids."""
+    """Write lines with row ids to as few files as `room` allows; yield each file with its ids."""
     line = next(lines, None)
     while line is not None:
         path, ids, size = next(names), list[int](), 0
         path.parent.mkdir(parents=True, exist_ok=True)
         with new_file(path) as scratch, open(scratch, "wb", opener=private) as file:
-            # A request that is too large by itself gets a file of its own, and the provider's own words.
+            # A request larger than `room` gets a separate file, and the provider reports the error.
             while line is not None and (not ids or (len(ids) < room[0] and size + len(line[1]) <= room[1])):
                 file.write(line[1])
                 ids.append(line[0])
@@ -132,7 +132,7 @@ def _write_files(
 
 
 def waiting(ledger: Ledger) -> list[tuple[str, str, int]]:
-    """File, model and number of a ledger's pending calls; last those in no file, which the next run writes to one."""
+    """Return file, model and number of a ledger's pending calls; calls that are in no file yet come last."""
     query = (
         "SELECT iif(detail = '', '(no file yet)', detail), model, count(*) FROM calls WHERE status = 'pending' "
         "GROUP BY 1, 2 ORDER BY detail = '', 1, 2"
@@ -151,7 +151,7 @@ def reset(ledger: Ledger, file: str | None) -> int:
 
 
 class BatchReply(NamedTuple):
-    """One line of a reply file; `refused`: the same request would fail again."""
+    """One line of a reply file; `refused` says that the same request would fail again."""
 
     key: str
     completion: Completion | None
@@ -163,9 +163,9 @@ def import_replies(ledger: Ledger, path: str | Path) -> Counter[str] | None:
     """Put a provider's reply or error file into the ledger.
 
     Returns:
-        None when the file was imported before, so that nothing was done. Else counts: "stored" replies that are new;
-        "known" ones; "again": calls that failed for now (provider errors, expired, canceled, no text), which the next
-        run repeats; "refused": calls that fail until `reset`; "unknown": calls that the ledger does not have.
+        None if the file was imported before. Otherwise counts of "stored" (new) replies; "known" replies; "again":
+        calls that failed temporarily (provider errors, expired, canceled, no text), which the next run repeats;
+        "refused": calls that fail until `reset`; "unknown": calls that the ledger does not have.
     """
     with Path(path).open("rb") as file:
         digest = hashlib.file_digest(file, "blake2b").hexdigest()[:40]
@@ -182,17 +182,17 @@ def import_replies(ledger: Ledger, path: str | Path) -> Counter[str] | None:
         total = counts.total()
         if total == counts["unknown"]:
             raise ValueError(
-                f"{path}: none of its {total} replies belongs to a call of {ledger.path}; is it the right ledger?"
+                f"{path}: none of its {total} replies belongs to a call in {ledger.path}; is this the right ledger?"
             )
         connection.execute(f"INSERT INTO imports (digest, replies, time) VALUES (?, ?, {NOW})", (digest, total))
     return counts
 
 
 def batch_reply(line: Mapping[str, Any]) -> BatchReply:
-    """Read one line of either layout; another one is a `ValueError`."""
+    """Read one line of a reply file in either layout, or raise a `ValueError`."""
     key, result, response = line.get("custom_id"), _object(line, "result"), _object(line, "response")
     if not isinstance(key, str):
-        raise ValueError("it is not a reply of a batch: there is no custom_id")
+        raise ValueError("not a reply of a batch: the line has no custom_id")
     status = response.get("status_code")
     if "result" in line:
         error = _object(result, "error", "error") or _object(result, "error")
@@ -201,16 +201,16 @@ def batch_reply(line: Mapping[str, Any]) -> BatchReply:
         refused = kind in _PERMANENT
     elif "response" in line or "error" in line:
         body = _object(response, "body")
-        # Some servers put their words beside "error" (vLLM), or a text in its place.
+        # Some servers put the message beside "error" (vLLM), or make "error" a text.
         places = ((one.get("error"), one.get("message"), one.get("detail")) for one in (line, body))
         words = next((text for found in places for text in found if isinstance(text, str)), None)
         error = _object(line, "error") or _object(body, "error") or {"code": body.get("code"), "message": words}
         good, kind = status == 200 and not line.get("error"), str(error.get("code") or status or "error")
         completion = read_chat(body)
-        # A key that was refused, or rights that were missing: the request itself is fine.
+        # After a rejected key or missing rights, the request itself can be sent again.
         refused = type(status) is int and 400 <= status < 500 and status not in TRANSIENT | (ACCESS - {404})
     else:
-        raise ValueError("it is not a reply of a batch: no response, error or result (is it a request file?)")
+        raise ValueError("not a reply of a batch: the line has no response, error or result (is this a request file?)")
     silent = silence(completion) if good and completion else ""
     if good and completion and not silent:
         return BatchReply(key, completion)
@@ -232,14 +232,14 @@ def _store(connection: sqlite3.Connection, reply: BatchReply, ledger: Path) -> s
         connection.execute("UPDATE calls SET detail = '' WHERE key = ?", (reply.key,))
         return "again"
     if row[3] == PENDING:
-        advice = f"`tripletune batch reset --ledger {ledger} --refused` lets it be sent again"
+        advice = f"to send it again, run `tripletune batch reset --ledger {ledger} --refused`"
         detail = f"{REFUSED}{reply.reason}; {advice}"
         connection.execute("UPDATE calls SET status = 'failed', detail = ? WHERE key = ?", (detail, reply.key))
     return "refused"
 
 
 def _object(value: Mapping[str, Any], *path: str) -> dict[str, Any]:
-    """The object at a path; an empty one where there is none."""
+    """The object at a path; an empty object if the path is missing."""
     for name in path:
         found = value.get(name)
         value = found if isinstance(found, dict) else {}

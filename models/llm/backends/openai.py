@@ -1,6 +1,6 @@
-"""Any server that speaks OpenAI's chat completions: hosted, vLLM, Ollama, llama.cpp and many more.
+"""The backend for servers with OpenAI's chat-completions API: OpenAI, vLLM, Ollama, llama.cpp and many more.
 
-`HostedBackend` is the base of backends over a provider's SDK: client, one attempt at a call, errors.
+`HostedBackend` is the base class of backends that use a provider's SDK: client, one attempt at a call, errors.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from tripletune.models.llm import (
 )
 from tripletune.models.llm.backends import URL_FORM, BackendKind, LLMOptions, is_plain_url
 
-# 425: the server asks for the same request later. 5xx (Anthropic's 529 too) are always worth another attempt.
+# 425: the server asks for the same request later. All 5xx (also Anthropic's 529) are retried.
 TRANSIENT = frozenset({408, 409, 425, 429})
-# What is wrong with the key, the account, the model's name or a setting is wrong for every call, not for this one.
+# These errors concern the key, the account, the model's name or a setting, so every call would fail.
 ACCESS = frozenset({401, 402, 403, 404})
 _TOO_LONG = ("context", "prompt is too long")
 _SETTINGS = ("max_tokens", "max_completion_tokens", "temperature", "top_p")
-# Gateways answer 403 to a text that they don't let through, too.
+# Gateways also answer 403 to a text that they block.
 _MODERATED = ("moderation", "flagged")
-# Codes of 429 that no waiting cures.
+# Codes of 429 that waiting does not fix.
 _NO_CREDIT = ("insufficient_quota", "billing_hard_limit_reached", "credit balance is too low")
-_PAY = "the account has no credit left: add some, then start again; what was answered is not asked again"
+_PAY = "the account has no credit left: add credit, then run the same command again; stored replies are kept"
 _SHORTEN = "the prompt and max_tokens don't fit the model: shorten the prompt or lower max_tokens"
-_SEE = "the request was refused: see the server's words"
-_AS_ASKED = "set token_field or send_temperature to what the server asks for, or lower the setting"
+_SEE = "the request was refused: read the server's message"
+_AS_ASKED = "set token_field or send_temperature as the server's message says, or lower the setting"
 _HINTS: Mapping[int, str] = {
     401: "check the key (its environment variable)",
     402: _PAY,
-    403: "this key may not use this model: check its rights and the model's name",
-    404: "check the model's name, and that the url is the base URL (Anthropic's without /v1, most others with it)",
+    403: "this key may not use this model: check the key's rights and the model's name",
+    404: "check the model's name, and that url is the base URL (for Anthropic without /v1, for most servers with /v1)",
     413: "the request is too large: shorten the prompt",
 }
 _LONGEST_QUOTE = 500
@@ -58,9 +58,9 @@ logger = logging.getLogger(__name__)
 
 
 class HostedBackend(Backend):
-    """A model behind a provider's SDK; one attempt a call. The default url comes from the environment.
+    """A model behind a provider's SDK, called in one attempt. The default url comes from the environment.
 
-    The ledger's name has no host, since a model may move.
+    The model's name in the ledger has no host, since a model may move to another host.
     """
 
     kind: ClassVar[str]
@@ -70,9 +70,9 @@ class HostedBackend(Backend):
     key_variable: ClassVar[str]
     hosts: ClassVar[tuple[str, ...]]
     headers: Mapping[str, str] = {}
-    # The body of a request for messages and sampling.
+    # Makes the body of a request from messages and sampling.
     body: Callable[[Sequence[Message], Sampling], dict[str, Any]]
-    # The reply in the body of a response; None when there is none.
+    # Reads the reply from the body of a response; None if the body has no reply.
     read: Callable[[Mapping[str, Any]], Completion | None]
 
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
@@ -85,20 +85,20 @@ class HostedBackend(Backend):
         self.official = any(name == host or name.endswith(f".{host}") for host in self.hosts)
         if self.official and not api_key:
             raise ValueError(f"{name} needs a key: set {self.key_variable}, or api_key_env if you set url yourself")
-        # In functions, so that no print of this object shows a key.
+        # The key is kept in functions, so that printing this object does not show it.
         self._key, self._redact = lambda: api_key or "none", lambda text: redact(text, [api_key or ""])
         self.model = options.ledger_name
         self._client: Any = None
 
     def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
-        """The SDK's own call; what it gives has the response as `http_response`."""
+        """Call the SDK; the result has the response as `http_response`."""
         raise NotImplementedError
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Reply to a chat; see `models.llm.Backend`."""
         body = self.body(messages, sampling)
         if self._client is None:
-            # Retries and the time limit are the ledger client's.
+            # The ledger client handles retries and the time limit.
             self._client = getattr(self.sdk, self.client_class)(
                 api_key=self._key(), base_url=self.address, timeout=None, max_retries=0,
                 default_headers=dict(self.headers) or None,
@@ -108,10 +108,10 @@ class HostedBackend(Backend):
         try:
             response = (await self.create(self._client, body)).http_response
         except self.sdk.APIError as error:
-            # Without the cause: what an SDK puts into its own exceptions, request headers for one, ends here.
+            # The cause is dropped, because an SDK's exception may hold request headers.
             raise self._translate(error) from None
         seconds = time.perf_counter() - start
-        # Decoded here: the SDK's models are no help with servers that leave fields out.
+        # Decode the JSON here, because the SDK's models fail on servers that leave out fields.
         try:
             found = json.loads(response.content)
         except ValueError:
@@ -139,14 +139,14 @@ class HostedBackend(Backend):
         if isinstance(error, self.sdk.APIConnectionError):
             cause = error.__cause__
             shown = self._quote(cause if cause and str(cause) else error)
-            return TransientError(f"no connection to {self.host}, or it broke off: {shown}")
+            return TransientError(f"no connection to {self.host}, or the connection broke: {shown}")
         if not isinstance(error, self.sdk.APIStatusError):
             return TransientError(f"{self.host} sent a reply that cannot be read: {self._quote(error)}")
         status, text, headers = error.status_code, self._quote(error), error.response.headers
         if 300 <= status < 400:
             target = self._quote(headers.get("location", "nowhere"))
             return SetupError(
-                f"{self.host} redirects to {target}, where no prompt is sent: if it is right, set url to it"
+                f"{self.host} redirects to {target}, and prompts are not sent there: if this server is right, set url"
             )
         wish = headers.get("x-should-retry")
         no_credit = any(code in f"{getattr(error, 'code', '')} {text}" for code in _NO_CREDIT)
@@ -162,7 +162,7 @@ class HostedBackend(Backend):
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a response asks to wait: `retry-after-ms`, or `retry-after` in seconds or as a date; None: none."""
+    """Read the seconds to wait from `retry-after-ms`, or `retry-after` (seconds or a date); None if both are absent."""
     for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         text = headers.get(name, "")
         try:
@@ -180,33 +180,33 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 def sampling_fields(sampling: Sampling, send: bool) -> dict[str, float]:
     """The temperature and top_p of a request body.
 
-    A model that does not take them allows only 0 ("not asked for") and 1, the provider's setting.
+    If they are not sent, temperature must be 0 (the default) or 1 (the provider's setting), and top_p must be 1.
     """
     if send:
         return {"temperature": sampling.temperature, "top_p": sampling.top_p}
     if sampling.temperature in (0, 1) and sampling.top_p == 1:
         return {}
     raise SetupError(
-        f"temperature {sampling.temperature} and top_p {sampling.top_p} are not sent because of send_temperature. "
-        "Set it to yes if this model takes them, else set temperature and top_p to 1"
+        f"temperature {sampling.temperature} and top_p {sampling.top_p} are not sent because of send_temperature. Set "
+        "send_temperature to yes if this model accepts them, else set temperature and top_p to 1"
     )
 
 
 def count(usage: Any, *names: str) -> int:
-    """Sum of token counts, also of floats or texts; anything else is 0."""
+    """The sum of token counts, which may be integers, floats or texts; other values count as 0."""
     values = [str(usage.get(name)) for name in names] if isinstance(usage, dict) else []
     return sum(int(float(value)) for value in values if re.fullmatch(r"\d{1,15}(\.\d*)?", value))
 
 
 def read_chat(found: Mapping[str, Any]) -> Completion | None:
-    """The reply in the body of a completion, of a chat or a prompt; None when there is none."""
+    """Read the reply from the body of a completion, of a chat or a prompt; None if the body has no reply."""
     try:
         choice = found["choices"][0]
         message = choice["message"] if "message" in choice else {"content": choice["text"]}
         text, refusal = message.get("content"), message.get("refusal")
     except (KeyError, IndexError, TypeError, AttributeError):
         return None
-    if isinstance(text, list):  # parts, as some servers send
+    if isinstance(text, list):  # some servers send parts
         text = "".join(str(part.get("text") or "") for part in text if isinstance(part, dict))
     usage = found.get("usage")
     details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
@@ -223,9 +223,9 @@ def read_chat(found: Mapping[str, Any]) -> Completion | None:
 class OpenAIBackend(HostedBackend):
     """Chat completions through OpenAI's SDK; see `HostedBackend`.
 
-    Hosted reasoning models refuse `max_tokens`, many other servers don't know `max_completion_tokens`: where the
-    options say "auto", the second goes to openai.com and azure.com and the first elsewhere. Without a temperature
-    models use their own settings, even for calls that ask for greedy replies.
+    Hosted reasoning models reject `max_tokens`, and many other servers don't know `max_completion_tokens`. With
+    `token_field` "auto", `max_completion_tokens` is sent to openai.com and azure.com, and `max_tokens` to other
+    servers. If no temperature is sent, models use their own settings, even for calls that should be greedy.
     """
 
     kind, client_class = "openai", "AsyncOpenAI"
@@ -237,16 +237,16 @@ class OpenAIBackend(HostedBackend):
         self.body = partial(chat_body, options, self.official)
         self.send_temperature = options.send_temperature != "no"
         if not self.send_temperature:
-            logger.warning("%s: temperature is not sent; replies are drawn with the server's own settings", self.model)
+            logger.warning("%s: temperature is not sent; replies are sampled with the server's settings", self.model)
 
     def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
-        """`client.chat.completions.create`; fields that a server adds to OpenAI's go with the rest."""
+        """Call `client.chat.completions.create`; all other fields are sent as extra fields."""
         chat = {name: body.pop(name) for name in ("model", "messages")}
         return client.chat.completions.with_raw_response.create(**chat, extra_body=body)
 
 
 def chat_body(options: LLMOptions, official: bool, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
-    """The body of a chat completion; `official`: for OpenAI's or Azure's own service."""
+    """The body of a chat completion; `official`: the server is OpenAI's or Azure's."""
     token_field = options.token_field
     if token_field == "auto":
         token_field = "max_completion_tokens" if official else "max_tokens"

@@ -101,7 +101,7 @@ def test_a_triple_file_that_fits_nothing_is_refused(tmp_path, source):
     with pytest.raises(ValueError, match="triple_file: without effect"):
         built("idle", "Other.")
     write_lines(tmp_path / "none.jsonl", [])
-    with pytest.raises(ValueError, match="no row holds a passage with triples"):
+    with pytest.raises(ValueError, match="no row is a passage with triples"):
         build([source], BuildOptions(str(tmp_path / "o"), distractors=1, triple_file=str(tmp_path / "none.jsonl")))
     assert not (tmp_path / "foreign").exists()
 

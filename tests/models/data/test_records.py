@@ -42,7 +42,7 @@ def test_the_input_holds_no_label():
     ("change", "message"),
     [
         ({"action": "[SUBQ]", "subquery": ""}, "needs a sub-query"),
-        ({"action": "[SUFFICIENT]", "subquery": "left over"}, "no other label has one"),
+        ({"action": "[SUFFICIENT]", "subquery": "left over"}, "any other label must have an empty sub-query"),
         ({"task": "answering", "answers": []}, "needs a gold answer"),
         ({"task": "answering", "answers": "Paris"}, "answers must be a list"),
         ({"task": "guessing"}, "not one of planning, answering"),

@@ -44,7 +44,7 @@ def test_a_table_embeds_each_string_once_and_gives_what_the_encoder_gives(
 
 def test_strings_that_are_not_there_are_told(tmp_path, tiny_encoder):
     table = EmbeddingTable.build(STRINGS, str(tiny_encoder), tmp_path / "t")
-    with pytest.raises(KeyError, match="1 strings are not in"):
+    with pytest.raises(KeyError, match="1 strings are missing"):
         table.vectors(["London", "Paris"])
     assert table.vectors([]).shape == (0, 16)
     empty = EmbeddingTable.build([], str(tiny_encoder), tmp_path / "empty")

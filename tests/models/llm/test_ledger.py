@@ -272,8 +272,8 @@ def test_statistics_are_by_model_and_role(filled):
 def test_export_and_import_give_the_same_ledger(filled, tmp_path):
     out, copy = tmp_path / "calls.jsonl", tmp_path / "copy.sqlite"
     run("ledger", "export", filled, "--output", out)
-    assert "4 calls are new, 0 were there" in run("ledger", "import", copy, out).out
-    assert "0 calls are new, 4 were there" in run("ledger", "import", copy, out).out
+    assert "4 calls are new, 0 were known" in run("ledger", "import", copy, out).out
+    assert "0 calls are new, 4 were known" in run("ledger", "import", copy, out).out
     assert run("ledger", "export", copy).out == out.read_text(encoding="utf-8")
     assert run("ledger", "verify", copy).code == 0
 
@@ -305,7 +305,7 @@ def test_import_keeps_what_is_there(path, tmp_path):
     [
         (lambda line: line[:-5], ":2: not valid JSON"),
         (lambda line: line.replace('"status": "ok"', '"status": "new"'), "status 'new' is not one of"),
-        (lambda line: line.replace('"content": "b"', '"content": "x"'), ":2: its key does not match"),
+        (lambda line: line.replace('"content": "b"', '"content": "x"'), ":2: the key does not match"),
         (lambda line: line.replace('"content": "b"', '"content": 7'), ":2: messages[0].content must be text, found 7"),
         (
             lambda line: re.sub(r'"messages": \[.*?\]', '"messages": null', line),
@@ -336,10 +336,10 @@ def test_verify_finds_a_changed_row(filled):
     sql(filled, "UPDATE calls SET messages = replace(messages, 'b', 'x') WHERE text = 're: b'")
     ran = run("ledger", "verify", filled)
     assert ran.code == 1
-    assert f"call {call('b').key}: its key does not match" in ran.out
+    assert f"call {call('b').key}: the key does not match" in ran.out
     assert "1 problems; calls: 3 ok, 1 failed, 1 pending\n" in ran.out
     sql(filled, "UPDATE calls SET text = '' WHERE text = 're: a'")
-    shown = "calls: 2 ok, 1 failed, 1 pending, 1 ok without text, which the next run asks again\n"
+    shown = "calls: 2 ok, 1 failed, 1 pending, 1 ok without text, which the next run repeats\n"
     assert run("ledger", "verify", filled).out.endswith(shown)
 
 

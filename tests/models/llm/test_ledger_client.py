@@ -239,7 +239,7 @@ def test_a_client_after_a_failure_of_every_call(path, ends_run):
     if not ends_run:
         assert run(main, backend, path).text == "yes"
         return
-    with pytest.raises(SetupError, match="nothing more is sent after this failure; open a new client: no such model"):
+    with pytest.raises(SetupError, match="nothing more is sent after an earlier failure; open a new"):
         run(main, backend, path)
     assert len(backend.asked) == 1
 
@@ -256,7 +256,7 @@ def test_a_server_that_is_away_is_reported_at_the_first_attempt(path, caplog):
         return [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
 
     (line,) = ask("http://h:1/v1")
-    assert line.startswith("fake:echo at http://h:1/v1: attempt 1 of 8 failed (no connection); again in ")
+    assert line.startswith("fake:echo at http://h:1/v1: attempt 1 of 8 failed (no connection); next attempt in ")
     assert ask("") == []
 
 

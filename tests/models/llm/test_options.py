@@ -83,9 +83,9 @@ def test_fields_of_requests_that_are_not_the_users(extra, words):
 
 def test_a_named_variable_must_be_set(tmp_path):
     ledger = tmp_path / "l.sqlite"
-    with pytest.raises(ValueError, match="the environment variable MY_KEY, named by api_key_env, is not set"):
+    with pytest.raises(ValueError, match="api_key_env names the environment variable MY_KEY, but it is not set"):
         open_client(LLMOptions(model="m", api_key_env="MY_KEY", ledger=str(ledger)), {})
-    with pytest.raises(ValueError, match="MY_KEY holds characters that no key has"):
+    with pytest.raises(ValueError, match="MY_KEY holds characters that no API key has"):
         open_client(LLMOptions(model="m", api_key_env="MY_KEY", ledger=str(ledger)), {"MY_KEY": "sk-ключ"})
     with pytest.raises(ValueError, match="OPENAI_API_KEY"):
         open_client(LLMOptions(model="m", ledger=str(ledger)), {})

@@ -93,7 +93,7 @@ def test_a_template_without_a_system_role(tokenizer):
     encoder = ChatEncoder(tokenizer, "m", {"loud": True})
     assert tokenizer.decode(encoder.encode(CHAT)) == "<user>Plan.\n\nWho?!"
     twice: list[Message] = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
-    with pytest.raises(CallError, match="refuses the turns user, user: not by turns"):
+    with pytest.raises(CallError, match="rejects the turns user, user: not by turns"):
         encoder.encode(twice)
 
 

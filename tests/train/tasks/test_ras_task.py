@@ -137,7 +137,7 @@ def test_long_labels_are_counted(long_labels, rows, what, begin_task, records):
 
 
 def test_a_long_label_can_be_an_error(begin_task):
-    with pytest.raises(ValueError, match=r"its label has \d+ tokens and max_label_tokens is 3"):
+    with pytest.raises(ValueError, match=r"the label has \d+ tokens, but max_label_tokens is 3"):
         begin_task("ras", {"data.max_label_tokens": 3, "data.long_labels": "error"})
 
 
@@ -236,7 +236,7 @@ def test_prompt_formats_that_do_not_fit_the_tokenizer(begin_task, tmp_path, tiny
     caplog.clear()
     begin_task("ras", {"data.prompt_format": "llama2", "model.base": str(base)})
     assert "[INST]" not in caplog.text
-    with pytest.raises(ValueError, match=r"data\.prompt_format chat: the tokenizer has no chat template; take plain"):
+    with pytest.raises(ValueError, match=r"data\.prompt_format chat: the tokenizer lacks a chat template; set plain"):
         begin_task("ras", {"data.prompt_format": "chat", "model.base": str(base)})
 
 

@@ -208,7 +208,7 @@ def test_an_import_of_the_same_file_changes_nothing(tmp_path):
     build = Build(tmp_path)
     build.run("a", "b")
     path = build.answer(failed_for_now)
-    assert "2 calls failed for now" in imported(build, path)
+    assert "2 calls failed temporarily" in imported(build, path)
     build.run("a", "b")
     assert len(build.files) == 2
     assert "was imported before" in imported(build, path)
@@ -265,8 +265,8 @@ def test_live_replies_stand_against_late_ones(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{}", ":2: it is not a reply of a batch: there is no custom_id"),
-        ('{"custom_id": "x"}', "(is it a request file?). Nothing was imported"),
+        ("{}", ":2: not a reply of a batch: the line has no custom_id"),
+        ('{"custom_id": "x"}', "(is this a request file?). Nothing was imported"),
         ("", "none of its 0 replies belongs to a call"),
     ],
 )

@@ -186,7 +186,7 @@ def test_one_failing_call_does_not_fail_its_neighbours(backend, monkeypatch, cap
     found = together(backend, calls)
     assert isinstance(found.pop(2), RuntimeError)
     assert essence(found) == [expected[0], expected[1], expected[3]]
-    assert "odd one; the 4 calls under way run one by one" in caplog.text
+    assert "odd one; the 4 waiting calls now run one by one" in caplog.text
     monkeypatch.undo()
     assert essence(together(backend, calls)) == expected, "later calls share a batch again"
 

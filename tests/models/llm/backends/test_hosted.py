@@ -144,7 +144,7 @@ def test_a_temperature_is_sent_where_the_model_takes_one(kind):
     assert (body["temperature"], body["top_p"]) == (0.5, 0.5)
     silent = make(kind, send_temperature="no")
     assert not {"temperature", "top_p"} & set(silent.body(CHAT, Sampling()))
-    with pytest.raises(SetupError, match="Set it to yes"):
+    with pytest.raises(SetupError, match="Set send_temperature to yes"):
         silent.body(CHAT, Sampling(temperature=0.7))
 
 
