@@ -1,6 +1,6 @@
 """A training run of any task, from command line to result: check, load, tokenise, train, save.
 
-`--dry-run` ends before training and shows the plan, the first row and its loss mask.
+`--dry-run` stops before training and shows the plan, the first row and its loss mask.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if __name__ == "train":
 
 logger = logging.getLogger(__name__)
 TASKS = "tripletune.train.tasks"
-# Fields of PEFT's LoraConfig, and arguments of a schedule, that a run sets by itself.
+# Fields of PEFT's LoraConfig, and arguments of a schedule, that a run sets itself.
 _OURS_OF_LORA = ("r", "lora_alpha", "lora_dropout", "target_modules", "base_model_name_or_path", "revision",
                  "task_type", "peft_type", "peft_version", "auto_mapping", "inference_mode")  # fmt: skip
 _OURS_OF_SCHEDULES = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
-# Trains a task, from a checkpoint or from the beginning.
+# Trains a task, from a checkpoint or from the start.
 Steps = Callable[[Any, Path | None], None]
 
 
 def main(name: str, description: str = "", argv: Sequence[str] | None = None, run: Steps | None = None) -> int:
-    """Train the task of a module of `train/tasks/` from a command line, by a recipe's steps or `fit`."""
+    """Train the task in a module of `train/tasks/` from a command line, with a recipe's steps `run` or with `fit`."""
 
     def program() -> None:
         module = load_from(TASKS, name.replace("-", "_"), "training task")
@@ -60,7 +60,7 @@ def main(name: str, description: str = "", argv: Sequence[str] | None = None, ru
 
 
 def train(task: TrainingTask, dry_run: bool = False, run: Steps | None = None) -> None:
-    """Do a whole run or a dry run; problems are found before anything is loaded."""
+    """Check the task before anything is loaded, then do a dry run or train."""
     from accelerate import PartialState
 
     checkpoint = check(task, dry_run)
@@ -75,7 +75,7 @@ def train(task: TrainingTask, dry_run: bool = False, run: Steps | None = None) -
 
 
 def fit(task: TrainingTask, checkpoint: Path | None) -> None:
-    """Rows -> model -> engine -> save, for any task; recipes spell it out."""
+    """Load model and rows of any task, train and save; recipes write these steps out."""
     task.begin()
     engine = engine_of(task)
     engine.run(checkpoint)
@@ -83,7 +83,7 @@ def fit(task: TrainingTask, checkpoint: Path | None) -> None:
 
 
 def push_result(task: TrainingTask) -> None:
-    """Push what a run made, by the program that exports and verifies it; the run's own weights make room on the GPU."""
+    """Free the run's GPU memory, then export, verify and push the result with `tripletune checkpoints push`."""
     import torch
 
     task.model = None
@@ -91,11 +91,11 @@ def push_result(task: TrainingTask) -> None:
     torch.cuda.empty_cache()
     folder, words = task.config.output_dir, ["checkpoints", "push", task.config.output_dir, task.config.push_to_hub]
     if subprocess.run([sys.executable, "-m", "tripletune", *words], check=False).returncode:
-        raise OSError(f"{folder} is trained, but not pushed; push it with: tripletune {shlex.join(words)}")
+        raise OSError(f"{folder} is trained, but the push failed; push again with: tripletune {shlex.join(words)}")
 
 
 def engine_of(task: TrainingTask) -> Any:
-    """The engine, or the task's own trainer, once the model is loaded and the rows are made."""
+    """Return the task's own trainer, or else an engine; model and rows must be loaded."""
     from tripletune.train.engine import Engine
 
     return task.trainer() or Engine(
@@ -104,20 +104,20 @@ def engine_of(task: TrainingTask) -> Any:
 
 
 def check(task: TrainingTask, dry_run: bool) -> Path | None:
-    """Find problems before anything is loaded, and the checkpoint to continue from."""
+    """Check settings and data before anything is loaded, and return the checkpoint to continue from."""
     import torch
 
     from tripletune.train.resume import check_writable, checkpoint_to_continue, process_count, sharding
 
     config = task.config
     if config.model.attention.startswith(("flex", "flash")) and not torch.cuda.is_available():
-        raise ValueError(f"model.attention {config.model.attention} trains on a GPU alone: take auto or blocks")
+        raise ValueError(f"model.attention {config.model.attention} needs a GPU, and there is none: use auto or blocks")
     if sharding() in ("ZeRO-3", "FSDP2") and config.model.quantization != "none":
         raise ValueError(
-            "model.quantization: weights of 4 bits can't be divided; take recipes/accelerate/ddp.yaml or zero2.yaml"
+            "model.quantization: 4-bit weights can't be sharded: use recipes/accelerate/ddp.yaml or zero2.yaml"
         )
     if config.train.best_metric and task.sources[1] is None:
-        raise ValueError("train.best_metric: there are no validation data: name some, or leave it out")
+        raise ValueError("train.best_metric: there are no validation data: set data.validation, or leave it out")
     first = _start_process(config.train.ddp_timeout)
     config.train.micro_batches(process_count())
     if found := library_misfits(config):
@@ -146,7 +146,7 @@ def library_misfits(config: Any) -> list[str]:
     from tripletune.train.engine import own_arguments
 
     model, train, kind = config.model, config.train, type(config)
-    # Others need data first, or draw: a checkpoint would be read back on another base.
+    # Other initialisations need data or random numbers: a checkpoint would be loaded onto another base.
     inits = bool | Literal["gaussian", "olora", "orthogonal", "pissa"]
     hints = {**typing.get_type_hints(LoraConfig), "init_lora_weights": inits}
     found = misfits("model.lora_options", model.lora_options, hints, _OURS_OF_LORA, kind)
@@ -157,7 +157,7 @@ def library_misfits(config: Any) -> list[str]:
     if train.optimizer not in (None, *optimizers):
         found.append(not_one_of("train.optimizer", train.optimizer, optimizers))
     elif re.search("bnb|paged|lion|ademamix|^adamw_8bit", train.optimizer or "") and not find_spec("bitsandbytes"):
-        found.append(f"train.optimizer {train.optimizer}: needs bitsandbytes: pip install 'tripletune[qlora]'")
+        found.append(f"train.optimizer {train.optimizer} needs bitsandbytes: pip install 'tripletune[qlora]'")
     if train.scheduler not in schedulers:
         return [*found, not_one_of("train.scheduler", train.scheduler, schedulers)]
     maker = {"reduce_lr_on_plateau": ReduceLROnPlateau, "greedy": GreedyLR}.get(train.scheduler)
@@ -167,13 +167,13 @@ def library_misfits(config: Any) -> list[str]:
     found += misfits("train.scheduler_arguments", train.scheduler_arguments, hints, _OURS_OF_SCHEDULES)
     given = (*_OURS_OF_SCHEDULES, *train.scheduler_arguments)
     missing = (name for name, one in takes.items() if one.default is one.empty and name not in given)
-    return found + [f"train.scheduler {train.scheduler}: needs {name} in train.scheduler_arguments" for name in missing]
+    return found + [f"train.scheduler {train.scheduler} needs {name} in train.scheduler_arguments" for name in missing]
 
 
 def _start_process(timeout: int) -> bool:
-    """Join the group of processes, and return whether this is the first; the others log only warnings.
+    """Create the process group and return whether this is the main process; other processes log only warnings.
 
-    Their time-out can be set only here, where the group begins.
+    The group's time-out can be set only here.
     """
     import datasets
     import torch
@@ -193,7 +193,7 @@ def _start_process(timeout: int) -> bool:
 
 
 def dry_run_report(task: TrainingTask) -> str:
-    """The dry run's text, once the model is loaded and the rows are made."""
+    """Return the text that a dry run prints; model and rows must be loaded."""
     parts = {
         "resolved configuration": to_yaml(task.config),
         task.unit: "\n".join(task.counts()),
@@ -206,7 +206,7 @@ def dry_run_report(task: TrainingTask) -> str:
 
 
 def memory_estimate(task: TrainingTask) -> str:
-    """Weights, gradients and optimiser states exactly; activations roughly, for the longest row."""
+    """Return the sizes of weights, gradients and optimiser states, and estimate activations for the longest row."""
     from tripletune.train.engine import use_bf16
 
     train, parameters = task.config.train, list(task.model.parameters())
@@ -268,17 +268,17 @@ def check_tracking(report_to: Sequence[str]) -> None:
         try:
             INTEGRATION_TO_CALLBACK[name]()
         except (RuntimeError, ValueError, ImportError) as error:
-            raise ValueError(f"report_to {name}: {error} Or leave it out.") from None
+            raise ValueError(f"report_to {name}: {error} Or leave {name} out.") from None
     if "wandb" not in report_to or os.environ.get("WANDB_MODE", "online") in ("offline", "disabled", "dryrun"):
         return
     import wandb
 
     try:
-        # Looks for a key; asks for one where there is a terminal.
+        # It looks for a key, and asks for one on a terminal.
         wandb.login()
     except wandb.errors.UsageError as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise ValueError(
-            f"report_to wandb: {reason}. To keep the run's records on this machine, set WANDB_MODE=offline; without "
-            "W&B: --report_to none"
+            f"report_to wandb: {reason}. To log on this machine alone, set WANDB_MODE=offline; to train without W&B, "
+            "set --report_to none"
         ) from None

@@ -1,9 +1,9 @@
-"""Rows: tokenised once into a memory-mapped Arrow file, optionally packed, ordered, collated into batches.
+"""Tokenise rows once into a memory-mapped Arrow file, pack them on request, and order and collate them into batches.
 
-A file's name depends on all its sources, so a second or resumed run opens it at once. Each process of a run makes a
-part of the rows and streams them to disk.
+The file's name depends on all that the rows are made from, so a second or resumed run opens the file at once. Each
+process of a run makes a part of the rows and streams it to disk.
 
-Shapes: B rows of a batch, which are samples, packs, or interleaved questions; T tokens of the longest.
+Shapes: B rows of a batch (samples, packs or interleaved questions), T tokens of the longest row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROWS, META = "rows.arrow", "meta.json"
 Columns = Mapping[str, str]
 # Makes the rows of a part of the data, and counts what it leaves out or cuts.
 Part = Callable[[Counter[str]], Iterator[Mapping[str, Any]]]
-# Lengths are rounded up to it, which keeps the number of shapes small for compiled models.
+# Lengths are rounded up to a multiple of this, so that compiled models see few shapes.
 _MULTIPLE = 8
 TEXT: Columns = {"input_ids": "[int32]", "labels": "[int32]", "length": "int32"}
 PAIR = {"rejected_input_ids": "[int32]", "rejected_labels": "[int32]"}
@@ -45,13 +45,13 @@ PAIR = {"rejected_input_ids": "[int32]", "rejected_labels": "[int32]"}
 def cached_rows(
     key: Sequence[Any], cache: Path, parts: Iterable[Part], columns: Columns = TEXT, name: str = "tokens"
 ) -> Any:
-    """Write rows once, together with all processes that want the same, and open them memory-mapped.
+    """Write rows once, as shared work of all processes, and open them memory-mapped.
 
     Args:
-        key: JSON data that the rows depend on: the data's digest, settings, template, tokenizer.
-        parts: Functions that make the rows (mappings of columns) of one part of the data, such as of
-            `train.tasks.Examples.parts`. Each counts what it drops or cuts in the given counter, for `rows_meta`. Rows
-            of tokens have `length` (source plus target) and `labels`.
+        key: JSON values that the rows depend on: the data's digest, settings, template, tokenizer.
+        parts: Functions that each make the rows (mappings of columns) of one part of the data, for example of
+            `train.tasks.Examples.parts`, and count dropped and cut data in the given counter, for `rows_meta`. Rows of
+            tokens have `length` (source plus target) and `labels`.
     """
     import pyarrow as pa
     from datasets import Dataset
@@ -83,7 +83,7 @@ def _write_rows(part: Part, schema: Any, folder: Path) -> None:
     learned = "labels" in schema.names
     counts = Counter({"rows": 0} | dict.fromkeys(("tokens", "label_tokens") if learned else (), 0))
     rows = iter(part(counts))
-    # The counts appear behind the rows: where they are, the rows are whole.
+    # The file of counts is renamed after the rows' file: if it exists, the rows are complete.
     with new_file(folder / META) as about, new_file(folder / ROWS) as scratch:
         with pa.ipc.new_stream(str(scratch), schema) as writer:
             while batch := list(islice(rows, 512)):
@@ -109,7 +109,7 @@ def _merge_rows(folder: Path, schema: Any, parts: Sequence[Path]) -> None:
 
 
 def rows_meta(dataset: Any) -> dict[str, int]:
-    """What `cached_rows` counted: `rows`, `tokens`, `label_tokens`, and counts of cut and dropped data."""
+    """Return the counts of `cached_rows`: `rows`, `tokens`, `label_tokens`, and those of cut and dropped data."""
     about = _folder(dataset) / META if dataset.cache_files else None
     return read_json(about) if about and about.exists() else {"rows": len(dataset)}
 
@@ -124,20 +124,20 @@ def rows_digest(dataset: Any) -> str:
 
 
 def pack_rows(dataset: Any, tokens: int) -> Any:
-    """Pack rows by TRL's best-fit packing, once, in blocks of a thousand; each row stays whole and separate.
+    """Pack whole rows with TRL's best-fit packing, in blocks of a thousand, and cache the packs.
 
-    The packs have `input_ids`, `labels` and `seq_lengths`, the lengths of their rows.
+    Packs have `input_ids`, `labels` and `seq_lengths`, the lengths of their rows.
     """
     from datasets import Dataset
     from trl import pack_dataset
 
     longest = int(dataset.with_format("numpy")["length"][:].max())
     if longest > tokens:
-        raise ValueError(f"train.pack_tokens {tokens}: the longest sample has {longest} tokens; give at least as many")
+        raise ValueError(f"train.pack_tokens {tokens}: the longest sample has {longest} tokens; set at least {longest}")
     path = _folder(dataset) / f"packs-{tokens}.arrow"
 
     def pack(_: Sequence[Path]) -> None:
-        # TRL would cut a longer row silently; there is none now. `datasets` renames the file when it is complete.
+        # TRL would silently cut rows of more tokens. `datasets` renames the file when the file is complete.
         options = {"cache_file_name": str(path), "load_from_cache_file": False, "desc": "packing"}
         packed = pack_dataset(dataset.select_columns(["input_ids", "labels"]), tokens, "bfd", options)
         logger.info("packed %s samples into %s rows of at most %d tokens", len(dataset), len(packed), tokens)
@@ -151,7 +151,7 @@ def _folder(dataset: Any) -> Path:
 
 
 def pad_batch(rows: Sequence[Sequence[int]], pad: int, multiple_of: int = 1) -> torch.Tensor:
-    """Token rows padded on the right to one length, a multiple of `multiple_of`: (B, T)."""
+    """Pad token rows on the right to one length, a multiple of `multiple_of`: (B, T)."""
     length = -(-max(map(len, rows)) // multiple_of) * multiple_of
     return torch.tensor([[*row, *[pad] * (length - len(row))] for row in rows], dtype=torch.long)
 
@@ -160,11 +160,11 @@ def pad_batch(rows: Sequence[Sequence[int]], pad: int, multiple_of: int = 1) -> 
 class TextCollator:
     """Pads rows or packs of a decoder on the right.
 
-    There is no attention mask: attention is causal and padding is on the right, so no real token sees it. In packs the
-    positions restart with each sample, by which transformers' attention separates samples.
+    There is no attention mask: attention is causal and padding is on the right, so no real token sees padding. In
+    packs, positions restart at each sample, and transformers' attention separates samples by their positions.
 
-    `flatten` puts all packs of a batch into one row, in which alone flash attention separates samples; other kernels
-    make a (T, T) mask, which several rows keep small.
+    `flatten` puts all packs of a batch into one row, because flash attention separates samples only within one row.
+    Other kernels make a (T, T) mask, which is smaller with several rows.
     """
 
     pad_token_id: int
@@ -179,16 +179,16 @@ class TextCollator:
         if not packs:
             return batch
         width = batch["input_ids"].shape[1]
-        # Padding counts as a sample of its own.
+        # Padding counts as one more sample.
         lengths = [[*row["seq_lengths"], width - len(row["input_ids"])] for row in rows]
         batch["position_ids"] = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
-        # The first token of a sample would be predicted from the last one of its neighbour.
+        # The first token of a sample would be predicted from the last token of the sample before it.
         batch["labels"][batch["position_ids"] == 0] = IGNORED
         return batch
 
 
 def graph_strings(records: Iterable[Record], pooling: str, counts: Counter[str]) -> Iterator[dict[str, Any]]:
-    """The distinct node and edge strings of records, in their order, each with its key."""
+    """Yield each distinct node and edge string of records once, with its key."""
     seen: set[str] = set()
     for record in records:
         for text in chain(*build_graph(record.steps, pooling)[:2]):
@@ -204,18 +204,18 @@ def encode_rows(
     learn_copies: bool = True,
     long_labels: str = "error",
 ) -> Iterator[dict[str, Any]]:
-    """Records as integers, one row each; with `prompt_order: interleaved` the records of a question are one row.
+    """Tokenise records, one row per record; with `prompt_order: interleaved`, one row holds a question's records.
 
     Args:
-        counts: Counts records of each kind, and truncated records, triples, words and labels.
+        counts: Receives the numbers of records of each kind, and of truncated records, triples, words and labels.
         learn_copies: Whether the label includes a first sub-query that repeats the main question. A loop with q_0 =
             main question (RAS, section 3.1) needs only the action.
         long_labels: "truncate", "skip" or "error"; see `GraphLLMProcessor.encode_label`.
 
     Yields:
-        `input_ids` and `labels`, (T,) each; `length` T; `spans`, for each record (first label token, token behind the
-        last, label tokens of the action marker, 0 for an answer); and the fields of a `SampleGraph` of keys, an entry
-        for each placeholder.
+        `input_ids` and `labels`, (T,) each; `length`, T; `spans`, for each record (index of the first label token,
+        index after the last label token, number of label tokens of the action marker, which is 0 for an answer); and
+        the fields of `SampleGraph`, with keys for strings and one entry per placeholder.
     """
     grows = processor.settings.prompt_order == "interleaved"
     for _, group in groupby(records, key=lambda record: record.question_id if grows else record.id):
@@ -248,7 +248,7 @@ def encode_rows(
 
 
 def rows_of_pairs(examples: Iterable[Any], counts: Counter[str], make: Callable[..., Any]) -> Iterator[dict[str, Any]]:
-    """Rows of better replies, as `make` makes them of examples, each with tokens and labels of the worse reply."""
+    """Make rows of preferred replies with `make`, and add tokens and labels of the rejected reply to each row."""
     for one in examples:
         found = [*make([one], counts), *make([_worse(one)], Counter())]
         if len(found) != 2:
@@ -269,12 +269,12 @@ def _worse(one: Record | Trajectory) -> Record | Trajectory:
         return replace(one, messages=(*one.messages[:-1], {"role": "assistant", "content": one.rejected}))
     plan = parse_plan(one.rejected)
     if plan.action is None:
-        raise ValueError(f"record {one.id!r}: the rejected reply {one.rejected!r} is no plan")
+        raise ValueError(f"record {one.id!r}: the rejected reply {one.rejected!r} is not a plan")
     return replace(one, action=plan.action, subquery=plan.subquery)
 
 
 def pair_batch(collate: Callable[..., dict[str, Any]], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A batch of pairs as TRL takes it: first their better replies, then their worse ones."""
+    """Collate pairs into a batch for TRL: first all preferred replies, then all rejected replies."""
     worse = [row | {name: row[f"rejected_{name}"] for name in ("input_ids", "labels")} for row in rows]
     batch = collate([*rows, *worse])
     learned = (batch["labels"] != IGNORED).long()
@@ -283,11 +283,11 @@ def pair_batch(collate: Callable[..., dict[str, Any]], rows: Sequence[dict[str, 
 
 
 def chain_records(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of one question; a record that is a prefix of another becomes a part of it.
+    """Merge the rows of one question: a row that is a prefix of a longer row becomes a part of the longer row.
 
-    In the order `interleaved` a prompt begins with the previous prompt and reply. At a reply's end its end-of-sequence
-    token is learned, and the triples found follow. Records that are not prefixes, such as before a shortened prompt,
-    stay separate rows.
+    With `prompt_order: interleaved`, a prompt begins with the previous prompt and reply. The end-of-sequence token of
+    each reply is learned, and the retrieved triples follow that token. Rows that are not prefixes stay separate, for
+    example if the next prompt was shortened.
     """
     chains: list[dict[str, Any]] = []
     for row in sorted(rows, key=lambda row: -row["length"]):
@@ -307,14 +307,12 @@ def chain_records(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class RecordCollator:
-    """Pads records on the right, masks everything but label and end-of-sequence tokens, and batches all graphs at once.
-
-    Causal attention with padding on the right needs no mask, and is faster without.
+    """Pads records on the right, without an attention mask (causal attention needs none), and batches all their graphs.
 
     Attributes:
         action_weight: Weight of the label tokens of action markers.
-        answer_weight: Weight of answering records, or of their label tokens.
-        per_record: Whether each record, and not each label token, has the weight 1.
+        answer_weight: Weight of answering records with `per_record`, else of their label tokens.
+        per_record: Whether each record, instead of each label token, has the weight 1.
     """
 
     pad_token_id: int
@@ -327,9 +325,9 @@ class RecordCollator:
         """Make a batch of rows of `encode_rows`.
 
         Returns:
-            `input_ids` (B, T), `labels` (B, T) with -100 where nothing is learned, `graphs`, a PyG batch in the order
-            of the placeholders, `label_parts` (B, T), 0 at the label tokens of planning and 1 at those of answering,
-            and `label_weights` (B, T) where markers, answers or records weigh differently.
+            `input_ids` (B, T); `labels` (B, T), -100 where nothing is learned; `graphs`, a PyG batch in the order of
+            the placeholders; `label_parts` (B, T), 0 at label tokens of planning and 1 at label tokens of answering;
+            and `label_weights` (B, T), if an attribute of the collator changes the weights.
         """
         batch: dict[str, Any] = _padded(rows, self.pad_token_id)
         weights, parts = torch.ones(batch["labels"].shape), torch.zeros_like(batch["labels"])
@@ -347,7 +345,7 @@ class RecordCollator:
         batch["label_parts"] = parts
         if self.table is not None:
             fields = [one for row in rows for one in zip(*(row[name] for name in SampleGraph._fields))]
-            # Without any, an empty graph gives the encoder its gradient, which distributed training waits for.
+            # In a batch without graphs, an empty graph gives the encoder the gradient that distributed training needs.
             graphs = [SampleGraph(*one) for one in fields] or [SampleGraph([], [], [], [], [])]
             batch["graphs"] = batch_graphs(graphs, self.table.__getitem__)
         return batch
@@ -363,12 +361,12 @@ def _padded(rows: Sequence[dict[str, Any]], pad_token_id: int) -> dict[str, torc
 class EpochSampler(Sampler[int]):
     """Shuffles every epoch; optionally keeps records of similar length together.
 
-    The order depends only on seed and epoch, so a resumed run sees the same records; transformers'
-    `LengthGroupedSampler` uses the global random state.
+    The order depends only on seed and epoch, so a resumed run sees the same order. The order of transformers'
+    `LengthGroupedSampler` depends on the global random state.
 
     Args:
-        batch_size: Records of a group. Groups form steps at random, since length may tell the label: after a long
-            history the plan is often the last.
+        batch_size: Records per group. A step combines random groups, because length can reveal the label: after a long
+            history, a plan is often the last plan.
         group_by_length: Sort by length within blocks of fifty groups, then shuffle the groups.
     """
 
@@ -396,18 +394,18 @@ class EpochSampler(Sampler[int]):
             part = order[start : start + block]
             part = part[torch.argsort(self.lengths[part], descending=True, stable=True)]
             batches += [part[at : at + self.batch_size].tolist() for at in range(0, len(part), self.batch_size)]
-        # The incomplete batch stays last: elsewhere it would shift the borders of all that follow.
+        # The incomplete batch stays last: elsewhere it would shift the borders of all batches after it.
         tail = [batches.pop()] if batches and len(batches[-1]) < self.batch_size else []
         shuffled = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()] + tail
         return iter([index for batch in shuffled for index in batch])
 
 
 class RepeatedSteps(Sampler[int]):
-    """An order of rows that repeats a rollout's rows for each of its micro-batches.
+    """Repeats the rows of a rollout once per micro-batch of the rollout.
 
-    TRL replies to all prompts of a rollout, for one or more optimiser steps, at its first micro-batch, and splits the
-    replies among the others. Rows that do not fill a rollout are left out of the epoch. The `copies` of a row, which
-    GRPO compares, are adjacent.
+    A rollout lasts one or more optimiser steps. At its first micro-batch, TRL generates replies to all its prompts and
+    splits the replies among its micro-batches. Rows that do not fill a rollout are left out of the epoch. The `copies`
+    of a row, which GRPO compares, are adjacent.
     """
 
     def __init__(self, order: EpochSampler, rows: int, times: int, copies: int = 1) -> None:

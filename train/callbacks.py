@@ -1,4 +1,4 @@
-"""Callbacks of a run: signals and clock, which make it save, and trackers."""
+"""A callback that saves a checkpoint at a signal or after some minutes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-# What a machine's manager sends before it takes the machine away, and SLURM's `--signal=USR1@300`.
+# A machine's manager sends SIGTERM before it takes the machine away; SLURM's `--signal=USR1@300` sends SIGUSR1.
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 
 
 class Preempted(RuntimeError):
-    """A run that was asked to stop, and has saved a checkpoint; the exit code is `EX_TEMPFAIL`: try again."""
+    """A run was stopped by a signal after it saved a checkpoint; the exit code `EX_TEMPFAIL` means: try again."""
 
     exit_code = 75
 
@@ -25,7 +25,7 @@ class Preempted(RuntimeError):
 class Keeper(TrainerCallback):
     """Saves a checkpoint at a signal or after `minutes`, and ends the run after a signal.
 
-    Processes agree, and no checkpoint lies between `together` optimiser steps.
+    A signal to one process counts for all processes. Checkpoints lie only at multiples of `together` optimiser steps.
     """
 
     def __init__(self, minutes: float | None, together: int) -> None:
@@ -36,7 +36,7 @@ class Keeper(TrainerCallback):
 
     @contextmanager
     def listening(self, args: Any) -> Iterator[None]:
-        """Take signals meanwhile; ends with `Preempted` where one came."""
+        """Listen for signals in a `with` block; at its end, raise `Preempted` if a signal came."""
 
         def ask(number: int, frame: Any) -> None:
             self.asked = signal.Signals(number).name
@@ -53,7 +53,7 @@ class Keeper(TrainerCallback):
             raise self._preempted()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Log, evaluate and save by the current settings, and make up an evaluation that a signal prevented."""
+        """Log, evaluate and save at the current intervals, and do an evaluation that a signal prevented."""
         self._saved = time.perf_counter()
         state.compute_steps(args, state.max_steps)
         due = args.eval_strategy == "steps" and state.global_step and state.global_step % state.eval_steps == 0

@@ -1,9 +1,9 @@
 """The training engine: transformers' `Trainer` with exact resume, one loss everywhere, and its own logs.
 
-The loss of a batch is `models.losses.label_loss`; here it is divided by the label tokens of the whole optimiser step,
-or by the sum of their weights, across devices and micro-batches. `eval_loss` is the mean over the label tokens of a
-whole evaluation, without weights. Data order depends on seed and epoch alone. It trains any model on any rows; scores
-and more come from a task (`train.tasks.TrainingTask`).
+The loss of a batch is `models.losses.label_loss`, divided by the number of label tokens of the whole optimiser step, or
+by the sum of their weights, across devices and micro-batches. `eval_loss` is the mean over the label tokens of a whole
+evaluation, without weights. The order of the data depends only on seed and epoch. The engine trains any model on any
+rows; a task (`train.tasks.TrainingTask`) adds scores, samplers and files.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ else:
     Mixed = object
 
 logger = logging.getLogger(__name__)
-# Settings that have the same name there.
+# Settings that have the same name in TrainingArguments.
 _ALIKE = ("learning_rate", "adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm", "logging_steps", "eval_steps",
           "save_steps", "save_total_limit", "ddp_timeout")  # fmt: skip
-# How the classes begin that `train.resume.sharding` puts around a model.
+# Beginnings of `train.resume.sharding`, with the beginnings of the names of the classes that then wrap a model.
 _WRAPPERS = {"ZeRO": "DeepSpeedEngine", "FSDP2": "FSDP"}
 
 
 def shared_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
-    """Keyword arguments of `TrainingArguments` and its kin for every run, also one that evaluates nothing."""
+    """Return keyword arguments for `TrainingArguments` and its subclasses, for a run with or without evaluations."""
     return config.train.arguments | own_arguments(config, evaluates)
 
 
 def own_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
-    """The names in `shared_arguments` that our settings replace."""
+    """Return the arguments that follow from our settings, so that `train.arguments` can't set them."""
     train = config.train
     use_cpu = not torch.cuda.is_available()
     return {name: getattr(train, name) for name in _ALIKE} | {
@@ -81,7 +81,7 @@ def own_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
         "bf16": use_bf16(train.bf16),
         "activation_checkpointing": train.gradient_checkpointing,
         "logging_first_step": True,
-        # Else it logs a loss of 0 for one that is not finite.
+        # With the filter, transformers logs a loss that is not finite as 0.
         "logging_nan_inf_filter": False,
         "eval_strategy": "steps" if train.eval_steps and evaluates else "no",
         "prediction_loss_only": True,
@@ -91,7 +91,7 @@ def own_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
         "dataloader_pin_memory": not use_cpu,
         "use_cpu": use_cpu,
         "report_to": config.report_to,
-        # It would push checkpoints, with optimiser states, and a card of its own.
+        # transformers would push checkpoints with optimiser states, and its own card.
         "push_to_hub": False,
         "remove_unused_columns": False,
         "label_names": ["labels"],
@@ -101,13 +101,13 @@ def own_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
 
 
 def use_bf16(choice: str) -> bool:
-    """Whether to run in bfloat16 autocast: "auto" asks the hardware."""
+    """Whether to run in bfloat16 autocast; "auto" depends on the hardware."""
     return best_dtype() is torch.bfloat16 if choice == "auto" else choice == "true"
 
 
 @contextmanager
 def unnoticed() -> Iterator[None]:
-    """Draw random numbers and restore the global random states afterwards."""
+    """Restore the global random states at the end of the block."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
         try:
@@ -118,12 +118,12 @@ def unnoticed() -> Iterator[None]:
 
 
 class EngineMixin(Mixed):
-    """The engine's part of a trainer, put before its class; call `begin_run` at the end of `__init__`."""
+    """The engine as the first base class of a trainer; call `begin_run` at the end of `__init__`."""
 
     task: TrainingTask
-    # Optimiser steps done, and the metrics.
+    # The optimiser step of the last evaluation, and its metrics.
     last_evaluation: tuple[int, dict[str, float]] | None = None
-    # Of the evaluation under way: sums of losses and of label tokens, of all and of each part; own batches to count.
+    # Of the running evaluation: sums of losses and of label tokens (total and per part), and this process's batches.
     _sums: torch.Tensor
     _to_count: int
 
@@ -138,16 +138,16 @@ class EngineMixin(Mixed):
         if metric and not unknown and metric not in (known := task.metric_names()):
             raise ValueError(not_one_of("train.best_metric", metric, known))
         self.keeper = Keeper(config.train.save_minutes, task.together)
-        # Before a checkpoint that the first asks for, the second writes its lines.
+        # In this order: if `keeper` asks for a checkpoint, `losses` writes its lines before the checkpoint is saved.
         self.reports = Reports(task, self.args)
         for callback in (self.keeper, self.losses, self.evaluations, self.reports):
             self.add_callback(callback)
-        # Instead of a printed dictionary, lines of the loss log.
+        # The loss log prints lines instead of this callback's dictionaries.
         self.remove_callback(PrinterCallback)
         if config.train.torch_compile:
-            # Of a Graph-LLM the language model alone: graphs have another size in every batch.
+            # Of a Graph-LLM, only the language model: graphs have another size in every batch.
             compile_layers(getattr(self.model, "language_model", self.model))
-        # Whoever watches a run, with trackers and callbacks too, leaves it as it was.
+        # Logs, evaluations, checkpoints and callbacks must not change the random states of training.
         own = [(self, name) for name in ("log", "evaluate", "save_model", "_save_checkpoint")]
         for owner, name in [(self.callback_handler, "call_event"), *own]:
             setattr(owner, name, unnoticed()(getattr(owner, name)))
@@ -156,12 +156,12 @@ class EngineMixin(Mixed):
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         prepared = super()._prepare_for_training(*args, **kwargs)
-        # What the launcher's settings have come to, whatever they say.
+        # Check that the launcher has wrapped the model as its settings say.
         kind, wanted = type(self.model_wrapped).__name__, resume.sharding()
         if not kind.startswith(_WRAPPERS.get(wanted.partition("-")[0], "")):
             raise ValueError(
-                f"the launcher's settings ask for {wanted}, and the module in training is a {kind}, on "
-                f"{self.args.world_size} process(es): start it with a file of recipes/accelerate as it is"
+                f"the launcher's settings ask for {wanted}, but the module in training is a {kind} on "
+                f"{self.args.world_size} process(es): launch with an unchanged file of recipes/accelerate"
             )
         logger.info("%s; the module in training is a %s", self.task.step_size(self.args.world_size), kind)
         return prepared
@@ -175,7 +175,7 @@ class EngineMixin(Mixed):
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         if self.state.global_step >= self.state.max_steps or self.impatient():
             self.control.should_training_stop = True
-            return  # a finished run that is started again, which would do one step more
+            return  # a finished run that is started again would do one more step
         # Set here, because accelerate does not pass the epoch to a sampler that is sharded or skipped into by a resume.
         self._sampler.set_epoch(kwargs["epoch"])
         super()._run_epoch(*args, **kwargs)
@@ -208,14 +208,14 @@ class EngineMixin(Mixed):
             self._seconds = time.perf_counter() - start
         if self.eval_dataset is None:
             return {}
-        # Those of the last step's evaluation where there was one.
+        # The last step may have been evaluated during training.
         if (self.last_evaluation or (None,))[0] != self.state.global_step:
             self._determine_best_metric(self.evaluate())
         self._take_best()
         return (self.last_evaluation or (0, {}))[1]
 
     def _take_best(self) -> None:
-        """Load the weights of the best step and make its evaluation the last."""
+        """Load the weights of the best step and make that step's evaluation the last evaluation."""
         best, state, metric = self.state.best_global_step, self.state, self.config.train.best_metric
         if metric and best is None:
             logger.warning("train.best_metric: no evaluation has %s, so the last step is the result", metric)
@@ -223,7 +223,7 @@ class EngineMixin(Mixed):
             return
         state.best_model_checkpoint = str(Path(self.config.output_dir) / f"checkpoint-{best}")
         if not Path(state.best_model_checkpoint).is_dir():
-            raise FileNotFoundError(f"{state.best_model_checkpoint} has the best {metric}, and no longer exists")
+            raise FileNotFoundError(f"{state.best_model_checkpoint}, which has the best {metric}, no longer exists")
         self._load_best_model()
         self.last_evaluation = best, self._evaluated()[best]
 
@@ -235,7 +235,7 @@ class EngineMixin(Mixed):
         result = {
             task.unit: rows_meta(task.train)["rows"],
             "steps": steps,
-            # What it took before a kill counts too.
+            # The seconds before a kill count too.
             "seconds": round(max(self._seconds, seconds_until(folder.parent / resume.LOSS_FILE, steps)), 1),
             "data": {
                 name: source and {"path": ", ".join(source.paths), "sha256": source.digest}
@@ -255,13 +255,13 @@ class EngineMixin(Mixed):
                 write_json(scratch / "training.json", finite(result))
             self.reports.keep(folder)
         else:
-            self.save_model(str(folder))  # where weights are divided among the processes, all take part
+            self.save_model(str(folder))  # all processes take part in saving sharded weights
         logger.info("trained for %d s; the result is in %s", self._seconds, folder)
         for name in sorted(metrics):
             logger.info("%s = %.4g", name, metrics[name])
 
     def _choice(self) -> dict[str, Any]:
-        """The step that a metric has chosen, for `training.json`."""
+        """Return the step with the best metric, for `training.json`."""
         state, metric = self.state, self.config.train.best_metric
         if metric is None or state.best_global_step is None:
             return {}
@@ -273,11 +273,11 @@ class EngineMixin(Mixed):
         }
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As in transformers; the speed stands beside the loss."""
+        """Log as in transformers, and add the speed to the loss."""
         super().log(logs | self.losses.speed(self.state) if "loss" in logs else logs, *args, **kwargs)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """One micro-batch; its share of the step's loss goes to the loss log."""
+        """Train on one micro-batch, and add its share of the step's loss to the loss log."""
         with self._as_cast(model):
             loss = super().training_step(model, inputs, num_items_in_batch)
         self.losses.add_loss(loss, self.tokens_of(inputs))
@@ -304,9 +304,9 @@ class EngineMixin(Mixed):
     # Evaluation
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Batches in the order of the rows, one process after the other; no row counts twice.
+        """Deal batches to the processes in turn, in the order of the rows; no row counts twice.
 
-        A process with one batch less repeats one of the first, so that all call the model equally often.
+        A process with one batch fewer repeats one of the first batches, so that all call the model equally often.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         size, rank, world = self.args.eval_batch_size, self.args.process_index, self.args.world_size
@@ -324,7 +324,7 @@ class EngineMixin(Mixed):
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[torch.Tensor, None, None]:
-        """One batch of an evaluation, whose loss is weighted by its number of label tokens."""
+        """Evaluate one batch, and weight its loss by its number of label tokens."""
         inputs = self._prepare_inputs(inputs)
         inputs.pop("label_weights", None)
         parts, sums = inputs.pop("label_parts", None), []
@@ -352,7 +352,7 @@ class EngineMixin(Mixed):
         try:
             metrics: dict[str, float] = super()._evaluate(*args, **kwargs)
         except Preempted:
-            # The run ends behind the checkpoint, and evaluates when it continues.
+            # The run saves a checkpoint and ends; the evaluation runs when the run continues.
             self.control.should_save = self.control.should_training_stop = True
             return {}
         self._determine_best_metric(metrics)
@@ -360,7 +360,7 @@ class EngineMixin(Mixed):
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any = None) -> bool:
-        # transformers saves the best step only where it saves anyway, and knows no metric that is missing once.
+        # transformers saves the best step only at `save_steps`, and fails if an evaluation lacks the metric.
         name = self.config.train.best_metric
         found = bool(name) and f"eval_{name}" in metrics and super()._determine_best_metric(metrics, trial)
         if found:
@@ -368,7 +368,7 @@ class EngineMixin(Mixed):
         return found
 
     def impatient(self) -> bool:
-        """Whether the last `train.patience` evaluations were no better than one before."""
+        """Whether the last `train.patience` evaluations were no better than an earlier evaluation."""
         since = [step for step in self._evaluated() if step > (self.state.best_global_step or 0)]
         return len(since) >= (self.config.train.patience or math.inf)
 
@@ -376,7 +376,7 @@ class EngineMixin(Mixed):
         return {int(row["step"]): row for row in self.state.log_history if "eval_loss" in row}
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """transformers' loop; the loss is the mean over all processes' label tokens, logged with the task's scores."""
+        """Run transformers' loop; return the mean loss over all processes' label tokens and the task's scores."""
         names = ["loss", *(f"loss_{part}" for part in self.task.loss_parts)]
         self._sums = torch.zeros(len(names), 2, dtype=torch.double)
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
@@ -393,8 +393,8 @@ class EngineMixin(Mixed):
         return output
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Loss on the validation rows and the task's scores; both go to `evaluations.jsonl`."""
-        # Compiled layers run uncompiled: every step of a generation has another shape.
+        """Return the loss on the validation rows and the task's scores, and write them to `evaluations.jsonl`."""
+        # Compiled layers run uncompiled, because every step of a generation has another shape.
         compiled = self.config.train.torch_compile
         with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
             metrics: dict[str, float] = super().evaluate(*args, **kwargs)
@@ -406,7 +406,7 @@ class EngineMixin(Mixed):
         if broken and resume.weights_broken(self.model):
             self.losses.end(self.state, self.state.global_step)
         if broken:
-            logger.warning("eval_loss is not finite though the weights are: look for an odd validation row")
+            logger.warning("eval_loss is not finite, but the weights are: look for a faulty validation row")
         self.last_evaluation = self.state.global_step, metrics
         return metrics
 
@@ -423,17 +423,17 @@ class EngineMixin(Mixed):
             self.task.save(folder)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: `tripletune checkpoints export` writes the card."""
+        """Write no card; `tripletune checkpoints export` writes it."""
 
 
 class Engine(EngineMixin, Trainer):
     """Trains a model on rows.
 
     Args:
-        model: Any module whose forward takes a batch and gives a `loss`.
+        model: Any module whose forward takes a batch and returns a `loss`.
         rows: A `datasets.Dataset`; with a column `length`, a batch has rows of similar length.
         collator: Makes a batch of rows, with `labels` (-100 where nothing is learned).
-        task: Adds scores, order of the rows, more files of a checkpoint.
+        task: Adds scores, the order of the rows, and files of a checkpoint.
     """
 
     def __init__(
@@ -457,33 +457,33 @@ class Engine(EngineMixin, Trainer):
             train_dataset=rows,
             eval_dataset=validation,
             processing_class=task.processor if isinstance(task.processor, PreTrainedTokenizerBase) else None,
-            # Encoder-decoders take the mean over a micro-batch by themselves, which weighs short ones too much.
+            # Encoder-decoders average over each micro-batch, which gives the tokens of short ones too much weight.
             compute_loss_func=target_loss if getattr(settings, "is_encoder_decoder", False) else None,
         )
         self.begin_run(task)
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, on a copy, since labels are removed; only evaluations use label parts."""
+        """Compute transformers' loss without label parts, on a copy, because transformers removes the labels."""
         inputs = {name: value for name, value in inputs.items() if name != "label_parts"}
         return super().compute_loss(model, inputs, *args, **kwargs)
 
 
 def compile_layers(model: nn.Module, backend: str = "inductor") -> int:
-    """Compile the layers of a language model in place, one by one, and count them; names and weights do not change.
+    """Compile each layer of a language model in place and return their number; names and weights do not change.
 
-    All layers of a stack share one compiled code: seconds instead of minutes. accelerate's `compile_regions` also
-    compiles embeddings and output layer, whose shapes change with every batch.
+    All layers of a stack share one compiled code, so compiling takes seconds instead of minutes. accelerate's
+    `compile_regions` would also compile embeddings and output layer, whose shapes change with every batch.
     """
     compilers = os.environ.get("CXX", "g++"), "clang++"
     if backend == "inductor" and not torch.cuda.is_available() and not any(map(shutil.which, compilers)):
         raise ValueError(
-            "train.torch_compile: there is no C++ compiler (g++, clang++ or $CXX); install one, or leave the option out"
+            "train.torch_compile needs a C++ compiler (g++, clang++ or $CXX): install one, or leave torch_compile out"
         )
     layers = list(_layers(model))
     if not layers:
         raise ValueError(f"train.torch_compile: {type(model).__name__} has no stack of equal layers to compile")
     for layer in layers:
-        # Lengths change with every batch: sizes are left open from the start, not after a second compilation.
+        # Lengths change with every batch, so sizes are dynamic from the start, not only after a second compilation.
         layer.compile(backend=backend, dynamic=True)
     return len(layers)
 

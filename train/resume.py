@@ -1,7 +1,7 @@
-"""A run folder holds one run: its settings, newest complete checkpoint, and logs.
+"""The run folder, which holds the settings, checkpoints and logs of one run.
 
-Training continues only with the same settings and data: weights that continue with another learning rate or other
-records would match no configuration.
+Training continues only with the settings and data of its start: weights that were trained with two learning rates, or
+on two data sets, would match no configuration.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from tripletune.models.run_folders import FINAL, check_finite, check_weights, no
 logger = logging.getLogger(__name__)
 SETTINGS, ENVIRONMENT = "config.yaml", "environment.json"
 LOSS_FILE, EVALUATIONS = "losses.jsonl", "evaluations.jsonl"
-# Keys of `environment.json`: the training data's digest, the processes of the run, what is divided among them, and the
-# rows that are grouped by length.
+# Keys of `environment.json`: the training data's digest, the number of processes, what is sharded among them, and the
+# number of rows that are grouped by length.
 TRAIN_DIGEST, PROCESSES, SHARDING, GROUPED = "train_sha256", "processes", "sharding", "rows_grouped"
 PACKAGES = (
     "torch", "transformers", "peft", "accelerate", "torch-geometric", "datasets", "sentence-transformers", "trl",
 )  # fmt: skip
-# What may change between two starts: how a run is watched, kept and computed, not what is learned.
+# Settings that may change between two starts: they change how a run is logged, saved and computed, not what it learns.
 _FREE = {
     "output_dir", "run_name", "report_to", "resume", "project", "entity", "group", "tags", "artifacts",
     "push_to_hub",
     "data.train", "data.validation", "data.validation_split", "data.max_validation_records", "data.cache",
     "train.gradient_checkpointing", "train.torch_compile", "train.logging_steps", "train.workers", "train.ddp_timeout",
     "model.attention", "train.patience",
-    # Of these only the records of a step count, which are compared for themselves.
+    # Of these three, only their product counts: `check_same_run` compares the records per step.
     "train.batch_size", "train.gradient_accumulation", "train.records_per_step",
 }  # fmt: skip
 _FREE_BEGINNINGS = ("train.eval_", "train.save_")
@@ -65,12 +65,12 @@ _PATIENCE = 3
 
 
 def grouped_rows(config: Any, continues: bool) -> int:
-    """Number of rows grouped by length: a micro-batch on all processes, as at the start of the run."""
+    """Return the number of rows grouped by length: a micro-batch on all processes at the start of the run."""
     processes, file = process_count(), Path(config.output_dir) / ENVIRONMENT
     rows = int(config.train.batch_size * processes)
     if not (continues and file.is_file()):
         return rows
-    # Earlier versions grouped an optimiser step's rows.
+    # Earlier versions grouped the rows of an optimiser step.
     return int(read_json(file).get(GROUPED) or rows * config.train.micro_batches(processes))
 
 
@@ -90,7 +90,7 @@ def save_run_settings(config: Any, train_digest: str, grouped: int | None = None
         TRAIN_DIGEST: train_digest,
         GROUPED: grouped,
     }
-    write_json(folder / ENVIRONMENT, about)  # first: it tells that the folder is a run's
+    write_json(folder / ENVIRONMENT, about)  # first, because this file marks the folder as a run folder
     write_text(folder / SETTINGS, to_yaml(config))
 
 
@@ -102,23 +102,23 @@ def check_same_run(config: Any, train_digest: str) -> None:
     saved, now = flatten(read_yaml(folder / SETTINGS), "."), flatten(dataclasses.asdict(config), ".")
     if (lora := saved.pop("model.lora", None)) is not None:  # of revision b3f73d5
         saved["model.tune"] = "lora" if lora else "graph_token" if "model.use_graph" in saved else "all"
-    # A setting that the run's version did not have was at its default.
+    # A setting that the run's version did not have counts as its default.
     before = {**flatten(dataclasses.asdict(type(config)()), "."), **saved}
     about = read_json(folder / ENVIRONMENT)
-    # What was in a mapping and is not in it any more, counts too.
+    # Entries that were removed from a mapping count too.
     mappings = tuple(f"{name}." for name, item in leaves(type(config)).items() if isinstance(default_of(item), dict))
     changed = [
         f"{name} was {before.get(name)!r:.60} and is {now.get(name)!r:.60}"
         for name in dict.fromkeys([*now, *(name for name in saved if name.startswith(mappings))])
         if before.get(name) != now.get(name) and name not in _FREE and not name.startswith(_FREE_BEGINNINGS)
     ]
-    # Revision b3f73d5 made other rows of these settings.
+    # Revision b3f73d5 made other rows from these settings.
     interleaved = "train.shared_prefixes" in saved and now.get("data.prompt_order") == "interleaved"
     if saved.get("train.shared_prefixes") or interleaved:
-        changed.append("an earlier version made its rows otherwise")
+        changed.append("an earlier version made the rows in another way")
     weighed = [now.get(f"train.{name}") for name in ("loss_per", "action_weight", "answer_weight")]
     if GROUPED not in about and weighed not in ([None] * 3, ["token", 1, 1]):
-        changed.append("an earlier version weighed its losses otherwise")
+        changed.append("an earlier version weighted the losses in another way")
     counts = about[PROCESSES], process_count()
     per_step = [
         one["train.records_per_step"]
@@ -129,22 +129,22 @@ def check_same_run(config: Any, train_digest: str) -> None:
         changed.append(
             f"records per step were {per_step[0]} on {counts[0]} process(es) and are {per_step[1]} on {counts[1]}"
         )
-    # Optimiser states are in other files, with ZeRO in one per process.
+    # Each kind of sharding saves optimiser states in other files; ZeRO saves one file per process.
     before_divided, divided = about.get(SHARDING, ""), sharding()
     if before_divided != divided or (divided.startswith("ZeRO") and counts[0] != counts[1]):
         ways = [f"{how or 'DDP or one process'} on {count}" for how, count in zip((before_divided, divided), counts)]
-        changed.append(f"states were saved under {ways[0]} process(es), and this is {ways[1]}")
+        changed.append(f"optimiser states were saved with {ways[0]} process(es), and this run uses {ways[1]}")
     if about[TRAIN_DIGEST] != train_digest:
-        changed.append("the training data have another content")
+        changed.append("the content of the training data has changed")
     if changed:
         raise ValueError(
-            f"{folder} holds checkpoints of another run: {few(changed)}. Give another --output_dir, "
-            "--resume false to start again here, or the settings that it was started with, to continue it"
+            f"{folder} holds checkpoints of another run: {few(changed)}. Give another --output_dir, or --resume false "
+            "to start again in this folder; to continue that run, give the settings of its start"
         )
 
 
 def checkpoint_to_continue(config: Any, train_digest: str) -> Path | None:
-    """The newest checkpoint of this run in the run folder; None for a new run."""
+    """Return the newest checkpoint of this run in the run folder; None for a new run."""
     check_writable(config.output_dir)
     checkpoint = newest_checkpoint(config.output_dir) if config.resume else None
     if checkpoint is not None:
@@ -163,7 +163,7 @@ def newest_checkpoint(output_dir: str | Path) -> Path | None:
             logger.warning("%s is incomplete and is skipped", folder)
     for _, folder in sorted(found, reverse=True):
         try:
-            # A full disk or a broken copy has cut files off, or weights are not finite.
+            # A full disk or a failed copy may have cut files off, and weights may not be finite.
             for file in folder.glob("*.safetensors"):
                 check_weights(file)
             if cut := [file for file in folder.glob("*.pt*") if not zipfile.is_zipfile(file)]:
@@ -176,10 +176,10 @@ def newest_checkpoint(output_dir: str | Path) -> Path | None:
 
 
 def clear(config: Any, continues: bool) -> None:
-    """Remove an earlier run's checkpoints and rename its result to `final.previous`; hold the folder meanwhile.
+    """Remove an earlier run's checkpoints and rename its result to `final.previous`; the folder must be locked.
 
-    Trainers delete checkpoints with the smallest steps first, which would be the new run's. The old result is not taken
-    for one of the new settings.
+    Trainers delete the checkpoints of the smallest steps first; these would be the new run's. The earlier result must
+    not be mistaken for a result of the new settings.
     """
     for folder in sorted(Path(config.output_dir).glob("checkpoint-*")) if not config.resume else ():
         if folder.is_dir():
@@ -194,7 +194,7 @@ def clear(config: Any, continues: bool) -> None:
 
 
 def check_writable(output_dir: str | Path) -> None:
-    """Make the run folder, before anything is loaded; one that holds other files is refused."""
+    """Make the run folder before anything is loaded; refuse a folder that holds other files."""
     folder = Path(output_dir)
     check_folder(output_dir, (LOCK, "cache", *LOGS), True, continues=ENVIRONMENT)
     folder.mkdir(parents=True, exist_ok=True)
@@ -203,7 +203,7 @@ def check_writable(output_dir: str | Path) -> None:
 
 
 class StepLog(TrainerCallback):
-    """A file with one JSON line per step, in order, each step once, also after a resume."""
+    """A file with JSON lines in the order of steps; after a resume, it holds no step twice."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -213,7 +213,7 @@ class StepLog(TrainerCallback):
             out.writelines(json_line(finite(row)) for row in rows)
 
     def keep_until(self, step: int) -> None:
-        """Forget the lines of later steps, and a line that a kill has cut off."""
+        """Remove the lines of later steps, and a line that a kill has cut off."""
         if not self.path.exists():
             return
         kept = [line for line in self.path.read_text(encoding="utf-8").splitlines() if _step(line) <= step]
@@ -232,7 +232,7 @@ def _step(line: str) -> float:
 
 
 def scores_of(metrics: dict[str, float]) -> dict[str, float]:
-    """Loss and scores of an evaluation by their names in `evaluations.jsonl`, without its speed."""
+    """Return loss and scores of an evaluation under their names in `evaluations.jsonl`, without the speed."""
     speed = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
     return {name[5:]: value for name, value in metrics.items() if name.startswith("eval_") and name[5:] not in speed}
 
@@ -244,7 +244,7 @@ class Diverged(RuntimeError):
 
 
 def weights_broken(model: torch.nn.Module) -> bool:
-    """Whether a trained weight is not finite, on any process; all of them ask."""
+    """Whether a trained weight is not finite on any process; all processes must call it."""
     trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     found = torch.tensor(float(bool(not_finite(trained))), device=trained[0][1].device)
     if torch.distributed.is_initialized():
@@ -255,7 +255,7 @@ def weights_broken(model: torch.nn.Module) -> bool:
 class LossLog(StepLog):
     """`losses.jsonl`: loss, gradient norm, tokens and seconds of every optimiser step, without gaps after a resume.
 
-    The run ends when loss or norm was not finite `_PATIENCE` times in a row, or once with weights that are not finite.
+    The run ends if loss or norm is not finite in `_PATIENCE` steps in a row, or in one step that breaks the weights.
     """
 
     def __init__(self, path: Path, flush_every: int) -> None:
@@ -263,7 +263,7 @@ class LossLog(StepLog):
         self.flush_every = flush_every
         self._parts: list[torch.Tensor] = []
         self._tokens = self._broken = 0
-        # Of the gradient before it is clipped; None where the launcher does not tell it.
+        # Norm of the gradient before clipping; None if the launcher does not report it.
         self.norm: Any = None
         self._rows: list[dict[str, Any]] = []
         self._began = self._time = self._left = time.perf_counter()
@@ -293,12 +293,12 @@ class LossLog(StepLog):
         self._rows.append({**row, "seconds": round(now - self._time, 3)})
         self._pace = [self._pace[0] + tokens, self._pace[1] + now - self._left]
         self._time, self._left, self._parts, self._tokens, self.norm = now, now, [], 0, None
-        # DeepSpeed says -1 for a norm that is not finite.
+        # DeepSpeed reports -1 for a norm that is not finite.
         good = math.isfinite(row["loss"] + (norm or 0)) and (norm or 0) >= 0
         self._broken = 0 if good else self._broken + 1
         if self._broken == _PATIENCE or (self._broken and weights_broken(kwargs["model"])):
             self.end(state, step - self._broken + 1)
-        # Before a checkpoint and not after it: a kill between the two would leave a gap that no resume fills.
+        # Written before a checkpoint: a kill between the checkpoint and the lines would leave a gap after a resume.
         if control.should_save or len(self._rows) >= self.flush_every:
             self._flush(state)
 
@@ -340,7 +340,7 @@ class LossLog(StepLog):
             self.end(state, state.global_step - self._broken + 1)
 
     def end(self, state: Any, since: int) -> NoReturn:
-        """End a run whose numbers are not finite since a step."""
+        """Raise `Diverged`: numbers of the run are not finite since a step."""
         self._flush(state)
         last = newest_checkpoint(self.path.parent)
         raise Diverged(
@@ -363,8 +363,8 @@ def process_count() -> int:
     if state.distributed_type is DistributedType.NO and (devices := torch.cuda.device_count()) > 1:
         # transformers would wrap the model in `nn.DataParallel`, which hands all graphs to every copy.
         raise ValueError(
-            f"one process sees {devices} GPUs: start one per GPU with accelerate launch --num_processes {devices}, or "
-            "show it one with CUDA_VISIBLE_DEVICES=0"
+            f"one process sees {devices} GPUs: start one process per GPU (accelerate launch --num_processes {devices}),"
+            " or make one GPU visible (CUDA_VISIBLE_DEVICES=0)"
         )
     return int(state.num_processes)
 
@@ -377,10 +377,10 @@ def sharding() -> str:
         return ""
     for name, value, why in (
         ("fsdp_version", "2", "FSDP1 is not supported"),
-        ("fsdp_state_dict_type", "FULL_STATE_DICT", "with any other the result would hold no weights"),
+        ("fsdp_state_dict_type", "FULL_STATE_DICT", "with any other type the result would hold no weights"),
     ):
         if (found := os.environ.get(name.upper())) != value:
             raise ValueError(
-                f"{name} of the launcher is {found}, and must be {value}: {why}; see recipes/accelerate/fsdp2.yaml"
+                f"the launcher's {name} is {found}, but must be {value}: {why}; see recipes/accelerate/fsdp2.yaml"
             )
     return "FSDP2"

@@ -31,7 +31,7 @@ Example = TypeVar("Example")
 class TextSection(DataSection):
     """Data of a run on plain text."""
 
-    chat_template: str | None = setting(None, "Jinja file that replaces the model's chat template; saved with it")
+    chat_template: str | None = setting(None, "Jinja file that replaces the chat template; saved with the model")
     template_options: dict[str, Any] = rare(
         {}, "variables of the chat template, for example {enable_thinking: false}; saved in the template"
     )
@@ -41,12 +41,12 @@ class TextSection(DataSection):
 class TextTrainSection(TrainSection):
     """Optimisation of a run on plain text."""
 
-    packing: bool = setting(False, "pack several samples into a row, apart from each other (decoders)")
+    packing: bool = setting(False, "pack several samples into a row, without attention between them (decoders only)")
     pack_tokens: int = setting(1024, "tokens per pack", at_least=32)
 
 
 class TextTask(TrainingTask):
-    """A task whose model reads and writes text; a subclass makes `tokenised` rows and prompts."""
+    """A task whose model reads and writes text; a subclass implements `tokenised`."""
 
     def load(self) -> tuple[Any, Any]:
         from transformers import set_seed
@@ -81,7 +81,7 @@ class TextTask(TrainingTask):
         return bool(self.model.config.is_encoder_decoder)
 
     def tokenised(self, source: Examples, cache: Path) -> Any:
-        """The rows of a source, each sample by itself; see `train.batches.cached_rows`."""
+        """Return the rows of a source, one per sample; see `train.batches.cached_rows`."""
         raise NotImplementedError
 
     def rows(self, source: Examples, cache: Path) -> Any:
@@ -103,28 +103,28 @@ class TextTask(TrainingTask):
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """Small files beside the weights, text by name, such as the prompt."""
+        """Texts of small files to save beside the weights, such as the prompt, by file name."""
         return {}
 
     def save(self, folder: Path) -> None:
-        """The files for use of the model, such as its prompt; the trainer has saved the tokenizer."""
+        """Write `files`; the trainer has already saved the tokenizer."""
         for name, text in self.files.items():
             (folder / name).write_text(text, encoding="utf-8")
 
     def example(self) -> tuple[list[int], list[int]]:
-        """Tokens and labels of the first row; of a pack its first sample."""
+        """Tokens and labels of the first row, or of the first sample if the row is a pack."""
         ids, labels = super().example()
         first = self.train[0].get("seq_lengths", [len(ids)])[0]
         return (ids, labels) if self.seq2seq else (ids[:first], labels[:first])
 
 
 def with_options(template: Any, options: Mapping[str, Any], model: str) -> str:
-    """A chat template with these variables set in it, for training and use alike."""
+    """Return a chat template that sets these variables itself, so that training and use have the same values."""
     if not isinstance(template, str):
-        raise ValueError(f"data.template_options: {model} has no chat template that could have options")
+        raise ValueError(f"data.template_options: {model} has no chat template, so leave the options out")
     known = set(re.findall(r"[A-Za-z_]\w*", template))
     if other := next((name for name in options if name not in known), None):
-        raise ValueError(f"data.template_options: the chat template reads no {other}{nearest(other, sorted(known))}")
+        raise ValueError(f"data.template_options: the template has no {other}{nearest(other, sorted(known))}")
     values = ((name, json.dumps(value).replace("null", "none")) for name, value in options.items())
     return "".join(f"{{%- set {name} = {value} %}}" for name, value in values) + template
 
@@ -136,7 +136,7 @@ def generate_replies(
     train: TextTrainSection,
     criterion: Callable[[Any], bool] | None = None,
 ) -> list[str]:
-    """Greedy replies to prompts, without special tokens, on every process; each generates a part."""
+    """Return greedy replies to prompts, without special tokens; each process generates a part and returns all."""
     from tripletune.models.local import Request, decode
     from tripletune.models.local.chat import eos_token_ids
     from tripletune.models.local.continuous_batch import make_decoder
@@ -154,5 +154,5 @@ def generate_replies(
 
 
 def choose_examples(examples: Iterable[Example], count: int, text: Callable[[Example], str]) -> list[Example]:
-    """The examples whose texts have the smallest hashes, in any order of the data."""
+    """Return the examples whose texts have the smallest hashes, whatever the order of the data."""
     return heapq.nsmallest(count, examples, key=lambda one: hashlib.sha256(text(one).encode(errors="replace")).digest())

@@ -1,7 +1,7 @@
-"""Report to trackers, besides transformers' scalars, the run's settings, sample replies, and the result.
+"""Report a run's settings, sample replies and result to trackers, in addition to transformers' scalars.
 
-Each tracker is transformers' callback of that name, set by its own environment variables. W&B and MLflow get more here.
-A run keeps its ids, so a killed run continues there.
+Each tracker is transformers' callback of that name, configured by its own environment variables. Only W&B and MLflow
+get sample replies and the result. A run keeps their ids, so a killed run continues in them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _IDS, _STEP = "trackers.json", "train/global_step"
 
 
 def settings_of(task: Any) -> dict[str, Any]:
-    """The run's settings, data, rows and code under flat names, without secrets."""
+    """Return a run's settings, data digests, row counts and code versions under flat names, without secrets."""
     sources = {"train": task.sources[0], "validation": task.sources[1]}
     rows = {name: rows_meta(getattr(task, name)) for name in sources if getattr(task, name) is not None}
     about = {
@@ -49,18 +49,18 @@ def settings_of(task: Any) -> dict[str, Any]:
 
 
 class Reports(StepLog):
-    """Writes prompts and replies of evaluations to `samples.jsonl`, and reports to trackers; on the first process."""
+    """Writes sample replies of evaluations to `samples.jsonl` and reports to trackers, on the main process only."""
 
     def __init__(self, task: Any, args: Any) -> None:
         super().__init__(Path(task.config.output_dir) / SAMPLES)
         self.task, self.config, self.args = task, task.config, args
         self.trackers = set(task.config.report_to) - {"none"}
         if self.trackers:
-            # Every tracker takes its configuration from here.
+            # Every tracker reads the configuration from `args.to_dict`.
             args.to_dict = partial(dict, args.to_dict() | settings_of(task))
 
     def open(self, callbacks: list[Any]) -> None:
-        """Begin or continue the trackers' runs; call it in a locked run folder."""
+        """Start or continue the trackers' runs; the run folder must be locked."""
         if not self.trackers:
             return
         config, file = self.config, Path(self.config.output_dir) / _IDS
@@ -74,14 +74,14 @@ class Reports(StepLog):
             self.ids["mlflow"] = mlflow.start_run(number, run_name=self.args.run_name).info.run_id
         write_json(file, self.ids)
         for callback in (one for one in callbacks if isinstance(one, WandbCallback)):
-            callback._log_model = WandbLogModel.FALSE  # which holds a pickle, and not all that a model needs
+            callback._log_model = WandbLogModel.FALSE  # its upload holds a pickle, and lacks files that a model needs
         if "wandb" in self.trackers and (wandb := import_module("wandb")).run is None:
             about = {name: value for name in ("entity", "group", "tags") if (value := getattr(config, name))}
             number = os.environ.get("WANDB_RUN_ID", self.ids["id"])
             wandb.init(id=number, resume="allow", name=self.args.run_name, project=project, **about)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Forget lines of steps that will be done again; report to an offline run again what came before a kill."""
+        """Remove lines of steps that will run again; log the steps before a kill to an offline W&B run again."""
         super().on_train_begin(args, state, control)
         told = state.is_world_process_zero and "wandb" in self.trackers
         if not told or not (run := import_module("wandb").run).offline:
@@ -107,7 +107,7 @@ class Reports(StepLog):
         wandb.log({"eval/samples": wandb.Table(columns=list(_COLUMNS), data=cells)} | {_STEP: step})
 
     def keep(self, final: Path) -> None:
-        """Upload the result, and on request the data, and end the trackers' runs."""
+        """Upload the result and, on request, the data, and finish the trackers' runs."""
         if "mlflow" in self.trackers:
             mlflow = import_module("mlflow")
             for kind in self.config.artifacts:
@@ -121,13 +121,13 @@ class Reports(StepLog):
             artifact = wandb.Artifact(f"{kind}-{self.ids['id']}", type=kind, metadata=about)
             for place, path in self._files(kind, final):
                 artifact.add_file(str(path), place)
-            # What a run reads is known online alone.
+            # W&B records what a run uses only online.
             used = kind == "dataset" and not wandb.run.offline
             (wandb.run.use_artifact if used else wandb.log_artifact)(artifact)
         wandb.finish()
 
     def _files(self, kind: str, final: Path) -> Iterator[tuple[str, Path]]:
-        """Files of an artifact, by their paths in it."""
+        """Yield the files of an artifact, each with its path inside the artifact."""
         if kind == "model":
             yield from ((str(file.relative_to(final)), file) for file in sorted(final.rglob("*")) if file.is_file())
             return

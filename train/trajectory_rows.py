@@ -1,10 +1,10 @@
-"""Trajectories become token ids with labels at the teacher's decisions alone (CIRAG, section 3.5, eq. 8).
+"""Tokenise trajectories, with labels only at the teacher's decisions (CIRAG, section 3.5, eq. 8).
 
-The student reads the loop's prompts: the same chat template, tokenised by the same code
-(`models/local/chat.py:ChatEncoder`), shortened by the same function (`rag/systems/cirag/integration.py:shorten`).
-Templates need no generation tags. Rendering the chat up to a turn shows its start and end; the tokens of the shorter
-chat must be a prefix of the longer one, else the template is refused. Labels are a turn's text and its end token, never
-its header.
+The student reads the loop's prompts: the loop's code renders and tokenises them (`models/local/chat.py:ChatEncoder`)
+and shortens them (`rag/systems/cirag/integration.py:shorten`).
+Templates need no generation tags. The chat, rendered up to a turn, shows where the turn starts and ends. The tokens of
+the shorter chat must be a prefix of the tokens of the longer chat, else the template is refused. Labels are a turn's
+text and its end token, never its header.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class TrajectoryEncoder:
     Args:
         eos_token_ids: Tokens that end a reply of the student; see `models.local.chat.eos_token_ids`.
         rounds: "together" puts all rounds of a trajectory into one row, as long as each rendered prompt continues the
-            one before (some templates remove thoughts from earlier replies); "separate" makes a row of each round. Both
-            learn the same tokens.
-        learn: "decisions" are the turns that the trajectory marks; "everything" adds all turns after the first
-            decision, also retrieved candidates.
-        max_prompt_tokens: Longest prompt; from a longer one the oldest candidates are left out.
+            previous prompt (some templates remove thoughts from earlier replies); "separate" makes one row per round.
+            Both choices learn the same tokens.
+        learn: "decisions" learns the turns that the trajectory marks; "everything" also learns all turns after the
+            first decision, including retrieved candidates.
+        max_prompt_tokens: Limit of a prompt; a longer prompt loses its oldest candidates.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class TrajectoryEncoder:
         self.max_tokens, self.max_prompt_tokens = max_tokens, max_prompt_tokens
         self._chat = ChatEncoder(tokenizer, model or str(tokenizer.name_or_path))
         names = (str(tokenizer.convert_ids_to_tokens(token)) for token in eos_token_ids)
-        # Longest first: one may be the beginning of another.
+        # Longest first, because one token's text may be the beginning of another's.
         self._eos_tokens = sorted(filter(None, names), key=len, reverse=True)
         self._template = f"the chat template of {self._chat.model}"
 
     def rows(self, trajectories: Iterable[Trajectory], counts: Counter[str]) -> Iterator[dict[str, Any]]:
-        """Rows of trajectories, in their order, streamed.
+        """Yield the rows of trajectories in their order.
 
         Args:
-            counts: Counts `trajectories`, also `of <teacher>`, `rounds`, `shortened_prompts`, `candidates_left_out` and
-                the left-out `rounds_too_long`.
+            counts: Receives the numbers of `trajectories` (also per teacher: `of <teacher>`), `rounds`, left-out
+                `rounds_too_long`, `shortened_prompts` and `candidates_left_out`.
 
         Yields:
             `input_ids`, `labels` (-100 where nothing is learned) and `length`.
@@ -76,7 +76,7 @@ class TrajectoryEncoder:
                 raise ValueError(f"trajectory {trajectory.id!r}: {error}") from None
 
     def prompts(self, trajectories: Iterable[Trajectory], counts: Counter[str]) -> Iterator[dict[str, Any]]:
-        """The prompts of all learned rounds as rows without labels, for on-policy distillation."""
+        """Yield the prompts of all learned rounds as rows without labels, for on-policy distillation."""
         for trajectory in trajectories:
             counts.update(("trajectories", f"of {trajectory.model}"))
             for place in _decisions(trajectory):
@@ -86,7 +86,7 @@ class TrajectoryEncoder:
                     yield {"input_ids": ids, "labels": [IGNORED] * len(ids), "length": len(ids)}
 
     def sample(self) -> tuple[list[int], list[int]]:
-        """A sample row, which reveals changes of template or tokenizer in an unchanged folder."""
+        """Return a sample row, which differs if template or tokenizer change while their folder keeps its name."""
         turns: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
         try:
             return self.encode([*turns, {"role": "assistant", "content": "a"}], {2})
@@ -98,7 +98,7 @@ class TrajectoryEncoder:
         return self._chat.encode(self._shorter(turns)[0])
 
     def encode(self, turns: Sequence[Message], learned: set[int]) -> tuple[list[int], list[int]]:
-        """Tokens of a chat, and their labels: the same with -100 outside the learned turns."""
+        """Return the tokens of a chat and their labels, which are -100 outside the learned turns."""
         text = self._chat.render(turns, reply=False)
         ids = self._chat.tokens(text)
         labels = [IGNORED] * len(ids)
@@ -109,7 +109,7 @@ class TrajectoryEncoder:
         return ids, labels
 
     def _chats(self, trajectory: Trajectory, counts: Counter[str]) -> Iterator[tuple[list[Message], set[int]]]:
-        """The turns of each row, with the indices of the learned ones."""
+        """Yield the turns of each row, with the indices of the learned turns."""
         messages = trajectory.messages
         decisions = _decisions(trajectory)
         current: list[Message] = []
@@ -135,7 +135,7 @@ class TrajectoryEncoder:
 
     @staticmethod
     def _count_round(counts: Counter[str], is_too_long: bool, left_out: int) -> bool:
-        """Whether to take a round; it is counted either way."""
+        """Count a round, and return whether it is short enough to be used."""
         counts["rounds"] += 1
         if is_too_long:
             counts["rounds_too_long"] += 1
@@ -145,7 +145,7 @@ class TrajectoryEncoder:
         return not is_too_long
 
     def _shorter(self, prompt: Sequence[Message]) -> tuple[list[Message], int]:
-        """The loop's prompt, and the number of left-out candidates."""
+        """Shorten a prompt like the loop; return it and the number of left-out candidates."""
         return shorten(prompt, lambda chat: len(self._chat.encode(chat)), self.max_prompt_tokens)
 
     def _reply(self, turns: Sequence[Message], place: int, text: str, ids: list[int]) -> tuple[int, int]:
@@ -153,13 +153,13 @@ class TrajectoryEncoder:
         opening = self._chat.render(turns[:place])
         if not text.startswith(opening):
             raise ValueError(
-                f"{self._template} writes the turns before turn {place + 1} otherwise once a reply follows (some take "
-                "thoughts out, some move the system's text), so the student would not learn from the loop's prompts: "
-                "set data.chat_template to a template that only adds to the chat"
+                f"{self._template} changes the turns before turn {place + 1} when a reply follows (some templates "
+                "remove thoughts or move the system prompt), so the student would not learn from the loop's prompts: "
+                "set data.chat_template to a template that only appends to the chat"
             )
         start = len(opening)
         content = self._chat.as_text(turns[place]["content"]).strip()
-        # An empty thought that the template does not write in front of a prompt's reply, the student writes itself.
+        # If the template does not end a prompt with an empty thought, the student has to write the empty thought.
         thought = _NO_THOUGHT.match(text, start)
         places = [len(text) - len(text[at:].lstrip()) for at in (start, thought.end() if thought else start)]
         begin = next((at for at in places if text.startswith(content, at)), None)
@@ -171,7 +171,7 @@ class TrajectoryEncoder:
         end = self._end(text, begin + len(content))
         if end is None:
             raise ValueError(
-                f"{self._template} ends a reply with {_shown(text[begin + len(content) :])}, and the tokens that "
+                f"{self._template} ends a reply with {_shown(text[begin + len(content) :])}, but the tokens that "
                 f"end a reply of this model are {', '.join(self._eos_tokens) or 'unknown'}: the student would never "
                 "learn to stop; set eos_token of the tokenizer, or eos_token_id of the model's generation configuration"
             )
@@ -183,9 +183,9 @@ class TrajectoryEncoder:
         content = self._chat.as_text(turns[place]["content"]).strip()
         found = upto.rfind(content)
         if not (text.startswith(upto) and upto.startswith(before)) or found < len(before):
-            raise ValueError(f"{self._template} does not write turn {place + 1} as it is; learn decisions alone")
+            raise ValueError(f"{self._template} changes the text of turn {place + 1}: set data.learn to decisions")
         end = self._end(text, found + len(content)) or found + len(content)
-        # Nobody writes it after a prompt, so a blank that a token joins with its first word may go with it.
+        # The model never starts such a turn, so a label may include a blank that shares a token with the first word.
         blank = len(text[:found]) - len(text[:found].rstrip())
         start = found if self._is_border(text, ids, found) else found - blank
         return self._count(text, ids, start, place), self._count(text, ids, end, place)
@@ -197,12 +197,12 @@ class TrajectoryEncoder:
         return None if token is None else len(text) - len(bare) + len(token)
 
     def _count(self, text: str, ids: list[int], position: int, place: int) -> int:
-        """Number of tokens before a position, which must not depend on the text after it."""
+        """Return the number of tokens before a position; it must not depend on the text after the position."""
         if not self._is_border(text, ids, position):
             raise ValueError(
                 f"turn {place + 1} does not begin and end between two tokens of {self._chat.model} "
-                f"({_shown(text[max(0, position - 15) : position + 15])}): does its text begin or end with white "
-                "space, or the chat template join it with its header?"
+                f"({_shown(text[max(0, position - 15) : position + 15])}): remove white space around its text, or "
+                "set data.chat_template to a template that separates text and header"
             )
         return len(self._chat.tokens(text[:position]))
 
@@ -212,7 +212,7 @@ class TrajectoryEncoder:
 
 
 def _decisions(trajectory: Trajectory) -> list[int]:
-    """Places of the turns that the student has to write."""
+    """Return the indices of the turns that the student has to write."""
     marked = zip(trajectory.messages, trajectory.learned)
     return [place for place, (turn, learned) in enumerate(marked) if learned and turn["role"] == "assistant"]
 

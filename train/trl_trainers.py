@@ -1,12 +1,13 @@
 """TRL's trainers, with this engine's data order, logs and resume.
 
-`DPOTrainer` takes two replies to a prompt, of a text model or a Graph-LLM. The others take what the student writes:
-`DistillationTrainer` takes a reply to a prompt, `GRPOTrainer` a run of a loop. CIRAG's chat only grows, so a run is one
-row: the first prompt, then the student's replies, which are learned, and the loop's turns, which are not. If a prompt
-does not continue the previous prompt and reply (the loop repaired the reply), the row ends and counts as cut.
+`DPOTrainer` trains a text model or a Graph-LLM on two given replies per prompt. The other two trainers sample from the
+student: `DistillationTrainer` samples replies to prompts, and `GRPOTrainer` runs of a loop. CIRAG's chat only grows, so
+a run is one row: the first prompt, the student's replies, which are learned, and the loop's turns, which are not
+learned. If a prompt does not continue the previous prompt and reply (the loop repaired the reply), the row ends there
+and counts as cut.
 
-A checkpoint always lies between two rollouts. The seed of a reply depends on run, step, row and call, so a resumed run
-draws the same.
+Checkpoints lie only between two rollouts. The seed of a reply depends on run, step, row and call, so a resumed run
+samples the same replies.
 
 Shapes: B rows, P tokens of the longest prompt, C tokens of the longest reply.
 """
@@ -44,7 +45,7 @@ from tripletune.train.resume import StepLog
 
 REWARDS = "rewards.jsonl"
 PARTS = ("answer", "recall", "format", "searches")
-# TRL's names of what goes there, by ours.
+# Our names of what `rewards.jsonl` holds, with TRL's names.
 _LOGGED = {name: f"rewards/{name}/mean" for name in PARTS} | {
     "reward": "reward", "reward_std": "reward_std", "tokens": "completions/mean_length", "kl": "kl",
     "entropy": "entropy", "cut": "cut",
@@ -52,18 +53,18 @@ _LOGGED = {name: f"rewards/{name}/mean" for name in PARTS} | {
 
 
 class TrlMixin(EngineMixin):
-    """Common part of TRL's trainers, put before the trainer's class."""
+    """The common part of all TRL trainers, as their first base class."""
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         self._batch = super()._prepare_inputs(inputs)
         return self._batch
 
     def _as_cast(self, model: Any) -> AbstractContextManager[None]:
-        # TRL writes replies, and computes hidden states, around the forward that accelerate has put autocast on.
+        # TRL's generation and hidden states bypass the forward that accelerate wraps in autocast.
         return nullcontext()
 
     def tokens_of(self, inputs: Any) -> int:
-        """Tokens of prompts and replies, which are newer than the batch."""
+        """Tokens of the prompts and of the replies generated for them."""
         return int(self._batch["prompt_ids"].numel() + self._batch["completion_ids"].numel())
 
     def label_tokens(self, inputs: Any) -> torch.Tensor:
@@ -73,7 +74,7 @@ class TrlMixin(EngineMixin):
         try:
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
         except RuntimeError as error:
-            # What torch says, and `models.local.choose`, where no token can be chosen.
+            # The errors of torch and of `models.local.choose` if no token can be sampled.
             if not re.search("probability tensor|not finite", str(error)):
                 raise
             self.losses.end(self.state, self.state.global_step)
@@ -81,7 +82,7 @@ class TrlMixin(EngineMixin):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
-        # A copy of the adapter at the start, which TRL makes again.
+        # A copy of the initial adapter, which TRL makes again at each start.
         shutil.rmtree(Path(output_dir or self.args.output_dir) / "ref", ignore_errors=True)
 
     def _send_telemetry(self) -> None:
@@ -89,7 +90,7 @@ class TrlMixin(EngineMixin):
 
 
 class RewardLog(StepLog):
-    """`rewards.jsonl`: means of what TRL has logged since the last line, with its names by ours."""
+    """`rewards.jsonl`: the means of TRL's metrics since the last line, under our names."""
 
     def __init__(self, task: Any, names: Mapping[str, str]) -> None:
         super().__init__(Path(task.config.output_dir) / REWARDS)
@@ -101,7 +102,7 @@ class RewardLog(StepLog):
 
 
 class PreferenceTrainer(TrlMixin, DPOTrainer):
-    """Trains a model with an adapter on pairs of replies; the reference is the adapter as it was at the start."""
+    """Trains a model with an adapter on pairs of replies; the reference model has the initial adapter."""
 
     def __init__(self, task: Any) -> None:
         base, train = task.model.get_base_model(), task.config.train
@@ -114,7 +115,7 @@ class PreferenceTrainer(TrlMixin, DPOTrainer):
             eval_dataset=task.validation,
             processing_class=getattr(task.processor, "tokenizer", task.processor),
         )
-        # TRL's own knows no graphs, and on a CPU computes logits of all tokens.
+        # TRL's own forward takes no graphs, and computes the logits of all tokens on a CPU.
         base.forward = with_log_probs(forward, getattr(base, "graph_encoder", torch.nn.Identity()))
         names = [f"rewards/{name}" for name in ("chosen", "rejected", "accuracies", "margins")]
         self.add_callback(RewardLog(task, dict(zip(names, names))))
@@ -129,14 +130,14 @@ class PreferenceTrainer(TrlMixin, DPOTrainer):
         return int(inputs["input_ids"].numel())
 
     def label_tokens(self, inputs: Any) -> torch.Tensor:
-        """Pairs, which count alike in an evaluation."""
+        """The number of pairs, because all pairs have the same weight in an evaluation."""
         return inputs["input_ids"].new_tensor(len(inputs["input_ids"]) // 2)
 
 
 def with_log_probs(forward: Callable[..., Any], graphs: torch.nn.Module) -> Callable[..., Any]:
-    """A forward that gives TRL numbers (B, T - 1) of label tokens, as `add_fused_lm_head` does.
+    """Wrap a forward to return log-probabilities and more of label tokens, (B, T - 1), as `add_fused_lm_head` does.
 
-    The graph encoder's dropout and batch statistics would tell policy and reference apart.
+    The graph encoder runs in evaluation mode: dropout and batch statistics would make policy and reference differ.
     """
 
     @wraps(forward)
@@ -168,7 +169,7 @@ class OnPolicyTrainer(TrlMixin, DistillationTrainer):
 
     def __init__(self, task: Any) -> None:
         train = task.config.train
-        # TRL reads the column `prompt`; everything else in a row would be taken for pictures and the like.
+        # TRL reads the column `prompt`, and would take other columns for images and the like.
         prompts = [
             None if one is None else one.select_columns(["input_ids", "length"]).rename_column("input_ids", "prompt")
             for one in (task.train, task.validation)
@@ -189,15 +190,16 @@ class OnPolicyTrainer(TrlMixin, DistillationTrainer):
         self.begin_run(task)
 
     def _tokenize_prompts(self, prompts: list[list[int]]) -> tuple[list[list[int]], None, dict[str, Any]]:
-        # They are tokens already, made as the loop makes them.
+        # The prompts are tokens already, made by the loop's code.
         return prompts, None, {}
 
 
 class Episode(LLMClient):
     """The student as CIRAG's integrator in one run of the loop, and the row of that run.
 
-    The row is `prompt`, the tokens up to the first reply, and `completion` with a `mask`, 1 for those that the student
-    wrote; `cut` says that it lacks a part of the run. The first reply has the seed, the next one the next number.
+    The row is `prompt`, the tokens before the first reply, and `completion` with `mask`, which is 1 for tokens that the
+    student wrote. `cut` tells whether the row lacks a part of the run. The first reply has the seed `seed`, and each
+    later reply the next number.
     """
 
     model = "student"
@@ -223,7 +225,7 @@ class Episode(LLMClient):
         ids = new if self.cut else self.prompt + self.completion + new
         room = self._context - len(ids)
         if room < 1:
-            raise CallError(f"{role}: the prompt has {len(ids)} tokens and the model's context {self._context}")
+            raise CallError(f"{role}: the prompt has {len(ids)} tokens, and the model's context has {self._context}")
         limit = min((sampling or Sampling()).max_tokens, room)
         request = Request(ids, limit, self._chat.shared(messages, ids), Draw(self._temperature, seed=self._seed))
         self._seed += 1
@@ -236,7 +238,7 @@ class Episode(LLMClient):
         return request.completion(found)
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
-        """Tokens of a chat as the model reads it, up to where its reply begins."""
+        """The number of prompt tokens of a chat."""
         return len(self._chat.encode(messages))
 
     def finish(self, eos: int, longest: int) -> None:
@@ -250,16 +252,16 @@ class Episode(LLMClient):
     def _add(self, read: list[int], written: list[int]) -> None:
         if not self.prompt:
             self.prompt, read = read, []
-        # The template writes the token with which the student has ended its reply.
+        # If the student ended its reply itself, it wrote the first token that the template adds.
         ended = self._ended and bool(read) and read[0] in self._ends
         self.completion += read + written
         self.mask += [int(ended)] * len(read[:1]) + [0] * len(read[1:]) + [1] * len(written)
 
 
 def reward_parts(row: dict[str, Any]) -> dict[str, float]:
-    """The rewards of a run, given its row of results."""
+    """Return the rewards of a run, given its row of results."""
     trace, wanted = row["trace"], set(row["supporting"])
-    # A failed run has none of these notes.
+    # The trace of a failed run lacks these details.
     kept, rounds = (trace["details"].get(name, ()) for name in ("core_passages", "rounds"))
     right = [not one["faults"] for one in rounds]
     return {
@@ -287,7 +289,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
                 num_generations=train.runs,
                 max_completion_length=task.config.data.max_tokens,
                 temperature=train.temperature,
-                # Else the dropout of old and new log-probabilities would differ.
+                # With dropout, old and new log-probabilities would differ.
                 disable_dropout=task.together > 1,
                 beta=train.kl,
                 reward_weights=[train.answer_reward, train.recall_reward, train.format_reward, -train.search_cost],
@@ -297,7 +299,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             rollout_func=lambda prompts, _: self._roll_out(prompts),
         )
         if task.teacher is not None:
-            # Otherwise TRL takes the adapter as it is now.
+            # Without this, TRL's reference model is the initial adapter.
             add_fused_lm_head(task.teacher, temperature=train.temperature)
             self.ref_model = self.accelerator.prepare_model(task.teacher, evaluation_mode=True)
         task.suite.open()
@@ -332,7 +334,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         config, tokenizer, here = self.task.config, self.processing_class, self.args
         ends = eos_token_ids(tokenizer, model.generation_config)
         first = ((config.seed * 1_000_003 + self.state.global_step) * here.world_size + here.process_index) * 1_009
-        # A new one for each rollout: it keeps what the weights make of a prompt.
+        # A new service for each rollout, because a service caches keys and values of prompts.
         service = DecodingService(lambda: make_decoder(model, ends, tokenizer.pad_token_id), "student")
 
         async def run(one: Episode, question: Question) -> Any:
@@ -364,8 +366,8 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
     ) -> tuple[torch.Tensor, torch.Tensor, Any]:  # fmt: skip
         """Log-probabilities and entropies, (B, C) each, 0 for tokens that the student did not write.
 
-        On a GPU this is TRL's kernel, if it knows the model; on a CPU that would take most of a step, since the student
-        writes one token in eight.
+        On a GPU, TRL computes them, with its kernel if the kernel supports the model. On a CPU, TRL's way would take
+        most of a step, because it computes all tokens and the student writes only one token in eight.
         """
         if input_ids.is_cuda:
             options |= {"compute_entropy": compute_entropy}
@@ -379,7 +381,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             found = torch.stack(logps), torch.stack(entropies), None
         name = "ref_per_token_logps"
         if compute_entropy and name in self._batch:
-            # Where the divergence counts in failed runs alone, the others are their own reference.
+            # If the divergence counts only in failed runs, the other runs are their own reference.
             self._batch[name] = torch.where(self._batch["counts"][:, None], self._batch[name], found[0].detach())
         return found
 
@@ -392,7 +394,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         labels = row.masked_fill(kept == 0, IGNORED)
         with self.accelerator.autocast():
             logits = model(input_ids=row, labels=labels).logits
-        # With labels, the model computes them at labels alone (`models.losses.learn_labels_only`).
+        # With labels, the model computes only the logits of label tokens (`models.losses.learn_labels_only`).
         keep = labels[:, 1:] != IGNORED
         logits = logits if logits.dim() == 2 else logits[:, :-1][keep]
         logps = (logits.float() / self.temperature).log_softmax(-1)

@@ -69,7 +69,7 @@ def test_any_model_and_any_rows_are_trained_and_resumed_exactly(tmp_path, monkey
         rows = last.train_dataset.select(range(count))
         return Engine(last.model, rows, last.data_collator, settings, validation=last.eval_dataset, **options)
 
-    with pytest.raises(ValueError, match="the training data have another content"):
+    with pytest.raises(ValueError, match="the content of the training data has changed"):
         other(8, parts["engine"].config).run()
 
     class Scored(TrainingTask):

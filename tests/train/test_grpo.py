@@ -187,7 +187,7 @@ def test_what_is_computed_at_written_tokens_alone_is_what_trl_computes(make):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"corpus": None}, "give it corpus"),
+        ({"corpus": None}, "needs a corpus"),
         ({"system": "ras"}, "leave out system: CIRAG's integrator is the student"),
         ({"candidats": 3}, r"a run of cirag has no option 'candidats' \(did you mean candidates\?"),
     ],
@@ -199,5 +199,5 @@ def test_a_loop_that_no_student_can_be_trained_in(change, message, make):
 
 
 def test_groups_that_do_not_fill_a_rollout_are_refused_before_anything_is_loaded(make):
-    with pytest.raises(ValueError, match=r"4 runs are made together .* no multiple of train\.runs 3"):
+    with pytest.raises(ValueError, match=r"4 runs are made together .* must be a multiple of train\.runs 3"):
         train(make({"train.runs": 3, "model.base": "pypi:nothing"}), dry_run=True)

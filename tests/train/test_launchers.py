@@ -147,10 +147,10 @@ FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_STATE_DICT_TYP
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        (FSDP | {"FSDP_VERSION": "1"}, "fsdp_version of the launcher is 1, and must be 2"),
+        (FSDP | {"FSDP_VERSION": "1"}, "the launcher.s fsdp_version is 1, but must be 2"),
         (FSDP | {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}, "the result would hold no weights"),
         # One process on a CPU, and accelerate says nothing.
-        (FSDP, "the launcher's settings ask for FSDP2, and the module in training is a PeftModel, on 1 process"),
+        (FSDP, "the launcher's settings ask for FSDP2, but the module in training is a PeftModel on 1 process"),
     ],
 )
 def test_what_would_train_in_another_way_is_refused(variables, message, make_task, monkeypatch):
@@ -165,5 +165,5 @@ def test_a_run_continues_as_it_was_saved(make_task, monkeypatch):
     save_run_settings(task.config, "digest")
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
-    with pytest.raises(ValueError, match=r"saved under DDP or one process on 1 process\(es\), and this is ZeRO-3 on 1"):
+    with pytest.raises(ValueError, match=r"saved with DDP or one process on 1 process\(es\), and this run uses ZeRO-3 on 1"):
         check_same_run(task.config, "digest")

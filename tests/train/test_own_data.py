@@ -82,7 +82,7 @@ def test_own_rows_train(shape, words, tmp_path, monkeypatch):
         ("cirag-distill", {"messages": CHAT[:2]}, "no turn is learned"),
         ("cirag-distill", {"messages": [{"role": "user", "content": 3}]}, r"messages\[0\]\.content must be text"),
         ("cirag-distill", PAIR, r"the row is no chat.* but it has text, triples"),
-        ("ras", {"messages": CHAT}, "neither a record nor a question with answers and steps, but messages"),
+        ("ras", {"messages": CHAT}, "neither a record nor a question with answers and steps; it has messages"),
         ("ras", {"question": "Who?", "answers": ["Ida"]}, "the question has no steps: add steps"),
         ("ras", {**PLAIN, "answers": []}, "no gold answer"),
         ("ras", {**PLAIN, "steps": [{"question": "Who?"}]}, "has no triples and no passage"),
@@ -158,5 +158,5 @@ def test_options_of_a_chat_template_are_saved_with_it(make_task, tokenizer_folde
     task.processor.save_pretrained(tmp_path / "saved")
     again = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert again.apply_chat_template(CHAT, tokenize=False).startswith("HEY ")
-    with pytest.raises(ValueError, match=r"reads no lowd \(did you mean loud\?\)"):
+    with pytest.raises(ValueError, match=r"has no lowd \(did you mean loud\?\)"):
         make_task("cirag_distill", {**settings, "data.template_options": "{lowd: 1}"}).open_model()

@@ -153,5 +153,5 @@ def test_rows_without_a_rejected_reply_are_refused(kind, make_task):
 def test_a_rejected_reply_that_is_no_plan(make, records, write_records):
     task = make("ras")
     write_records([replace(records[0], rejected="Hm")])
-    with pytest.raises(ValueError, match="record 'q0-p0': the rejected reply 'Hm' is no plan"):
+    with pytest.raises(ValueError, match="record 'q0-p0': the rejected reply 'Hm' is not a plan"):
         task.begin()

@@ -76,7 +76,7 @@ def test_what_is_learned_may_not(change, message, tmp_path):
 
 def test_other_data_under_the_same_name_are_noticed(tmp_path):
     save_run_settings(begun(tmp_path), "aa")
-    with pytest.raises(ValueError, match="the training data have another content"):
+    with pytest.raises(ValueError, match="the content of the training data has changed"):
         check_same_run(begun(tmp_path), "bb")
 
 

@@ -38,29 +38,29 @@ def test_the_report(begin_task):
 
 def test_steps_and_rows_of_odd_sizes_are_told(begin_task, tiny_model, tmp_path, caplog):
     task = begin_task("ras", {"train.batch_size": 500})
-    assert "an optimiser step takes 1000 records, and there are 12: it takes them all" in caplog.text
-    assert "rows may have 2800 tokens, and model.base knows 1024 positions" in caplog.text
+    assert "an optimiser step takes 1000 records, but only 12 exist: it takes them all" in caplog.text
+    assert "rows may have 2800 tokens, but model.base has 1024 positions" in caplog.text
     base = shutil.copytree(task.config.model.base, tmp_path / "base")
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
     for name in ("ras", "text_to_triples", "cirag_distill"):
         caplog.clear()
         begin_task(name, {"model.base": str(base)})
-        assert "tokens, and model.base knows 64 positions: lower" in caplog.text
+        assert "tokens, but model.base has 64 positions: lower" in caplog.text
     learned = shutil.copytree(tiny_model("gpt2"), tmp_path / "learned")
     config = json.loads((learned / "config.json").read_text())
     weights = load_file(learned / "model.safetensors")
     name = next(name for name in weights if name.endswith("wpe.weight"))
     save_file({**weights, name: weights[name][:64].clone()}, learned / "model.safetensors", {"format": "pt"})
     (learned / "config.json").write_text(json.dumps({**config, "n_positions": 64}))
-    with pytest.raises(ValueError, match=r"a row has \d+ tokens, and model\.base knows 64 positions: lower"):
+    with pytest.raises(ValueError, match=r"a row has \d+ tokens, but model\.base has 64 positions: lower"):
         begin_task("ras", {"model.base": str(learned), "model.lora_targets": ["c_attn"]})
 
 
 @pytest.mark.parametrize("attention", ["flex_attention", "flash_attention_2"])
 def test_kernels_of_gpus_are_refused_elsewhere(make_task, attention, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ValueError, match=f"model.attention {attention} trains on a GPU alone"):
+    with pytest.raises(ValueError, match=f"model.attention {attention} needs a GPU"):
         train(make_task("ras", {"model.attention": attention}))
 
 
@@ -79,7 +79,7 @@ def test_a_base_model_without_chat_template_is_given_one(name, begin_task, tmp_p
 
 def test_one_process_on_several_gpus_is_refused(make_task, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
-    with pytest.raises(ValueError, match="one process sees 8 GPUs: start one per GPU"):
+    with pytest.raises(ValueError, match="one process sees 8 GPUs: start one process per GPU"):
         train(make_task("ras"))
 
 

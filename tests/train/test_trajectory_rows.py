@@ -224,7 +224,7 @@ def test_an_empty_thought_that_no_prompt_ends_with_is_learned(tokenizer):
     ("template", "eos_ids", "message"),
     [
         (THINKER.replace("</think>", "so</think>"), [2], "writes '<think>.* where the reply .* should begin"),
-        (MOVER, [2], "writes the turns before turn 3 otherwise once a reply follows .*data.chat_template"),
+        (MOVER, [2], "changes the turns before turn 3 when a reply follows .*data.chat_template"),
         (TEMPLATES["smollm2"][0], [0], "ends a reply with '<|im_end|>.* never learn to stop"),
     ],
     ids=["thinker", "mover", "no end"],

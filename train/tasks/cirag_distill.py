@@ -1,9 +1,9 @@
-"""Distil a teacher into a small student, CIRAG's integrator (sections 3.5 and B.4) or one for other calls of a system.
+"""Distil a teacher into a small student for CIRAG's integrator (sections 3.5 and B.4) or for other calls of a system.
 
-Defaults are the paper's: LoRA of rank 64, 2 epochs, batch 2, learning rate 2e-4, loss on the teacher's decisions alone.
+Defaults are the paper's: LoRA of rank 64, 2 epochs, batch 2, learning rate 2e-4, loss only on the teacher's decisions.
 The paper does not give LoRA's alpha, dropout and layers, the schedule, or the length of a sequence; these are ours.
 
-A question with a validation trajectory, of any teacher, is not trained on.
+Questions that have a validation trajectory, of any teacher, are left out of training.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class TrajectorySection(TextSection):
     )
     learn: str = setting(
         "decisions",
-        "learn the teacher's decisions, or everything, with what later rounds retrieved",
+        "learn only the teacher's decisions, or everything, including candidates of later rounds",
         choices=("decisions", "everything"),
     )
     max_tokens: int = setting(
-        8192, "maximum tokens of a sequence; a round that does not fit even shortened is left out", at_least=64
+        8192, "maximum tokens of a sequence; a round that is too long even after shortening is left out", at_least=64
     )
     max_prompt_tokens: int | None = setting(
-        None, "maximum tokens of a prompt, as max_prompt_tokens of the loop (default: max_tokens less 1,024)"
+        None, "maximum tokens of a prompt; give the loop the same max_prompt_tokens (default: max_tokens - 1,024)"
     )
 
     @property
@@ -85,8 +85,8 @@ class TrajectorySection(TextSection):
         if self.max_prompt_tokens is None and 64 <= self.max_tokens < 2 * REPLY_ROOM:
             found.append(
                 f"data.max_prompt_tokens is not set, and data.max_tokens {self.max_tokens} leaves prompts only "
-                f"{self.prompt_limit} beside a reply of {REPLY_ROOM}, too few for retrieved triples: set it, or "
-                "raise data.max_tokens"
+                f"{self.prompt_limit} tokens beside a reply of {REPLY_ROOM}, too few for retrieved triples: set "
+                "data.max_prompt_tokens, or raise data.max_tokens"
             )
         if self.max_prompt_tokens is not None and not 0 < self.max_prompt_tokens < self.max_tokens:
             found.append(
@@ -121,7 +121,7 @@ class StudentTask(TextTask):
 
     Config: ClassVar[type[RunConfig]] = StudentConfig
     usage = "--config smollm2_135m_cirag_cpu --model.base MODEL --data.train runs/trajectories"
-    published: ClassVar[str] = "the paper: a batch of 2 on 4 GPUs, per device or in all it does not say"
+    published: ClassVar[str] = "the paper: a batch of 2 on 4 GPUs (it does not say whether per device)"
     method: ClassVar[str] = "sft"
 
     @cached_property
@@ -132,7 +132,7 @@ class StudentTask(TextTask):
         places = named or [(path, share) for path, share in train if has_split(path, data.validation_split)]
         if not places:
             return _source(train, data.train_split, data.max_train_records), None
-        # All of them, not only those that are evaluated on.
+        # All validation questions, not only those that are evaluated.
         held_out = frozenset(one.question_id for one in _source(places, data.validation_split))
         return (
             _source(train, data.train_split, data.max_train_records, held_out),
@@ -154,7 +154,7 @@ class StudentTask(TextTask):
         from tripletune.train.batches import PAIR, TEXT, cached_rows, rows_of_pairs
 
         data, encoder = self.config.data, copy.copy(self.encoder)
-        # An evaluation counts decisions alone, whatever is learned.
+        # An evaluation counts only decisions, whatever is learned.
         encoder.everything &= source is self.sources[0]
         layout = [data.rounds, "everything" if encoder.everything else "decisions", data.max_tokens, data.prompt_limit]
         key = ["trajectories", source.digest, layout, encoder.sample(), self.method]
@@ -172,7 +172,7 @@ class StudentTask(TextTask):
 
     @cached_property
     def scored(self) -> list[Case]:
-        """The scored decisions of validation trajectories, only from the integrator's chats."""
+        """The decisions to score, all from the integrator's validation trajectories."""
         from tripletune.eval.suites.decisions import decision_cases
         from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE
 
@@ -201,7 +201,7 @@ class StudentTask(TextTask):
 
     @cached_property
     def learned_from(self) -> tuple[list[str], str | None]:
-        """The roles of all training trajectories, and their system prompt; None where they differ."""
+        """The roles of all training trajectories, and the system prompt that all share, or None."""
         roles, prompts = set[str](), set[str]()
         for one in self.sources[0]:
             roles.add(one.role)
@@ -220,7 +220,7 @@ class StudentTask(TextTask):
         if left_out := counts.get("rounds_too_long"):
             found.append(f"{left_out} of {counts['rounds']} rounds do not fit into data.max_tokens and are left out")
         if self.learned_from[1] is None:
-            found.append("the trajectories do not have one system prompt in common, so none is saved with the student")
+            found.append("the trajectories share no system prompt, so the student is saved without a prompt")
         return found
 
     @property
@@ -236,7 +236,7 @@ TASK = StudentTask
 def student_files(
     model: ModelSection, roles: list[str], method: str, max_prompt_tokens: int | None, prompt: str | None
 ) -> dict[str, str]:
-    """Texts of small files by name: a student's roles, and the system prompt of its training."""
+    """Return the texts of a student's small files by name: its facts, such as roles, and its system prompt."""
     about = {
         "task": roles[0] if len(roles) == 1 else "student",
         "roles": roles,
@@ -269,7 +269,7 @@ def _source(
     places: Sequence[tuple[str, float]], split: str, limit: int | None = None, without: frozenset[str] = frozenset()
 ) -> Examples:
     def keep(one: Trajectory, share: float) -> bool:
-        # By question, so that all trajectories of one are taken or none, whatever the order of the file.
+        # Drawn by question: either all or none of a question's trajectories are taken, whatever the order of the file.
         drawn = int.from_bytes(hashlib.blake2b(one.question_id.encode(), digest_size=8).digest())
         return one.question_id not in without and drawn < share * _HASHES
 

@@ -1,9 +1,8 @@
 """On-policy distillation of CIRAG's integrator, from a teacher on this machine (an option beyond the paper).
 
-The student writes its own decision after each prompt of the trajectories, and learns to give each next token the
-probability that the teacher gives it (generalised Jensen-Shannon divergence; Agarwal et al., 2024), on TRL's
-`DistillationTrainer`. The teacher's trajectories give only the prompts. A step needs generation, so it is many times
-slower than learning from replies.
+The student writes its own decision after each prompt of the trajectories, and learns the teacher's probability of each
+token (generalised Jensen-Shannon divergence; Agarwal et al., 2024) with TRL's `DistillationTrainer`. Only the prompts
+of the trajectories are used. Each step generates replies, so it is many times slower than learning from given replies.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from tripletune.train.text import TextTask
 class OnPolicyTrainSection(StudentTrainSection):
     """Optimisation."""
 
-    teacher: str = setting("", "teacher on this machine, with the student's vocabulary")
+    teacher: str = setting("", "local teacher model (hub id or folder) with the student's vocabulary")
     teacher_revision: str | None = setting(None, "hub revision of the teacher")
     divergence: float = setting(
-        1.0, "divergence: 0 forward KL, 1 reverse KL, between them generalised Jensen-Shannon", at_least=0, at_most=1
+        1.0, "divergence: 0 forward KL, 1 reverse KL; in between, generalised Jensen-Shannon", at_least=0, at_most=1
     )
     temperature: float = setting(1.0, "temperature of the student's replies and of both distributions", above=0)
     max_reply_tokens: int = setting(512, "maximum tokens of the student's reply", above=0)
@@ -34,7 +33,7 @@ class OnPolicyTrainSection(StudentTrainSection):
         if not self.teacher:
             found.append("train.teacher: name the teacher")
         if self.packing:
-            found.append("train.packing: there is nothing to pack, since replies are generated at every step")
+            found.append("train.packing: there is nothing to pack, since each step generates its replies; leave it out")
         if self.preference:
             found.append("train.preference: the student learns from its own replies: leave it out")
         return found
@@ -51,7 +50,7 @@ class OnPolicyConfig(StudentConfig):
         if self.data.rounds == "separate":
             found.append("data.rounds: every round is separate anyway; leave it out")
         if self.data.learn == "everything":
-            found.append("data.learn: the student learns from its own replies alone; leave it out")
+            found.append("data.learn: the student learns only from its own replies; leave it out")
         return found
 
 
@@ -61,14 +60,14 @@ class PromptTask(TextTask):
     together: int = 1
 
     def sampler(self, rows: Any, per_step: int) -> Any:
-        """The order of the prompts; those that do not fill a rollout are left out of the epoch."""
+        """Return a sampler of the prompts; prompts that do not fill a rollout are left out of the epoch."""
         from tripletune.train.batches import RepeatedSteps
         from tripletune.train.resume import process_count
 
         prompts = per_step * self.together // self.copies
         if len(rows) < prompts:
             raise ValueError(
-                f"there are {len(rows)} prompts, but {prompts} get replies at once: lower train.batch_size "
+                f"there are {len(rows)} prompts, but a rollout needs {prompts}: lower train.batch_size "
                 "or train.gradient_accumulation (or train.records_per_step, or train.rollout_steps)"
             )
         order = super().sampler(rows, prompts)
@@ -102,7 +101,7 @@ TASK = OnPolicyTask
 
 
 def load_teacher(config: Any, student: Any, tokenizer: Any) -> Any:
-    """The frozen teacher, after a check that its vocabulary is the student's."""
+    """Return the frozen teacher; make sure that it has the student's vocabulary."""
     from tripletune.models.loading import load_tokenizer, load_weights
 
     spec, revision = str(config.train.teacher), config.train.teacher_revision
@@ -111,15 +110,15 @@ def load_teacher(config: Any, student: Any, tokenizer: Any) -> Any:
         different = sum(ours.get(token) != number for token, number in theirs.items())
         raise ValueError(
             f"train.teacher {spec} and model.base {config.model.base} do not share a vocabulary ({len(theirs)} and "
-            f"{len(ours)} tokens, {different} of the teacher's stand elsewhere): the loss compares probabilities "
-            "token by token; take a teacher of the student's family, or train cirag_distill on its trajectories"
+            f"{len(ours)} tokens; {different} of the teacher's differ in the student's), but the loss compares token "
+            "by token: use a teacher of the student's family, or train cirag_distill on the teacher's trajectories"
         )
     teacher = load_weights(spec, revision=revision, merge=False)
-    # Output layers can be wider than the vocabulary.
+    # An output layer can be wider than its vocabulary.
     width, other = (one.config.get_text_config().vocab_size for one in (student, teacher))
     if width != other:
         raise ValueError(
-            f"the student has {width} logits and the teacher {other}, though their tokens are the same: their output "
-            "layers are padded differently; take a teacher of the student's size of vocabulary"
+            f"the student has {width} logits and the teacher has {other}: they share a vocabulary, but their output "
+            f"layers are padded differently; use a teacher with {width} logits"
         )
     return teacher.requires_grad_(False)

@@ -1,8 +1,8 @@
 """Reinforcement learning of a student inside its loop (an option beyond the papers), on TRL's `GRPOTrainer`.
 
-The trained student is CIRAG's integrator in `tripletune eval run`. Each question is answered several times, and what it
-wrote in the runs with the larger reward becomes likelier (GRPO; Shao et al., 2024). `train.kl` keeps it near to a
-teacher, or to what it was at the start; with `train.kl_on failed` only where its answer is not right (DGPO).
+The trained student is CIRAG's integrator in `tripletune eval run`. The loop answers each question several times, and
+the student's replies in runs with a larger reward become more likely (GRPO; Shao et al., 2024). `train.kl` keeps the
+student near a teacher or the initial student; with `train.kl_on failed`, only in runs with a wrong answer (DGPO).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tripletune.train.tasks import DataSection, RunConfig, TrainSection
 from tripletune.train.tasks.cirag_distill import StudentSection, student_files
 from tripletune.train.tasks.cirag_on_policy import PromptTask, load_teacher
 
-# What a run of the loop needs of a question; its passages stand in the corpus.
+# The fields of a question that a run of the loop needs; the passages are in the corpus.
 _FIELDS = ("id", "question", "answers", "type", "source", "search", "short_answers")
 _COLUMNS = {"prompt": "string", "input_ids": "[int32]", "labels": "[int32]", "length": "int32"}
 
@@ -34,10 +34,10 @@ class LoopSection:
 
     loop: dict[str, Any] = setting(
         {},
-        "options of `tripletune eval run` and CIRAG by name, without system, integrator, model and output; teacher: "
-        "the chat model's options",
+        "options of `tripletune eval run` and CIRAG by name, except system, integrator, model and output; `teacher` "
+        "holds the chat model's options",
     )
-    max_tokens: int = setting(2048, "maximum tokens of a run; later ones are not learned", at_least=64)
+    max_tokens: int = setting(2048, "maximum tokens of a run; later tokens are not learned", at_least=64)
     cache: str | None = other_default(DataSection, "cache", None)
 
     def check(self) -> list[str]:
@@ -63,28 +63,28 @@ class GrpoTrainSection(TrainSection):
     save_steps: int = other_default(TrainSection, "save_steps", 20)
     runs: int = setting(8, "runs per question, compared with each other", at_least=2)
     rollout_steps: int = setting(
-        1, "optimiser steps that share one batch of runs: faster, but the student of the runs is older", at_least=1
+        1, "optimiser steps per batch of runs; more is faster, but learns from an older student's runs", at_least=1
     )
     temperature: float = setting(1.0, "temperature of the student's replies", above=0)
     answer_reward: float = setting(1.0, "weight of the answer's token F1")
     recall_reward: float = setting(0.2, "weight of the share of supporting passages with core triples")
     format_reward: float = setting(0.1, "weight of the share of faultless replies")
     search_cost: float = setting(0.02, "cost of a search", at_least=0)
-    kl: float = setting(0.04, "weight of the KL divergence from the teacher; GRPO's is 0.04", at_least=0)
-    kl_on: str = setting("all", "use the KL divergence in all runs, or failed ones (DGPO)", choices=("all", "failed"))
-    teacher: str = setting("", "teacher on this machine, with the student's vocabulary (default: initial student)")
+    kl: float = setting(0.04, "weight of the KL divergence from the teacher; 0.04 in GRPO's paper", at_least=0)
+    kl_on: str = setting("all", "use the KL divergence in all or in failed runs (DGPO)", choices=("all", "failed"))
+    teacher: str = setting("", "local model with the student's vocabulary (default: the initial student)")
     teacher_revision: str | None = setting(None, "hub revision of the teacher")
 
     def check(self) -> list[str]:
-        wrong = f"train.save_steps {self.save_steps}: take a multiple of train.rollout_steps {self.rollout_steps}"
+        wrong = f"train.save_steps {self.save_steps} must be a multiple of train.rollout_steps {self.rollout_steps}"
         return super().check() + ([wrong] if self.save_steps % self.rollout_steps else [])
 
     def micro_batches(self, processes: int) -> int:
         count = super().micro_batches(processes)
         if (made := self.batch_size * count * processes * self.rollout_steps) % self.runs:
             raise ValueError(
-                f"{made} runs are made together (train.batch_size x micro-batches x processes x train.rollout_steps), "
-                f"no multiple of train.runs {self.runs}: change one of them"
+                f"{made} runs are made together (train.batch_size x micro-batches x processes x train.rollout_steps): "
+                f"this must be a multiple of train.runs {self.runs}, so change one of these numbers"
             )
         return count
 
@@ -119,13 +119,13 @@ class GrpoTask(PromptTask):
         own = {"system": "cirag", "output": f"{self.config.output_dir}/loop"}
         suite, *others = suites_of(*read_options(self.config.data.loop | own))
         needs = {
-            "one task": not others,
-            "corpus": suite.options.corpus,
+            "only one task": not others,
+            "a corpus": suite.options.corpus,
             "a task with the score f1": "f1" in suite.metrics,
-            "a teacher that answers at once": suite.teacher and suite.teacher.backend != "batch",
+            "a teacher with a backend other than batch": suite.teacher and suite.teacher.backend != "batch",
         }
         if missing := [need for need, is_there in needs.items() if not is_there]:
-            raise ValueError(f"data.loop: give it {'; '.join(missing)}")
+            raise ValueError(f"data.loop needs {'; '.join(missing)}")
         return suite
 
     @cached_property
@@ -139,13 +139,13 @@ class GrpoTask(PromptTask):
         from tripletune.train.resume import sharding
 
         if (how := sharding()) in ("ZeRO-3", "FSDP2"):
-            raise ValueError(f"{how}: the loop needs the whole model on each device; take ddp.yaml or zero2.yaml")
+            raise ValueError(f"{how}: the loop needs the whole model on each device: use ddp.yaml or zero2.yaml")
         model, tokenizer = super().load()
         self.teacher = load_teacher(self.config, model, tokenizer) if self.config.train.teacher else None
         return model, tokenizer
 
     def rows(self, source: Any, cache: Path) -> Any:
-        """A row per question, as JSON, with the length of the longest run."""
+        """Make one row per question, with the question as JSON and the maximum tokens of a run as length."""
         from tripletune.train.batches import cached_rows
 
         length = self.config.data.max_tokens

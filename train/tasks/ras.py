@@ -1,7 +1,7 @@
-"""The RAS Graph-LLM on planning and answering records (RAS, sections 3.4 and D.2).
+"""Train the RAS Graph-LLM on planning and answering records (RAS, sections 3.4 and D.2).
 
-Defaults are the paper's (section D.2, table 8) and the authors' code where the paper is silent. Records are tokenised
-once, and every distinct node and edge string of their graphs is embedded once.
+Defaults are the paper's (section D.2, table 8) or, if the paper gives none, those of the authors' code. Records are
+tokenised once, and every distinct node and edge string of their graphs is embedded once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tripletune.train.batches import RecordCollator
 
 logger = logging.getLogger(__name__)
-# Learning rate of the graph modules by themselves, which falls to zero.
+# Learning rate of the graph warm-up; it falls linearly to zero.
 _WARMUP_RATE = 1e-3
 
 
@@ -41,7 +41,7 @@ class GraphModelSection(GraphSettings, ModelSection):
     base: str = other_default(ModelSection, "base", "meta-llama/Llama-2-7b-hf")
     tune: str = setting(
         "lora",
-        "train lora and the graph modules, these alone (graph_token, ablation No LoRA), or every weight (all)",
+        "train LoRA and graph modules (lora), only graph modules (graph_token, ablation No LoRA), or all weights (all)",
         choices=("lora", "graph_token", "all"),
     )
     lora_rank: int = other_default(ModelSection, "lora_rank", 8)
@@ -56,7 +56,7 @@ class GraphModelSection(GraphSettings, ModelSection):
                 f"{self.graph_heads}"
             )
         if self.tune == "graph_token" and not self.use_graph:
-            found.append("model.tune graph_token and model.use_graph false: nothing is left to train")
+            found.append("model.tune graph_token trains only the graph modules, so model.use_graph must be true")
         return found
 
 
@@ -67,14 +67,14 @@ class RecordSection(PromptSettings, DataSection):
     train: str = other_default(DataSection, "train", "data/hotpotqa_subq")
     tasks: list[str] = setting(
         ["planning", "answering"],
-        "tasks to train; one is the ablation No Multi-Task",
+        "tasks to train; one task alone is the ablation No Multi-Task",
         choices=("planning", "answering"),
     )
     planning_prompt: str | None = rare(None, "file that replaces the planning instruction")
     answering_prompt: str | None = rare(None, "file that replaces the answering instruction")
-    # The authors' code cuts them.
+    # The authors' code cuts long labels.
     long_labels: str = rare(
-        "truncate", "cut a longer label, leave its record out, or stop", choices=("truncate", "skip", "error")
+        "truncate", "cut a label that is too long, skip its record, or stop", choices=("truncate", "skip", "error")
     )
     learn_copies: bool = rare(True, "learn the words of a first sub-query that repeats the main question")
 
@@ -90,7 +90,7 @@ class GraphTrainSection(ReplySection):
     epochs: float = other_default(ReplySection, "epochs", 2.0)
     batch_size: int = other_default(ReplySection, "batch_size", 2)
     default_accumulation: ClassVar[int] = 2
-    # The paper's text; its table 8 marks 5e-5.
+    # From the paper's text; its table 8 marks 5e-5.
     learning_rate: float = other_default(ReplySection, "learning_rate", 1e-5)
     warmup_ratio: float = other_default(ReplySection, "warmup_ratio", 0.15)
     scheduler: str = other_default(ReplySection, "scheduler", "cosine")
@@ -102,8 +102,8 @@ class GraphTrainSection(ReplySection):
     loss_per: str = rare("token", "average the loss over label tokens, or over records", choices=("token", "record"))
     graph_warmup_steps: int = rare(
         0,
-        "steps before training in which only graph encoder and projector learn: from its graph, the mean embedding "
-        "of a label's tokens (the paper: none)",
+        "steps before training in which graph encoder and projector learn to predict the mean embedding of a label's "
+        "tokens (the paper: none)",
         at_least=0,
     )
 
@@ -120,12 +120,12 @@ class GraphConfig(RunConfig):
     def check(self) -> list[str]:
         found = super().check()
         if self.data.evidence == "graph" and not self.model.use_graph:
-            found.append("data.evidence graph and model.use_graph false: the prompts would hold no facts")
+            found.append("data.evidence graph with model.use_graph false: prompts hold no facts; change one of them")
         alone = self.data.prompt_order != "interleaved" and self.model.use_graph
         if self.train.graph_warmup_steps and not alone:
             found.append(
-                "train.graph_warmup_steps needs one graph a row: model.use_graph true, and another data.prompt_order "
-                "than interleaved"
+                "train.graph_warmup_steps needs one graph per row: set model.use_graph true, and a data.prompt_order "
+                "other than interleaved"
             )
         return found
 
@@ -211,14 +211,14 @@ class GraphTask(TrainingTask):
         from tripletune.train.batches import PAIR, cached_rows, encode_rows, rows_of_pairs
 
         processor = self.processor
-        # An evaluation counts all label tokens, whatever is learned.
+        # An evaluation counts all label tokens, also those that training leaves out.
         learn_copies = self.config.data.learn_copies or source is not self.sources[0]
         long_labels = self.config.data.long_labels
         columns = {"input_ids": "[int32]", "labels": "[int32]", "length": "int32", "spans": "[[int32]]"}
         if self.table is not None:
             columns |= dict.fromkeys(("nodes", "edges"), "[[int64]]")
             columns |= dict.fromkeys(("sources", "targets", "subgraph"), "[[int32]]")
-        # An empty prompt shows template and tokenizer, which may change while their folder keeps its name.
+        # Empty prompts reveal changes of template and tokenizer in a folder that keeps its name.
         empty = [processor.prompt(ModelInput(task, "?"), self.config.data.evidence) for task in TASKS]
         settings = dataclasses.asdict(processor.settings)
         tokenizer = [processor.tokenizer.name_or_path, len(processor.tokenizer)]
@@ -229,9 +229,9 @@ class GraphTask(TrainingTask):
         return cached_rows(key, cache, (partial(make, part) for part in source.parts()), columns)
 
     def prepare(self) -> None:
-        """Train the graph modules to predict the label in one vector, before the language model reads it, which would
-        learn to ignore an untrained graph token. The target is the mean embedding of the label's tokens without the
-        end-of-sequence token; a step takes 16 records. All processes do the same.
+        """Train the graph modules to predict the mean embedding of the label's tokens (without end-of-sequence token).
+        The language model would learn to ignore an untrained graph token. A step takes 16 records, and all processes
+        do the same steps.
         """
         if not (steps := self.config.train.graph_warmup_steps):
             return
@@ -249,7 +249,7 @@ class GraphTask(TrainingTask):
             words = embed(labels.clamp(min=0)).float() * shown.unsqueeze(-1)
             target = words.sum(1) / shown.sum(1, keepdim=True).clamp(min=1)
             given = parts[1](parts[0](batch["graphs"])).float()
-            # 4-bit weights are on the GPU before a launcher has moved the rest.
+            # 4-bit weights are on the GPU before the launcher moves the other weights.
             loss = torch.nn.functional.mse_loss(given, target.detach().to(given.device))
             optimizer.zero_grad()
             loss.backward()
@@ -264,7 +264,7 @@ class GraphTask(TrainingTask):
         limit, found = self.config.data.max_label_tokens, []
         template = str(getattr(self.processor.tokenizer, "chat_template", None) or "[INST]")
         if self.config.data.prompt_format == "llama2" and "[INST]" not in template:
-            found.append("data.prompt_format llama2: the base model's chat template has no [INST]; take chat")
+            found.append("data.prompt_format llama2: the base model's chat template has no [INST]; use chat")
         for name, rows in (("training", self.train), ("validation", self.validation)):
             counts = rows_meta(rows) if rows is not None else {}
             for what, happened in (("truncated_labels", "were cut"), ("skipped_labels", "are left out")):
@@ -289,7 +289,7 @@ class GraphTask(TrainingTask):
         return RecordCollator(pad, self.table, *weights, per_record=train.loss_per == "record")
 
     def answer_shares(self) -> tuple[float, float]:
-        """Share of answering records in the training records and in the loss weights."""
+        """Return the share of answering records among the training records, and their share of the loss weights."""
         import pyarrow.compute as pc
 
         train, spans = self.config.train, pc.list_flatten(pc.list_flatten(self.train.data.column("spans")))
@@ -336,8 +336,8 @@ class GraphTask(TrainingTask):
         base, attention = self.graph_llm, self.config.model.attention
         reasons = {
             f"model.attention is {attention}, not blocks": attention != "blocks",
-            f"{type(base.language_model).__name__} computes something else for them end to end": not base.end_to_end,
-            "its logits are computed everywhere": not base.labels_only,
+            f"{type(base.language_model).__name__} computes other values for joined rows": not base.end_to_end,
+            "the model computes the logits of all tokens": not base.labels_only,
         }
         padded = (f"are padded: {reason}" for reason, holds in reasons.items() if holds)
         return [
@@ -351,11 +351,11 @@ TASK = GraphTask
 
 
 def _read(row: dict[str, Any], where: str) -> Record | list[Record]:
-    """A stored record, or the records of a question with its steps."""
+    """Return a stored record, or make the records of a stored question with steps."""
     from tripletune.data_builders.hotpotqa_subq.annotations import plain_records
 
     if "task" in row:
         return Record.from_json(row, where)
     if "question" not in row:
-        raise ValueError(f"{where}: neither a record nor a question with answers and steps, but {', '.join(row)}")
+        raise ValueError(f"{where}: neither a record nor a question with answers and steps; it has {', '.join(row)}")
     return plain_records(row, where)

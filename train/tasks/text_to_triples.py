@@ -1,17 +1,17 @@
-"""Text to triples, the f_t2t of RAS (sections 3.2 and D.1): a decoder or an encoder-decoder writes the facts of a text.
+"""Train a decoder or an encoder-decoder to write the triples of a text, the f_t2t of RAS (sections 3.2 and D.1).
 
-Decoders read the chat that extraction uses (`models.data.pairs.extraction_chat`, `models.local.chat.ChatEncoder`) and
-learn the reply and the token that ends it. A text without facts has the reply `NONE`, because a server takes an empty
-reply for a failure; `read_reply` knows the word. Encoder-decoders read the text alone, as in the paper, and learn an
-empty target for it.
+Decoders read the chat of extraction (`models.data.pairs.extraction_chat`, `models.local.chat.ChatEncoder`), and learn
+the reply and the token that ends the reply. The reply for a text without facts is `NONE`, because a server takes an
+empty reply for a failure. Encoder-decoders read only the text, as in the paper, and learn an empty target for a text
+without facts.
 
-A source that is too long is cut on the right between two words; the title in front stays. A target that is too long
-loses whole triples from its end. Both are counted, and pairs without room for one triple are counted and left out,
-since an empty target would mean "no facts".
+A source that is too long is cut on the right, between two words, so the title at its start stays. A target that is too
+long loses whole triples from its end. A pair is left out if the target has no room for even one triple, because an
+empty target would mean "no facts". All three cases are counted.
 
-Defaults are ours for LoRA: its learning rate is ten times the paper's, which trains all weights
-(`recipes/configs/llama32_3b_t2t_paper_text.yaml`). The paper's are source 512 and target 256 tokens, AdamW with linear
-warm-up and decay, weight decay 0.01, an evaluation every 5,000 steps.
+The default is LoRA with ten times the learning rate of the paper, which trains all weights
+(`recipes/configs/llama32_3b_t2t_paper_text.yaml`). The other defaults are the paper's: source 512 and target 256
+tokens, AdamW with linear warm-up and decay, weight decay 0.01, an evaluation every 5,000 steps.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PairSection(TextSection):
     prompt: str | None = setting(None, "file that replaces the instruction of decoders; saved with the model")
     max_source_tokens: int = setting(512, "maximum source tokens; a longer text is cut after a word", at_least=16)
     max_target_tokens: int = setting(
-        256, "maximum tokens of a target, end included; a longer one loses its last triples", at_least=16
+        256, "maximum tokens of a target, with its end token; a longer target loses its last triples", at_least=16
     )
 
 
@@ -90,7 +90,7 @@ class PairTask(TextTask):
 
     @cached_property
     def instruction(self) -> str | None:
-        """The system's turn; encoder-decoders get the text alone."""
+        """The system prompt; None for encoder-decoders, which read only the text."""
         return None if self.seq2seq else load_instruction(self.config.data.prompt)
 
     @cached_property
@@ -115,7 +115,7 @@ class PairTask(TextTask):
         )
 
     def prompts(self, pairs: Sequence[ExtractionPair]) -> list[list[int]]:
-        # A cut text has not all its facts any more, but the model was trained on cut ones, and use cuts it too.
+        # Texts are cut as in training and in use, although a cut text may lack some of its facts.
         return self.encoder.prompts(self.encoder.cut_sources([pair.source_text for pair in pairs], Counter()))
 
     def shown(self, one: ExtractionPair) -> tuple[list[int], str]:
@@ -124,12 +124,12 @@ class PairTask(TextTask):
     def replies(self, model: Any) -> list[str]:
         from tripletune.models.local.chat import Repetition
 
-        # As extraction does at use: a small model now and then repeats itself up to the limit.
+        # Stop at repetitions, as extraction does: a small model sometimes repeats itself up to the limit.
         enough = Repetition(self.processor).found
         return generate_replies(model, self.processor, self.prompts(self.scored), self.config.train, enough)
 
     def metrics(self, replies: list[str]) -> dict[str, Any]:
-        """Scores of the model's triples as `tripletune eval extraction` counts them (RAS, figure 15)."""
+        """Score the model's triples in the way of `tripletune eval extraction` (RAS, figure 15)."""
         from tripletune.eval.triples import Prediction, score_extractions
 
         embed = None
@@ -158,9 +158,9 @@ TASK = PairTask
 
 
 class PairEncoder:
-    """Tokenises pairs for one model, whose generation configuration knows all tokens that end a reply.
+    """Tokenises pairs for one model; its generation configuration names all tokens that end a reply.
 
-    The instruction is the system's turn; encoder-decoders, which get the text alone, have none.
+    `instruction` is a decoder's system prompt. Encoder-decoders have none: their prompts are only the texts.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class PairEncoder:
         self.tokenizer, self.instruction = tokenizer, instruction
         self.max_source_tokens, self.max_target_tokens = max_source_tokens, max_target_tokens
         if tokenizer.eos_token_id is None:
-            raise ValueError(f"model {model}: its tokenizer has no end-of-sequence token; set one before training")
+            raise ValueError(f"the tokenizer of {model} has no end-of-sequence token: set one before training")
         self._chat: ChatEncoder | None = None
         self._end = int(tokenizer.eos_token_id)
         if instruction is not None:
@@ -186,26 +186,26 @@ class PairEncoder:
             self._end = self._end_of_turn(self._chat, eos_token_ids(tokenizer, generation_config))
 
     def prompts(self, sources: Sequence[str]) -> list[list[int]]:
-        """The prompts of texts that are short enough."""
+        """Return the prompts of texts that have been cut."""
         if self._chat is None:
             return text_ids(self.tokenizer, sources, around=True)
         chats = [self._chat.render(extraction_chat(source, self.instruction or "")) for source in sources]
         return self._chat.tokens_of(chats)
 
     def sample(self) -> list[list[int]]:
-        """A sample row, which reveals changes of template, instruction or tokenizer in an unchanged folder."""
+        """Return a sample row; it differs if template, instruction or tokenizer change in a folder of the same name."""
         probe = ExtractionPair("probe", "Ada was born in London.", "Ada", (Triple("Ada", "born in", "London"),))
         return [part for row in self.rows([probe], Counter()) for part in (row["input_ids"], row["labels"])]
 
     def rows(self, pairs: Iterable[ExtractionPair], counts: Counter[str]) -> Iterator[dict[str, Any]]:
-        """Rows of pairs, in their order, streamed.
+        """Yield the rows of pairs in their order.
 
         Args:
-            counts: Counts `pairs`, `no_facts`, `cut_sources`, `cut_targets`, `lost_triples` and pairs `left_out`.
+            counts: Receives `pairs`, `no_facts`, `cut_sources`, `cut_targets`, `lost_triples` and pairs `left_out`.
 
         Yields:
-            `input_ids`, `labels` and `length`. For decoders both lists have one length and the prompt's labels are
-            -100; for encoder-decoders they are source and target.
+            `input_ids`, `labels` and `length`. For decoders, the two lists have one length, and labels are -100 at the
+            prompt. For encoder-decoders, they are source and target.
         """
         counts.update(dict.fromkeys(_COUNTED, 0))
         stream = iter(pairs)
@@ -224,10 +224,10 @@ class PairEncoder:
                     yield {"input_ids": ids, "labels": [IGNORED] * len(prompt) + target, "length": len(ids)}
 
     def cut_sources(self, sources: Sequence[str], counts: Counter[str]) -> list[str]:
-        """Texts cut to the limit, each at a word; `cut_sources` counts them."""
+        """Cut texts to the limit, between two words, and count the cut texts as `cut_sources`."""
         room = self.max_source_tokens - (1 if self._chat is None else 0)
         kept = list(sources)
-        # No token stands for less than a byte, so most texts need not be looked at.
+        # No token stands for less than a byte, so most texts are short enough without tokenising.
         for place in [n for n, text in enumerate(kept) if len(text.encode(errors="replace")) >= room]:
             shorter = self._cut(kept[place], room)
             counts["cut_sources"] += shorter != kept[place]
@@ -243,7 +243,7 @@ class PairEncoder:
                 return text
             end = min(places[room - 1][1], len(text) - 1)
             place = text.rfind(" ", 0, end + 1)
-            # A text without spaces is cut where it must be.
+            # A text without spaces is cut at the limit.
             text = text[: place if place > 0 else max(end, 1)]
 
     def _targets(self, triples: Sequence[Sequence[Triple]], counts: Counter[str]) -> list[list[int] | None]:
@@ -252,7 +252,7 @@ class PairEncoder:
             if len(whole) < self.max_target_tokens:
                 found.append([*whole, self._end])
                 continue
-            # Its first triples, from one to all but the last; as many of them as have room are kept.
+            # Lists of the first triples, from one to all but the last; the longest list that fits is kept.
             shorter = [row[:count] for count in range(1, len(row))]
             kept = bisect_left(shorter, self.max_target_tokens, key=lambda first: len(self._target(first)))
             counts.update(cut_targets=kept > 0, lost_triples=len(row) - kept if kept else 0)
@@ -267,9 +267,7 @@ class PairEncoder:
         return text if text or self._chat is None else NO_FACTS
 
     def _end_of_turn(self, chat: ChatEncoder, eos_ids: Sequence[int]) -> int:
-        """The token that the chat template puts after a reply, which may differ from the text's end token (Gemma); the
-        tokenizer's end token if the template puts none.
-        """
+        """The end token that the chat template puts after a reply (Gemma's is not the text's), else the tokenizer's."""
         reply: Message = {"role": "assistant", "content": _PROBE}
         text = chat.render([*extraction_chat("text", self.instruction or ""), reply], reply=False)
         closing = chat.tokens(text[text.rfind(_PROBE) + len(_PROBE) :])

@@ -175,5 +175,5 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(begin_task, tiny_lla
 
 def test_too_few_prompts_for_a_step(begin_task):
     trainer = begin_task("cirag_on_policy", {"train.gradient_accumulation": 40}).trainer()
-    with pytest.raises(ValueError, match="there are 12 prompts, but 80 get replies at once"):
+    with pytest.raises(ValueError, match="there are 12 prompts, but a rollout needs 80"):
         trainer.train()
