@@ -1,8 +1,8 @@
-"""Speed and memory (`python -m benchmarks CASE`): common parts of all cases. Question sets are in `eval/tasks/`.
+"""Common parts of the benchmarks of speed and memory (`python -m benchmarks CASE`). Question sets are in `eval/tasks/`.
 
-A case is a function of a module here that takes its options and gives back a `Result`. The sides that it compares are
-`Way`s: each is warmed up, then they take turns (A B, B A, ...), so that a busy machine slows all of them alike, and
-medians count.
+A case is a function in a module of this package that takes its options and returns a `Result`. It compares `Way`s: each
+way is warmed up, then the ways take turns (A B, B A, ...), so that a busy machine slows all ways equally. The median of
+a way's passes counts.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _CLEAR_REFS, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 @dataclass(frozen=True)
 class Options(CheckedOptions):
-    """Options of every case; a case adds its own."""
+    """Options of all cases; a case adds its own options."""
 
-    repeats: int = setting(3, "measured passes of each way; their median counts", at_least=1)
+    repeats: int = setting(3, "measured passes per variant; their median counts", at_least=1)
     seed: int = setting(7, "seed of data and weights")
 
 
 @dataclass
 class Result:
-    """Result of a case: the table shows the keys `columns` of the rows, the JSON all keys."""
+    """The result of a case; the table shows the keys of the rows that `columns` names, and the JSON has all keys."""
 
     title: str
     columns: str
@@ -49,13 +49,13 @@ class Result:
 
 @dataclass
 class Way:
-    """One side of a comparison.
+    """One variant of a comparison.
 
     Attributes:
-        work: One pass; it may return the seconds to count instead of the whole pass.
-        warm_up: Whether a first pass does not count.
-        peak: Peak resident bytes, of the pass with the highest; None where the system is not Linux.
-        above_rest: Peak bytes of that pass alone.
+        work: Does one pass; it may return the seconds to count instead of those of the whole pass.
+        warm_up: Whether one unmeasured pass comes first.
+        peak: Highest peak of resident bytes in a pass; None if the system is not Linux.
+        above_rest: `peak` minus the resident bytes at the start of the same pass.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Way:
     above_rest: int | None = None
 
     def measure(self) -> None:
-        """Make one pass."""
+        """Measure one pass."""
         resting = _reset_peak()
         start = time.perf_counter()
         own = self.work()
@@ -76,9 +76,9 @@ class Way:
             self.peak, self.above_rest = peak, peak and resting and peak - resting
 
     def row(self, *counted: str, **more: Any) -> dict[str, Any]:
-        """The figures for table and JSON.
+        """Return the figures for table and JSON.
 
-        `NAME_per_second` is given for each name in `counted`, whose number per pass is in `more`.
+        For each name in `counted`, `more` holds the number per pass, and the row gets `NAME_per_second`.
         """
         seconds = statistics.median(self.seconds)
         return {
@@ -93,9 +93,9 @@ class Way:
 
 
 def _reset_peak() -> int | None:
-    """Forget the peak so far, and give the resident bytes."""
+    """Reset the peak of resident bytes, and return the resident bytes."""
     if _STATUS.exists():
-        # What an earlier pass freed stays in the allocator's hands, and would count as this one's.
+        # The allocator keeps memory that an earlier pass freed, which would count for the next pass.
         ctypes.CDLL("libc.so.6").malloc_trim(0)
         _CLEAR_REFS.write_text("5")
     return _resident("VmRSS")
@@ -109,7 +109,7 @@ def _resident(name: str) -> int | None:
 
 
 def take_turns(ways: Sequence[Way], repeats: int) -> None:
-    """Warm up every way, then measure each `repeats` times; another one begins each turn."""
+    """Warm up every way, then measure each way `repeats` times; each turn starts with another way."""
     for way in ways:
         if way.warm_up:
             way.work()
@@ -120,7 +120,7 @@ def take_turns(ways: Sequence[Way], repeats: int) -> None:
 
 
 def quiet() -> None:
-    """Keep loading bars and deprecation notes of libraries out of the output."""
+    """Hide progress bars and deprecation warnings of libraries."""
     from datasets import disable_progress_bars
     from transformers.utils.logging import disable_progress_bar
 
@@ -130,7 +130,7 @@ def quiet() -> None:
 
 
 def save(result: Result, name: str, options: Options, folder: str | Path) -> Path:
-    """Write `<folder>/<name>.json`: options, every figure, machine and versions."""
+    """Write options, all figures, machine and versions to `<folder>/<name>.json`."""
     import torch
 
     path = Path(folder) / f"{name}.json"

@@ -1,4 +1,4 @@
-"""`python -m benchmarks CASE`: measure one thing side by side, print a table, write `runs/benchmarks/CASE.json`."""
+"""`python -m benchmarks CASE`: compare variants, print a table and write `runs/benchmarks/CASE.json`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Case = Callable[[typing.Any], Result]
 
 
 def cases() -> dict[str, tuple[Case, type[Options]]]:
-    """Every function here that takes `options` alone, with the class of its options, by name."""
+    """Return the functions of this package with `options` as their only argument, and the class of options, by name."""
     found = {}
     for module in (importlib.import_module(f"benchmarks.{name}") for name in names_in("benchmarks")):
         for name, function in inspect.getmembers(module, inspect.isfunction):
@@ -25,7 +25,7 @@ def cases() -> dict[str, tuple[Case, type[Options]]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; what `run_program` returns is its exit code."""
+    """Run a case from a command line, and return the exit code."""
     parser = CommandParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="case", required=True, metavar="CASE")
     known = cases()

@@ -1,8 +1,8 @@
-"""Cost of model calls: the loops of RAS and CIRAG with many questions at once.
+"""Measure the loops of RAS and CIRAG with one question at a time and with many questions at once.
 
-Both ways of a loop run with the same model in the same process; only the number of questions under way differs.
-Questions, corpus and triples are a seeded fictional world. Different answers are counted; in float32 there should be
-none. On the CPU unless there is a GPU.
+Both variants use the same model in the same process, on a GPU if there is one; only the number of concurrent questions
+differs. Questions, corpus and triples come from a seeded fictional world. The case counts answers that differ; in
+float32, none should.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tripletune.eval.systems import QuestionOptions
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.options import setting
 
-# What keeps replies short, so that a pass ends soon.
+# Options that keep replies short, so that a pass ends soon.
 _SHORT = {
     "ras": ["max_plan_tokens=24", "max_answer_tokens=16"],
     "cirag": ["max_rounds=2", "top_k=5", "candidates=15", "max_extraction_tokens=96", "max_integration_tokens=96",
@@ -32,22 +32,22 @@ _SHORT = {
 class LoopOptions(Options):
     """Options of `loop`."""
 
-    repeats: int = setting(1, "measured passes of each way; their median counts", at_least=1)
+    repeats: int = setting(1, "measured passes per variant; their median counts", at_least=1)
     system: str = setting("ras", "the loop", choices=tuple(_SHORT))
     model: str | None = setting(
-        None, f"ras: trained Graph-LLM; cirag: student that integrates (without: {MODEL}, untrained for the loop)"
+        None, f"ras: trained Graph-LLM; cirag: student as integrator (default: {MODEL}, untrained for the loop)"
     )
     questions: int = setting(16, "questions to answer", at_least=1)
-    one_by_one: int | None = setting(None, "answer only the first N one by one", at_least=1)
-    concurrency: int = setting(64, "maximum questions at once, and calls per forward pass", at_least=1)
-    set: list[str] = setting([], "options of the loop, NAME=VALUE, separated by commas, instead of the case's own")
+    one_by_one: int | None = setting(None, "answer only the first N questions one by one", at_least=1)
+    concurrency: int = setting(64, "maximum questions at once, and maximum calls per forward pass", at_least=1)
+    set: list[str] = setting([], "options of the loop (NAME=VALUE, separated by commas) instead of the case's own")
 
 
 def loop(options: LoopOptions) -> Result:
-    """The loop of RAS or CIRAG: many questions under way against one by one.
+    """Compare the loop of RAS or CIRAG with many questions at once and with one question at a time.
 
-    Without `--model` the model is untrained, so only the cost of its answers counts. CIRAG's triples come from a file,
-    and its other calls from SmolLM2; without a ledger, so that every call is computed.
+    Without `--model` the model is untrained, so only the cost of its answers is of interest. CIRAG's triples come from
+    a file, and its other calls go to SmolLM2. There is no ledger, so that every call is computed.
     """
     quiet()
     traces: dict[str, list[Any]] = {}
@@ -59,7 +59,7 @@ def loop(options: LoopOptions) -> Result:
         model = {"integrator": options.model, "encoder": ENCODER}
         teacher = LLMOptions("hf", MODEL, batch_size=options.concurrency, dtype="float32")
     with tempfile.TemporaryDirectory() as folder:
-        # One question more than is measured: it warms up model, encoder and indexes.
+        # One additional question warms up model, encoder and indexes.
         write_world(WorldOptions(options.seed, train=0, validation=0, test=options.questions + 1), folder)
         asked = QuestionOptions(
             **model, system=options.system, task="hotpotqa", data=f"{folder}/test.jsonl", output=folder,
@@ -69,7 +69,7 @@ def loop(options: LoopOptions) -> Result:
 
         def way(name: str, count: int, concurrency: int) -> Way:
             def work() -> float:
-                # Opened for each pass, so that no way finds the strings that the other has embedded.
+                # Opened for each pass, so that no variant finds strings that the other variant has embedded.
                 suite = QuestionSuite(asked, teacher)
                 suite.open()
                 traces[name], seconds = asyncio.run(_answers(suite, count, concurrency))
@@ -95,7 +95,7 @@ def loop(options: LoopOptions) -> Result:
         rows,
         [
             f"together is {speed_up:.2f} times as fast as one by one",
-            f"of {len(pairs)} questions {differ} have another answer and {changed} another decision",
+            f"of {len(pairs)} questions, {differ} get another answer and {changed} get another decision",
         ],
     )
 

@@ -1,4 +1,4 @@
-"""Recall of retrieval without a language model, and of GEAR with an oracle."""
+"""Measure the recall of retrieval without a language model, and of GEAR with an oracle."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class RetrievalOptions(Options):
     """Options of `retrieval`."""
 
     task: str = setting("musique", "benchmark")
-    data: str = setting("", "its question file; the contexts of all questions are the corpus")
-    triples: str = setting("", "triples of these passages")
-    scoring: Scoring = setting("concat", "what NaiveGE compares with the query")
+    data: str = setting("", "the benchmark's question file; the contexts of all questions are the corpus")
+    triples: str = setting("", "file of the triples of the corpus")
+    scoring: Scoring = setting("concat", "NaiveGE compares the query with whole beams, or with each triple (mean)")
 
 
 class _Reader(LLMClient):
-    """GEAR's reader as an oracle: it remembers triples of the supporting passages that it is shown.
+    """An oracle as GEAR's reader, which keeps triples of the supporting passages that it is shown.
 
-    It keeps the two of each passage with most words of the question and searches for the names in them until it has
-    seen all.
+    Of each passage it keeps the two triples that share most words with the question. It searches for the names in kept
+    triples until it has seen all supporting passages.
     """
 
     model = "oracle"
@@ -65,10 +65,10 @@ class _Reader(LLMClient):
 
 
 def retrieval(options: RetrievalOptions) -> Result:
-    """Recall of the supporting passages at 2, 5, 10 and 15, of BM25, dense and hybrid retrieval, each with NaiveGE.
+    """Measure the recall of supporting passages at 2, 5, 10 and 15 for BM25, dense and hybrid retrieval.
 
-    The last rows are PageRank, from each retriever's passages and the five closest triples, and GEAR with an oracle
-    reader.
+    Each retriever runs alone, with NaiveGE, with PageRank (from the retriever's passages and the five closest triples),
+    and with GEAR, whose reader is an oracle.
     """
     quiet()
     questions = list(task_questions(load_task(options.task), options.data))
@@ -86,7 +86,7 @@ def retrieval(options: RetrievalOptions) -> Result:
             for retriever in ("bm25", "dense", "hybrid"):
                 found = asyncio.run(_rankings(questions, name, loop, retriever, options, folder))
                 rows.append({"name": f"{retriever}{suffix}", "questions": len(questions), **_recalls(questions, found)})
-    notes = ["Recall in percent, its mean over the questions with a 95 % bootstrap interval."]
+    notes = ["Recall in percent: mean over the questions, and its 95 % bootstrap interval."]
     return Result(
         f"recall of supporting passages, {options.task}", " ".join(["name", *(f"R@{cut}" for cut in CUTS)]), rows, notes
     )
@@ -95,7 +95,7 @@ def retrieval(options: RetrievalOptions) -> Result:
 async def _rankings(
     questions: list[Question], name: str, loop: Any, retriever: Any, options: RetrievalOptions, folder: Path
 ) -> list[Sequence[str]]:
-    """Ids of passages for each question, best first."""
+    """Return the ids of passages for each question, best first."""
     system = find_system(name)
     loop = loop or system.options(top_k=max(CUTS))
     search = SystemOptions(triples=options.triples, retriever=retriever, encoder=ENCODER)

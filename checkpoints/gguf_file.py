@@ -1,7 +1,7 @@
-"""A text model as one GGUF file, which llama.cpp, Ollama and the like run: `tripletune checkpoints gguf`.
+"""Write a text model as one GGUF file for llama.cpp, Ollama and similar programs: `tripletune checkpoints gguf`.
 
-Of Llama, Qwen2 and Qwen3 with a byte-level BPE tokenizer. Names, layout and metadata follow llama.cpp's script
-`convert_hf_to_gguf.py`, which is not a package and converts other models.
+The model must be a Llama, Qwen2 or Qwen3 with a byte-level BPE tokenizer. Names, layout and metadata follow llama.cpp's
+script `convert_hf_to_gguf.py`, which converts other models too, but is not a package.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ TYPES = ("f32", "f16", "bf16", "q8_0")
 _ROPES = ("default", "llama3")
 _OTHERS = "convert it with convert_hf_to_gguf.py of llama.cpp"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# llama.cpp's names of ways to cut a text before BPE.
+# llama.cpp's names of the ways to split a text before BPE.
 _CUTS = {"gpt-2": [True], "smollm": ["digit", True], "qwen2": [_WORDS % r"\p{N}", False],
          "llama-bpe": [_WORDS % r"\p{N}{1,3}", False]}  # fmt: skip
 
 
 def write_gguf(folder: str | Path, output: str | Path, quantize: str = "f16") -> None:
-    """Write the model of a folder as a GGUF file with matrices of the type `quantize`; vectors stay float32."""
+    """Write the model of a folder as a GGUF file with matrices of the type `quantize`; vectors stay in float32."""
     import gguf
     from transformers import AutoConfig
 
@@ -40,7 +40,7 @@ def write_gguf(folder: str | Path, output: str | Path, quantize: str = "f16") ->
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     rope = getattr(config, "rope_parameters", None) or {}
     if config.model_type not in ("llama", "qwen2", "qwen3") or rope.get("rope_type", "default") not in _ROPES:
-        raise ValueError(f"{source} is a {config.model_type} with positions {rope.get('rope_type')}: {_OTHERS}")
+        raise ValueError(f"{source} is a {config.model_type} with {rope.get('rope_type')} positions: {_OTHERS}")
     kind = gguf.MODEL_ARCH[config.model_type.upper()]
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     wanted = gguf.GGMLQuantizationType[quantize.upper()]
@@ -58,7 +58,7 @@ def write_gguf(folder: str | Path, output: str | Path, quantize: str = "f16") ->
                 data = _paired(data, config.num_attention_heads if stem[-2] == "q_proj" else config.num_key_value_heads)
             place = names.get_name(name, (".weight", ".bias"))
             if place is None:
-                raise ValueError(f"{source}: GGUF has no place for the weight {name}; {_OTHERS}")
+                raise ValueError(f"{source}: GGUF has no name for the weight {name}: {_OTHERS}")
             blocks = data.ndim > 1 and (quantize != "q8_0" or data.shape[-1] % 32 == 0)
             used = wanted if blocks else gguf.GGMLQuantizationType.F32
             writer.add_tensor(place, gguf.quants.quantize(data, used), raw_dtype=used)
@@ -95,7 +95,7 @@ def _write_tokenizer(writer: Any, source: Path, size: int) -> None:
     steps = [_cut(step) for step in cuts.get("pretokenizers", [cuts])]
     pre = next((name for name, way in _CUTS.items() if way == steps), None)
     if about["model"].get("type") != "BPE" or pre is None:
-        raise ValueError(f"{source}: its tokenizer does not split text like GPT-2, SmolLM, Llama 3 or Qwen2: {_OTHERS}")
+        raise ValueError(f"{source}: the tokenizer does not split text like GPT-2, SmolLM, Llama 3 or Qwen2: {_OTHERS}")
     tokens, kinds = [f"[PAD{number}]" for number in range(size)], [gguf.TokenType.UNUSED] * size
     for token, number in tokenizer.get_vocab().items():
         if number < size:
@@ -122,13 +122,13 @@ def _cut(step: dict[str, Any]) -> Any:
 
 
 def _paired(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Reorder a head's rows from transformers' halves into rotated pairs."""
+    """Reorder each head's rows from transformers' two halves into pairs that are rotated together."""
     apart = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return np.ascontiguousarray(apart.swapaxes(1, 2).reshape(weight.shape))
 
 
 def _rope_factors(config: Any) -> np.ndarray:
-    """The divisors of each frequency in Llama 3.1 and later."""
+    """Return the divisor of each rotary frequency in Llama 3.1 and later."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     scaled = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0].numpy()

@@ -1,7 +1,7 @@
-"""Additions of an exported Graph-LLM's modelling file to the project's modules.
+"""Definitions that only an exported Graph-LLM's modelling file has.
 
-`checkpoints.standalone` writes the file from the definitions here and the project's definitions that they need. A
-definition here replaces one with the same name.
+`checkpoints.standalone` writes that file from these definitions and the definitions of the project that they use. A
+definition here replaces a definition of the project with the same name.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ setting = rare = _only_default
 
 
 def folder_of(spec: str) -> str:
-    """A folder or hub id unchanged; for `pypi:package` the folder in the package."""
+    """Return a folder or hub id unchanged, or the model folder in the package of `pypi:package`."""
     if not spec.startswith("pypi:"):
         return spec
     package, found = spec.removeprefix("pypi:"), dict[str, str]()
@@ -51,19 +51,19 @@ def folder_of(spec: str) -> str:
     if place := found.get("modules.json") or found.get("config.json"):
         return place
     raise FileNotFoundError(
-        f"{spec}: there is no installed Python package {package} with a model folder in it; pass another place of "
-        "this model, base_model=FOLDER for the model or encoder=FOLDER for the processor"
+        f"{spec}: there is no installed Python package {package} with a model folder in it; install it, or give the "
+        "model's folder: base_model=FOLDER for the model, encoder=FOLDER for the processor"
     )
 
 
 def read_settings(place: str, name: str) -> Any:
-    """The content of a JSON file of a model, a folder or a hub id; None where it has no such file."""
+    """Return the content of a JSON file of a model (folder or hub id), or None if the model has no such file."""
     found = cached_file(place, name, _raise_exceptions_for_missing_entries=False)
     return None if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
 
 
 class NodeEncoder:
-    """A sentence-transformers model run by transformers alone: mean or first token, optionally of unit length.
+    """Runs a sentence-transformers model with only transformers: mean or first-token pooling, optionally normalised.
 
     Vectors are rounded to float16, as in training.
     """
@@ -106,11 +106,11 @@ class NodeEncoder:
 
 
 class AutoGraphLLM(GraphLLM):
-    """The model that `AutoModel.from_pretrained(FOLDER, trust_remote_code=True)` gives."""
+    """The model that `AutoModel.from_pretrained(FOLDER, trust_remote_code=True)` returns."""
 
     @classmethod
     def from_pretrained(cls, folder: Any, *args: Any, config: Any = None, dtype: Any = "auto", **options: Any) -> Any:
-        """A whole model, or an adapter with the base model that `config.base_model` names."""
+        """Load a whole model, or an adapter and the base model that `config.base_model` names."""
         if read_settings(folder, "adapter_config.json") is None:
             return super().from_pretrained(folder, *args, config=config, dtype=dtype, **options)
         safe = {"use_safetensors": True, "trust_remote_code": False, "revision": config.base_revision or "main"}
@@ -123,10 +123,10 @@ class AutoGraphLLM(GraphLLM):
 
 
 class AutoGraphLLMProcessor(GraphLLMProcessor):
-    """The processor that `AutoProcessor.from_pretrained(FOLDER, trust_remote_code=True)` gives.
+    """The processor that `AutoProcessor.from_pretrained(FOLDER, trust_remote_code=True)` returns.
 
     Attributes:
-        vectors: Makes (n, D) floats of n node and edge texts; None until the first graph, then a `NodeEncoder`.
+        vectors: Turns n node and edge texts into (n, D) floats; None until the first graph, then a `NodeEncoder`.
     """
 
     encoder: str = ""
@@ -134,11 +134,11 @@ class AutoGraphLLMProcessor(GraphLLMProcessor):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoProcessor") -> None:
-        """Asked for by transformers; the folder names the class already."""
+        """Do nothing: transformers calls it, but the folder already names the class."""
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, encoder: str = "", **_: Any) -> AutoGraphLLMProcessor:
-        """The folder's tokenizer and prompts; `encoder` is another place of the text encoder."""
+        """Load the folder's tokenizer and prompts; `encoder` names the text encoder if it is in another place."""
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
@@ -149,7 +149,7 @@ class AutoGraphLLMProcessor(GraphLLMProcessor):
     def __call__(
         self, question: str, steps: Sequence[tuple[str, Sequence[Sequence[str]]]] = (), task: Task = "answering"
     ) -> BatchFeature:
-        """The inputs of `model.generate` for one question.
+        """Return the inputs of `model.generate` for one question.
 
         Args:
             steps: The rounds so far: (sub-query, [(subject, predicate, object), …]) each.
@@ -165,6 +165,6 @@ class AutoGraphLLMProcessor(GraphLLMProcessor):
         return BatchFeature(inputs)
 
     def decode(self, output: torch.Tensor, inputs: BatchFeature) -> str:
-        """The reply in the output of `generate` for these inputs."""
+        """Return the reply in the output of `generate` for these inputs."""
         reply = output[0, inputs["input_ids"].shape[1] :]
         return str(self.tokenizer.decode(reply, skip_special_tokens=True)).strip()

@@ -1,7 +1,7 @@
-"""The modelling file of an exported Graph-LLM: one Python file that needs torch, transformers, PEFT and PyG alone.
+"""Write the modelling file of an exported Graph-LLM, which needs only torch, transformers, PEFT and PyG.
 
-At export it is assembled from the project's sources: the definitions in `modeling_graph_llm.py` and every definition
-that they use, each after those that it needs.
+An export assembles the file from the project's sources: the definitions in `modeling_graph_llm.py` and every definition
+that they use, each after the definitions that it needs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CLASSES = {
 }
 _PROJECT = "tripletune."
 _ROOT = f"{_PROJECT}checkpoints.modeling_graph_llm"
-# Methods that need labels, or files that an export has not.
+# Methods that need labels, or files that an export lacks.
 _LEFT_OUT = ("to_json", "from_json", "encode_label", "save_pretrained", "from_pretrained", "create")
 _HEAD = '''"""A Graph-LLM of RAS in one file, written by `tripletune checkpoints export` (TripleTune, Apache-2.0).
 
@@ -36,8 +36,8 @@ _HEAD = '''"""A Graph-LLM of RAS in one file, written by `tripletune checkpoints
     inputs = processor("Where was its author born?", [("Who wrote The Glass Harbour?", facts)])
     print(processor.decode(model.generate(**inputs, max_new_tokens=64), inputs))
 
-It needs torch, transformers, peft and torch-geometric. `base_model=` names another place of the base model and, for the
-processor, `encoder=` one of the text encoder.
+It needs torch, transformers, peft and torch-geometric. Give the model `base_model=FOLDER` to load the base model from
+another place, and the processor `encoder=FOLDER` for the text encoder.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from __future__ import annotations
 
 
 def write_modeling(folder: Path, tokenizer: Any) -> None:
-    """Make a Graph-LLM folder loadable by transformers' Auto classes, with greedy replies."""
+    """Make a Graph-LLM folder loadable by transformers' Auto classes, with greedy decoding."""
     write_text(folder / MODELING, modeling_source())
     auto_map = {name: f"{Path(MODELING).stem}.{kind}" for name, kind in _CLASSES.items()}
     write_json(folder / CONFIG, read_json(folder / CONFIG) | {"auto_map": auto_map})
@@ -55,7 +55,7 @@ def write_modeling(folder: Path, tokenizer: Any) -> None:
 
 
 def modeling_source() -> str:
-    """The text of the file."""
+    """Return the text of the modelling file."""
     parts: dict[int, str] = {}
     imports: dict[str, set[str]] = {}
     own = _module(_ROOT)
@@ -69,7 +69,7 @@ def modeling_source() -> str:
             elif origin:
                 imports.setdefault(origin, set()).add(inner)
         elif id(node) not in parts:
-            # Where two need each other the first stands in front, which functions may.
+            # If two functions call each other, the first one found is written first.
             parts[id(node)] = ""
             for used in (one.id for one in ast.walk(node) if isinstance(one, ast.Name)):
                 add(module, used)
@@ -115,7 +115,7 @@ class _Module:
                 self.lines[line] = _GONE
 
     def source(self, node: ast.stmt) -> str:
-        """The text of a definition with its decorators and the comment above it."""
+        """Return the text of a definition with its decorators and the comment above it."""
         start = _start(node)
         while start and self.lines[start - 1].startswith("#"):
             start -= 1
@@ -128,5 +128,5 @@ _GONE = "# left out"
 
 
 def _start(node: Any) -> int:
-    """Index of its first line, decorators included."""
+    """Return the index of a definition's first line, decorators included."""
     return int(min(one.lineno for one in (node, *getattr(node, "decorator_list", ())))) - 1

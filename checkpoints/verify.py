@@ -1,8 +1,8 @@
-"""Write reference outputs of a model, and check in a fresh process that a folder still gives them.
+"""Write reference outputs of a model, and check in a new process that a folder still gives the same outputs.
 
 `verify.json` holds the trained model's outputs for three fictional inputs, in float32 at batch size 1: prompt tokens,
-the log normaliser of the logits that follow, and the tokens of the greedy reply. Equal prompts prove tokenizer and
-instructions, equal normalisers and replies prove adapter, base model, graph modules and text encoder.
+the log normaliser of the first logits, and the tokens of the greedy reply. Equal prompts prove tokenizer and
+instructions to be the same; equal normalisers and replies prove adapter, base model, graph modules and encoder.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ TOLERANCE = 1e-3
 _NEW_TOKENS = 32
 _CASES = Path(__file__).with_name("cases.yaml")
 
-# A case is a JSON object: a name, and what a model reads.
+# A case is a JSON object with a name and a model's input.
 Case = dict[str, Any]
 
 
 @dataclass
 class Loaded:
-    """A model in float32 and in eval mode, an adapter beside its base model; only a Graph-LLM has a processor."""
+    """A model in float32 and evaluation mode, with its adapter unmerged; only a Graph-LLM has a processor."""
 
     model: Any
     tokenizer: Any
@@ -53,7 +53,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A folder against a reference, by cases that agree and the largest difference of a log normaliser."""
+    """How far a folder agrees with a reference: equal cases, and the largest difference of a log normaliser."""
 
     against: str
     cases: int
@@ -65,12 +65,12 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether the folder passed."""
+        """Whether the folder agrees with the reference."""
         same = self.same_prompts == self.same_replies == self.cases
         return same and self.difference <= self.tolerance and not self.other_files
 
     def __str__(self) -> str:
-        """One row for people, with the reason of a failure."""
+        """One line of text, with the reason of a failure."""
         row = (
             f"{self.against}: {self.same_prompts} of {self.cases} prompts and {self.same_replies} of {self.cases} "
             f"greedy replies are the same, log normalisers differ by up to {self.difference:.1e}"
@@ -79,16 +79,16 @@ class Comparison:
             return row
         if self.other_files:
             names = ", ".join(self.other_files)
-            return f"{row}; {names} is not the file that was written then: copy the folder or export again"
+            return f"{row}; {names} has changed since the export: copy the folder or export again"
         if self.against != REFERENCE:
             return f"{row}; it is another model, or its weights were rounded when they were merged"
         if self.same_prompts < self.cases:
-            return f"{row}; the tokenizer or processor_config.json is another one"
-        return f"{row}; the weight files are the same, so base model, encoder or package versions are other ones"
+            return f"{row}; the tokenizer or processor_config.json has changed"
+        return f"{row}; the weight files are the same, so base model, encoder or package versions have changed"
 
 
 def load(folder: str | Path, plain: bool = False) -> Loaded:
-    """Load a model in float32, on the GPU where there is one; a `plain` one as transformers and PEFT do."""
+    """Load a model in float32, on a GPU if there is one; load a `plain` one with transformers and PEFT."""
     import torch
 
     from tripletune.models.graph_llm import load_graph_llm
@@ -106,7 +106,7 @@ def load(folder: str | Path, plain: bool = False) -> Loaded:
 
 
 def cases_of(loaded: Loaded) -> list[Case]:
-    """Cases to compare models by: inputs of a Graph-LLM, or texts in the form of its training."""
+    """Return the cases for comparing a model: inputs of a Graph-LLM, or texts in the form of the model's training."""
     cases = yaml.safe_load(read_text(_CASES))
     if loaded.processor is not None:
         return list(cases["graph_llm"])
@@ -122,7 +122,7 @@ def cases_of(loaded: Loaded) -> list[Case]:
 
 
 def prompt_of(loaded: Loaded, case: Case) -> tuple[list[int], dict[str, Any]]:
-    """The tokens that a model reads, and further arguments of `generate`."""
+    """Return the prompt tokens of a case, and further arguments of `generate`."""
     if loaded.processor is not None:
         from tripletune.models.graph_llm.embeddings import LiveEmbeddings
         from tripletune.models.graph_llm.graphs import batch_graphs
@@ -141,7 +141,7 @@ def prompt_of(loaded: Loaded, case: Case) -> tuple[list[int], dict[str, Any]]:
 
 
 def observe(loaded: Loaded, cases: Sequence[Case]) -> dict[str, Any]:
-    """A loaded model's outputs for each case, the content of `verify.json`."""
+    """Return a loaded model's outputs for each case, as stored in `verify.json`."""
     return {
         "dtype": "float32",
         "device": str(loaded.model.device.type),
@@ -173,14 +173,14 @@ def _reply(loaded: Loaded, prompt: list[int], extra: dict[str, Any]) -> dict[str
             output_logits=True,
             **extra,
         )
-    # An encoder-decoder gives back its reply alone, behind the token its decoder starts with.
+    # An encoder-decoder returns only its reply, after the start token of its decoder.
     reply = output.sequences[0, 1 if model.config.is_encoder_decoder else len(prompt) :].tolist()
     normaliser = torch.logsumexp(output.logits[0][0].float(), 0).item()
     if not math.isfinite(normaliser):
         raise ValueError(f"{loaded.folder}: the model's logits are not finite")
     return {
         "prompt_ids": prompt,
-        # Nine digits tell float32 values apart.
+        # Nine digits distinguish all float32 values.
         "log_normaliser": float(f"{normaliser:.9g}"),
         "reply_ids": reply,
         "reply": tokenizer.decode(reply, skip_special_tokens=True).strip(),
@@ -200,7 +200,7 @@ def compare_observations(
 
     pairs = list(zip(reference["cases"], observed["cases"], strict=True))
     prompts, replies = (sum(one[key] == other[key] for one, other in pairs) for key in ("prompt_ids", "reply_ids"))
-    # NumPy's maximum is NaN where one of the values is.
+    # NumPy's maximum is NaN if one of the values is NaN.
     difference = np.abs([one["log_normaliser"] - other["log_normaliser"] for one, other in pairs]).max()
     return Comparison(against, len(pairs), prompts, replies, float(difference), tolerance)
 
@@ -212,8 +212,8 @@ _LAYOUT = {"cases": [{**_CASE, "task?": str, "question?": str, "steps?": [dict]}
 def verify(folder: str | Path, run: str | Path | None = None, tolerance: float = TOLERANCE) -> list[Comparison]:
     """Compare an export or merged folder, loaded in a new process, with its `verify.json` and its run.
 
-    Log normalisers of other hardware or merged weights differ by about 1e-5, of another base model or encoder by more
-    than 0.1.
+    Log normalisers differ by about 1e-5 on other hardware or with merged weights, and by more than 0.1 with another
+    base model or encoder.
     """
     folder = trained_folder(folder)
     check_model_folder(folder)
@@ -224,7 +224,7 @@ def verify(folder: str | Path, run: str | Path | None = None, tolerance: float =
             "verified"
         )
     reference = checked(read_json(path), str(path), _LAYOUT)
-    # Before the slow part, so that a wrong name shows at once.
+    # Checked before the slow part, so that a wrong name is reported at once.
     source = trained_folder(run) if run is not None else None
     recorded, digests = reference.get("weights") or {}, weight_digests(folder)
     other = sorted(name for name in digests.keys() | recorded.keys() if digests.get(name) != recorded.get(name))
@@ -238,13 +238,13 @@ def verify(folder: str | Path, run: str | Path | None = None, tolerance: float =
 
 
 def observe_in_new_process(folder: Path, cases: Sequence[Case]) -> dict[str, Any]:
-    """`observe` in a fresh Python, where a missing file is an error."""
+    """Run `observe` in a new Python process, in which a missing file is an error."""
     try:
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             return pool.submit(_observe_folder, folder, cases).result()
     except BrokenProcessPool:
         raise ValueError(
-            f"the process that loaded {folder} was killed: is there memory for the model in float32?"
+            f"the process that loaded {folder} was killed: check that the model fits into memory in float32"
         ) from None
 
 

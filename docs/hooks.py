@@ -1,7 +1,7 @@
-"""MkDocs builds the site from the repository's own pages, each at its own path: links work here as they do there.
+"""Hooks of MkDocs that build the site from the repository's own pages, at their own paths, so that links work.
 
-README.md is the first page. A section of the navigation is a README and the pages that it links, in its order. The
-example report is made from runs over a fictional world when the build starts.
+README.md is the first page. A section of the navigation is a README and the pages that it links, in the README's order.
+When a build starts, the example report is made from runs on a fictional world.
 """
 
 import re
@@ -29,9 +29,9 @@ tripletune eval report {HOME}/runs --corpus {HOME}/world/test.corpus.jsonl --out
 REPORT = f"""\
 # An example report
 
-What `tripletune eval report` makes of these commands ([how to read it](guide/reports.md)). An oracle that knows the
-fictional world stands for the language model, so the figures say nothing about a system.
-<a href="report.html">The page alone</a>.
+`tripletune eval report` made this report from the commands below ([how to read it](guide/reports.md)). An oracle that
+knows the fictional world replaces the language model, so the figures say nothing about a system.
+<a href="report.html">Open only the report</a>.
 
 <iframe src="report.html" title="An example report"></iframe>
 
@@ -42,7 +42,7 @@ fictional world stands for the language model, so the figures say nothing about 
 PYTHON = """\
 # Python
 
-What programs and notebooks import. [Extend](guide/extend.md) says how to add a part as one file.
+Functions and classes that programs and notebooks import. [Extend](guide/extend.md) shows how to add a part as one file.
 
 ## Answer, load, evaluate
 ::: tripletune.load_system
@@ -91,7 +91,7 @@ def on_startup(**_: object) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Replace the files of docs/ by those at the same paths in the repository, with all that they link."""
+    """Replace the files of docs/ with the repository's files at the same paths, and add all files that they link."""
     pages = ["README.md", *(f"docs/{file.src_uri}" for file in files if file.src_dir == config.docs_dir)]
     for page in pages:
         pages += [link for link in _links(page) if link not in pages and (ROOT / link).is_file()]
@@ -107,13 +107,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> None:
-    """Give the width of the navigation to a page that is a section of its own."""
+    """Hide the navigation on a page without a section, so that the page is wider."""
     if page.parent is None:
         page.meta["hide"] = ["navigation"]
 
 
 def on_page_content(html: str, **_: object) -> str:
-    r"""Show `|` in the cells of a table: GitHub wants `\|` in code, and Python-Markdown keeps it."""
+    r"""Show `|` in table cells: GitHub needs `\|` in code, and Python-Markdown does not remove the backslash."""
     return re.sub("<td>.*?</td>", lambda cell: cell[0].replace(r"\|", "|"), html, flags=re.DOTALL)
 
 
@@ -136,7 +136,7 @@ def _section(readme: str) -> list[str]:
 
 
 def _links(page: str) -> list[str]:
-    """Paths in the repository that a page links."""
+    """Return the paths in the repository that a page links."""
     if not page.endswith(".md"):
         return []
     links = re.findall(r"\]\(([^)\s#:]+)[)#]", (ROOT / page).read_text(encoding="utf-8"))

@@ -1,10 +1,10 @@
-"""Writes the documents of a company that does not exist, and records a teacher who knows it (`company.yaml`).
+"""Write the documents of a fictional company from a table (`company.yaml`), and record the calls of a teacher.
 
     python examples/make.py documents      # documents/: twenty files
-    python examples/make.py record         # teacher.jsonl.gz: every call that the road makes, with its reply
+    python examples/make.py record         # teacher.jsonl.gz: every call of the recipe, with its reply
 
-The teacher is a server on this machine that answers as the table says, from the sentences that it is shown and nothing
-else. Prompts are part of a recorded call: when one changes, `record` has to be run again.
+The teacher is a server on this machine that answers from the table, but only with facts of the sentences in the prompt.
+A recorded call holds its prompt: after a change of prompts, run `record` again.
 """
 
 import gzip
@@ -35,7 +35,7 @@ HOME = Path(__file__).parent
 DOCUMENTS, RECORDED = HOME / "documents", HOME / "teacher.jsonl.gz"
 TABLE = yaml.safe_load((HOME / "company.yaml").read_text(encoding="utf-8"))
 INVERSE = TABLE["lists"]
-# By document: heading, introduction, and the kinds of things in it.
+# Heading, introduction, and the kinds of things in each document.
 PAGES = {
     "people": ("Who is who in the {d} division", "Whom to ask about what, and a few words on each of us.", ["person"]),
     "places": ("Where the {d} division works", "Notes for new colleagues and for visitors.", ["town", "site"]),
@@ -55,7 +55,7 @@ PHRASES = {"designed": "{0} designed the {1} and the {2}.", "leads": "{0} leads 
 
 
 def things():
-    """Division, kind, name and values of everything."""
+    """Yield division, kind, name and values of every thing in the table."""
     for division, kinds in TABLE["divisions"].items():
         for kind, rows in kinds.items():
             for name, values in rows.items():
@@ -66,12 +66,12 @@ KIND = {key(name): kind for _, kind, name, _ in things()}
 
 
 def draw(text, count):
-    """A number below `count` that depends on the text alone."""
+    """Return a number below `count` that depends only on the text."""
     return hashlib.sha256(text.encode()).digest()[0] % count
 
 
 def section(kind, name, values):
-    """Sentences about a thing, each with the triples that it states."""
+    """Yield sentences about a thing, each with the triples that the sentence states."""
     ways = TABLE["sentences"][kind]
     he, his = {"she": ("she", "her")}.get(values[0], ("he", "his"))
     words = {"he": he, "his": his, "He": he.capitalize(), "His": his.capitalize()}
@@ -83,7 +83,7 @@ def section(kind, name, values):
 
 
 def lists(division, page):
-    """Who has made, leads, supplies or pays for two things; a thing's own section says it the other way round."""
+    """Yield sentences about who designed, leads, supplies or pays for two things, with their triples."""
     for predicate in LISTS.get(page, ()):
         found = {}
         for where, kind, name, values in things():
@@ -96,7 +96,7 @@ def lists(division, page):
 
 
 def pages():
-    """File name, heading, introduction and sections of each document: name, then sentences with their triples."""
+    """Yield file name, heading, introduction and sections of each document; a section is a name and its sentences."""
     for division in TABLE["divisions"]:
         for page, (heading, introduction, kinds) in PAGES.items():
             found = [
@@ -129,7 +129,7 @@ SENTENCES = [(sentence, triples) for *_, sections in pages() for _, rows in sect
 
 
 class Teacher:
-    """Replies to the prompts of `rag extract`, `build questions` and, on questions that it worded, of RAS."""
+    """Replies to the prompts of `rag extract`, `build questions` and, for questions that it wrote, RAS."""
 
     def __init__(self):
         roles = load_question_prompts().texts
@@ -146,7 +146,7 @@ class Teacher:
             return json.dumps(self.word(text), ensure_ascii=False)
         if role in (PLAN, ANSWER):
             return self.plan(text) if role == PLAN else self.read(text)
-        # Nobody outside has heard of the company.
+        # A model without passages does not know the fictional company.
         return "unknown" if role == RECALL_ROLE else self.answer(*text.rsplit("\n\nQuestion: ", 1)) or "unknown"
 
     def word(self, text):
@@ -174,13 +174,13 @@ class Teacher:
 
 
 def facts_of(text):
-    """The triples of the sentences in a text that belong to a name in it."""
+    """Return the triples of the table's sentences in a text, if their subject is in the text too."""
     plain = " ".join(text.split())
     return [one for sentence, rows in SENTENCES if sentence in plain for one in rows if one[0] in plain]
 
 
 def values(facts, subject, predicate):
-    """What the facts say, either way round."""
+    """Return the objects of a subject's predicate in the facts, also from inverse triples."""
     found = {o for s, p, o in facts if (s, p) == (key(subject), predicate)}
     return found | {names(s) for s, p, o in facts if INVERSE.get(p) == predicate and key(o) == key(subject)}
 
@@ -206,7 +206,7 @@ def chain(facts):
         forms = TABLE["refer"].get(predicate)
         if not forms:
             return None
-        # Nested, the inner phrase has to stand last.
+        # A nested phrase must be the last part of the outer phrase.
         forms = [form for form in forms if phrase == called(facts[0][0]) or form.endswith("{x}")]
         phrase = forms[draw(chance + predicate, len(forms))].format(x=phrase)
     asks = [TABLE["ask"].get(predicate) for _, predicate, _ in facts]
@@ -286,7 +286,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def record():
-    """Walk the road and the notebook's last step against the teacher, and keep its calls."""
+    """Run the recipe's chat model steps and the notebook's last step with the teacher, and save its calls."""
     ThreadingHTTPServer.request_queue_size = 256
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -312,7 +312,7 @@ def record():
 
 
 def road(output, url="http://127.0.0.1:9/v1", calls=None):
-    """The commands of the recipe for these documents."""
+    """Return the recipe's commands for these documents."""
     given = {
         "output_dir": output,
         "documents": [str(DOCUMENTS)],

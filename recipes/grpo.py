@@ -1,4 +1,4 @@
-r"""Reinforcement learning of CIRAG's integrator, a trained student, inside its loop (an option beyond the papers).
+r"""Train CIRAG's integrator by reinforcement learning in its loop, from a trained student (beyond the papers).
 
     accelerate launch --quiet --config_file recipes/accelerate/cpu.yaml recipes/grpo.py \
         --config recipes/configs/smollm2_135m_grpo_cpu.yaml
@@ -9,5 +9,5 @@ import sys
 from tripletune.train import main
 
 if __name__ == "__main__":
-    # Questions -> student -> TRL's trainer with the engine's order, logs and resume -> save: `train.fit`.
+    # The steps are those of `train.fit`; the trainer is TRL's, with the engine's data order, logs and resume.
     sys.exit(main("grpo", __doc__ or ""))

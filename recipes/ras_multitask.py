@@ -7,8 +7,8 @@ r"""Train the RAS Graph-LLM on planning and answering records (RAS, sections 3.4
     # GPUs, the paper's settings
     accelerate launch --quiet recipes/ras_multitask.py --config recipes/configs/llama2_7b_ras_paper.yaml
 
-Any field can be set on the command line (`--train.learning_rate 3e-4`); `--dry-run` shows what would happen. A run
-that was stopped continues when the same command is given again.
+Any field can be set on the command line (`--train.learning_rate 3e-4`). `--dry-run` shows the plan, the first row and
+its loss mask. The same command continues a stopped run.
 """
 
 import sys
@@ -22,12 +22,12 @@ def run(task: GraphTask, checkpoint: Path | None) -> None:
     """Rows -> model -> engine -> save."""
     from tripletune.train.engine import Engine
 
-    # A language model with LoRA; graph encoder and projector are trained in full.
+    # The language model has LoRA; graph encoder and projector are trained in full.
     model = task.open_model()
-    # Of each record the prompt, the label and the graph, as integers, tokenised once into the cache.
+    # Prompt, label and graph of each record are tokenised once into the cache.
     rows, validation = task.open_rows()
     # The collator pads records, and batches their graphs with the vectors of node and edge texts.
-    # A trainer of TRL's where a setting asks for it (`train.preference`), else transformers' with our data order.
+    # With `train.preference` the trainer is TRL's, else transformers' with our data order.
     engine = task.trainer() or Engine(model, rows, task.collator(), task.config, validation=validation, task=task)
     engine.run(checkpoint)
     engine.save_result()

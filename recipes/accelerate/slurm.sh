@@ -9,8 +9,8 @@
 #SBATCH --cpus-per-task=64
 #SBATCH --requeue
 #SBATCH --signal=USR1@300
-# Five minutes before its end every training process is asked to save. A job that is stopped and queued again continues
-# from its newest checkpoint. The launcher, which knows no USR1, is kept from ending by it.
+# Five minutes before the job's end, SLURM sends USR1, and every training process saves a checkpoint. A requeued job
+# continues from its newest checkpoint. The trap keeps the launcher alive, which does not handle USR1.
 set -euo pipefail
 export LAUNCHER=${LAUNCHER:-recipes/accelerate/multinode.yaml}
 export HEAD_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)

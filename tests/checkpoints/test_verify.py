@@ -34,8 +34,8 @@ def _other_instruction(folder):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda folder: _scale(folder, "lora_B", 1.5), "adapter_model.safetensors is not the file"),
-        (_other_instruction, "the tokenizer or processor_config.json is another one"),
+        (lambda folder: _scale(folder, "lora_B", 1.5), "adapter_model.safetensors has changed since the export"),
+        (_other_instruction, "the tokenizer or processor_config.json has changed"),
     ],
 )
 def test_what_is_wrong_is_named(change, words, export_copy, tmp_path):
