@@ -165,5 +165,5 @@ def test_a_run_continues_as_it_was_saved(make_task, monkeypatch):
     save_run_settings(task.config, "digest")
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
-    with pytest.raises(ValueError, match=r"saved with DDP or one process on 1 process\(es\), and this run uses ZeRO-3 on 1"):
+    with pytest.raises(ValueError, match=r"with DDP or one process on 1 process\(es\), and this run uses ZeRO-3 on 1"):
         check_same_run(task.config, "digest")

@@ -110,8 +110,8 @@ def load_teacher(config: Any, student: Any, tokenizer: Any) -> Any:
         different = sum(ours.get(token) != number for token, number in theirs.items())
         raise ValueError(
             f"train.teacher {spec} and model.base {config.model.base} do not share a vocabulary ({len(theirs)} and "
-            f"{len(ours)} tokens; {different} of the teacher's differ in the student's), but the loss compares token "
-            "by token: use a teacher of the student's family, or train cirag_distill on the teacher's trajectories"
+            f"{len(ours)} tokens, {different} of the teacher's with other ids in the student's), but the loss compares "
+            "token by token: use a teacher of the student's family, or train cirag_distill on its trajectories"
         )
     teacher = load_weights(spec, revision=revision, merge=False)
     # An output layer can be wider than its vocabulary.
