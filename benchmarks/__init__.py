@@ -33,7 +33,7 @@ _CLEAR_REFS, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 class Options(CheckedOptions):
     """Options of all cases; a case adds its own options."""
 
-    repeats: int = setting(3, "measured passes per variant; their median counts", at_least=1)
+    repeats: int = setting(3, "measured passes per variant; the median is reported", at_least=1)
     seed: int = setting(7, "seed of data and weights")
 
 

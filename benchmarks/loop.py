@@ -32,7 +32,7 @@ _SHORT = {
 class LoopOptions(Options):
     """Options of `loop`."""
 
-    repeats: int = setting(1, "measured passes per variant; their median counts", at_least=1)
+    repeats: int = setting(1, "measured passes per variant; the median is reported", at_least=1)
     system: str = setting("ras", "the loop", choices=tuple(_SHORT))
     model: str | None = setting(
         None, f"ras: trained Graph-LLM; cirag: student as integrator (default: {MODEL}, untrained for the loop)"

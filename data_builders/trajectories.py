@@ -65,7 +65,7 @@ class TrajectoryOptions(CheckedOptions):
     roles: tuple[str, ...] = setting(
         (), "calls to learn, for example resolve; repeatable (default: all; for cirag only integrate, as in the paper)"
     )
-    model: str | None = setting(None, "learn only calls of this model, by its name in the ledger")
+    model: str | None = setting(None, "train only on calls to this model (its name as in the ledger)")
     min_score: tuple[str, ...] = setting((), "minimum score, for example exact_match=1 or f1=0.8; repeatable")
     no_repairs: bool = setting(False, "leave out chats with a repaired or recovered reply")
     no_repeated_query: bool = setting(False, "leave out questions that ended with a repeated query")

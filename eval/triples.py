@@ -66,8 +66,8 @@ def score_extractions(predictions: Iterable[Prediction], embed: Embedder | None 
 def score_rows(predictions: Iterable[Prediction], embed: Embedder | None = None) -> Iterator[dict[str, Any]]:
     """Score replies one by one, in order; a row is JSON, and without `embed` it has no soft level.
 
-    A level has numbers of matches, predicted and gold triples. A field has the number of gold triples with this field
-    right.
+    A level has numbers of matches, predicted and gold triples. Each field holds the number of gold triples in
+    which this field was predicted correctly.
     """
     stream = iter(predictions)
     while chunk := list(islice(stream, _CHUNK)):
@@ -167,8 +167,8 @@ def normalize_entity(text: str) -> str:
 def normalize_predicate(predicate: str) -> str:
     """A predicate for comparison: words without leading auxiliaries, joined without spaces.
 
-    So `birthPlace`, "birth place", "Birthplace" and "has birth place" are equal. A predicate of auxiliaries only ("is")
-    keeps them.
+    So `birthPlace`, "birth place", "Birthplace" and "has birth place" are equal. Auxiliaries stay in a predicate
+    that has no other words ("is").
     """
     words = normalize_entity(predicate_words(predicate)).split()
     start = next((number for number, word in enumerate(words) if word not in _AUXILIARIES), 0)

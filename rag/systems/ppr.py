@@ -77,7 +77,7 @@ class PageRank:
         self._index: TripleIndex = need(tools, "triples", system)
 
     async def retrieve(self, query: str, k: int) -> list[Retrieved]:
-        """The at most `k` best passages for a query, best first."""
+        """The best passages for a query, at most `k`, best first."""
         _, ranking = await self.rank(query, query)
         return [Retrieved(self._index.passages[position], score, position) for position, score in ranking[:k]]
 
