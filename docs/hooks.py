@@ -21,17 +21,16 @@ ROOT = Path(__file__).resolve().parents[1]
 HOME = "runs/site"
 COMMANDS = f"""\
 tripletune build world --output {HOME}/world --seed 3 --train 0 --validation 0 --test 40
-tripletune eval run --systems standard,ircot,t2rag --tasks hotpotqa --data {HOME}/world/test.jsonl \\
-    --corpus {HOME}/world/test.corpus.jsonl --triples {HOME}/world/test.triples.jsonl --oracle {HOME}/world/test \\
-    --output {HOME}/runs
+tripletune eval run --system standard,ircot,t2rag --task hotpotqa --output {HOME}/runs --data {HOME}/world/test.jsonl \\
+    --corpus {HOME}/world/test.corpus.jsonl --triples {HOME}/world/test.triples.jsonl --oracle {HOME}/world/test
 tripletune eval report {HOME}/runs --corpus {HOME}/world/test.corpus.jsonl --output {HOME}/report
 """
 REPORT = f"""\
 # An example report
 
 `tripletune eval report` made this report from the commands below ([how to read it](guide/reports.md)). An oracle that
-knows the fictional world replaces the language model, so the figures say nothing about a system.
-<a href="report.html">Open only the report</a>.
+knows the fictional world replaces the language model, so the figures say nothing about a system. <a href="report.html">
+Open only the report</a>, or <a href="report.zip">its whole folder</a> with the tables in Markdown, LaTeX and CSV.
 
 <iframe src="report.html" title="An example report"></iframe>
 
@@ -100,8 +99,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         found.append(File(page, str(ROOT), config.site_dir, config.use_directory_urls))
     found.append(File.generated(config, "docs/python.md", content=PYTHON))
     found.append(File.generated(config, "docs/example_report.md", content=REPORT))
-    made = str(ROOT / HOME / "report/report.html")
-    found.append(File.generated(config, "docs/report.html", abs_src_path=made))
+    made = str(ROOT / HOME / "report")
+    found.append(File.generated(config, "docs/report.html", abs_src_path=f"{made}/report.html"))
+    found.append(File.generated(config, "docs/report.zip", abs_src_path=shutil.make_archive(made, "zip", made)))
     config.nav = _navigation([page for page in pages if page.endswith(".md")])
     return found
 
