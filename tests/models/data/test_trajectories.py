@@ -18,5 +18,5 @@ def test_a_file_is_read_with_the_line_of_a_bad_row(tmp_path):
     (tmp_path / "train-00000.jsonl").write_text(json.dumps(good.to_json()) + "\n{}\n")
     rows = read_trajectories(tmp_path, "train")
     assert next(rows) == good
-    with pytest.raises(ValueError, match=r"train-00000\.jsonl:2: the row is no chat: .*but nothing"):
+    with pytest.raises(ValueError, match=r"train-00000\.jsonl:2: the row is no chat: .*but it has no field"):
         next(rows)
