@@ -44,7 +44,7 @@ def settings_of(task: Any) -> dict[str, Any]:
         "sha256": {name: one.digest for name, one in sources.items() if one},
         "rows": rows,
     }
-    # MLflow takes no brackets, of records' kinds.
+    # MLflow refuses names with brackets, such as those of [SUBQ].
     return {re.sub(r"[][]", "", name): value for name, value in public(flatten(about, ".")).items()}
 
 
