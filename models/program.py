@@ -46,8 +46,8 @@ NOISY = ("absl", "anthropic", "bm25s", "faiss", "httpcore", "httpcore2", "httpx"
          "sentence_transformers", "urllib3", "uvicorn")  # fmt: skip
 # How torch, numpy, safetensors, Arrow and SQLite report a full disk, besides `ENOSPC`.
 _FULL = re.compile(
-    r"no space left|disk quota|disk is full|file write failed|inline_container.*unexpected pos|\d+ requested and \d+ "
-    "written",
+    r"no space left|disk quota|disk is full|file write failed|inline_container.*unexpected pos|basic_ios::clear|"
+    r"\d+ requested and \d+ written",
     re.IGNORECASE,
 )
 # Optional packages, and the extra that installs each of them.
@@ -123,7 +123,7 @@ def run_program(
 def _full_disk(error: BaseException | None) -> str:
     """The message about a full disk in an error or its causes; "" if there is none."""
     while error is not None:
-        line = str(error).partition("\n")[0]
+        line = re.sub(r"^\[Errno \d+\] ", "", str(error).partition("\n")[0])
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or _FULL.search(line):
             return line
         error = error.__cause__ or error.__context__

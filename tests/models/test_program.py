@@ -19,7 +19,7 @@ class Pending(RuntimeError):
     [
         (ValueError("bad \x1b[31mname"), 2, "error: bad \ufffd[31mname\n"),
         (OSError(errno.EROFS, "Read-only file system", "/here"), 2, "error: /here: Read-only file system\n"),
-        (OSError(errno.ENOSPC, "No space left on device"), 1, "no space left on the disk"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "the disk (No space left on device); free"),
         (Pending("replies are waited for"), 3, "replies are waited for"),
         (ImportError("No module named 'ray'", name="ray"), 2, "'ray': run pip install 'tripletune[ray]'"),
         (
@@ -28,6 +28,7 @@ class Pending(RuntimeError):
             "no space",
         ),
         (OSError("173324 requested and 99296 written"), 1, "no space left on the disk"),
+        (RuntimeError("basic_ios::clear: iostream error"), 1, "no space left on the disk"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), 1, "2 GiB.); use smaller batches"),
         (KeyboardInterrupt(), 130, "run the same command again"),
     ],
