@@ -46,9 +46,8 @@ NOISY = ("absl", "anthropic", "bm25s", "faiss", "httpcore", "httpcore2", "httpx"
          "sentence_transformers", "urllib3", "uvicorn")  # fmt: skip
 # How torch, numpy, safetensors, Arrow and SQLite report a full disk, besides `ENOSPC`.
 _FULL = re.compile(
-    r"no space left|disk quota|disk is full|file write failed|inline_container.*unexpected pos|basic_ios::clear|"
-    r"\d+ requested and \d+ written",
-    re.IGNORECASE,
+    r"(?i)no space left|disk quota|disk is full|file write failed|inline_container.*unexpected pos|basic_ios::clear|"
+    r"\d+ requested and \d+ written"
 )
 # Optional packages, and the extra that installs each of them.
 EXTRAS = {"anthropic": "teachers", "argcomplete": "completion", "bitsandbytes": "qlora",
@@ -104,7 +103,8 @@ def run_program(
         if type(error).__name__ == "OutOfMemoryError":
             reason = str(error).partition(" If reserved")[0]
             return _say(f"error: the device's memory is full ({reason}); use smaller batches", 1)
-        found = getattr(error, "exit_code", 2 if isinstance(error, (ValueError, OSError, ImportError)) else None)
+        bad = isinstance(error, (ValueError, OSError, ImportError)) or str(error).startswith("Symlink loop")
+        found = getattr(error, "exit_code", 2 if bad else None)
         if found is None:
             raise
         if verbose:

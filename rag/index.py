@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import shutil
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -27,8 +28,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MANIFEST, ROWS = "manifest.json", "rows.npy"
-_BUILDING = "building.json"
-_OFFSETS = "offsets.npy"
+_BUILDING, _OFFSETS = "building.json", "offsets.npy"
 # Number of passages used to detect a corpus's language, and characters of each passage.
 _SAMPLE, _READ = 100, 300
 _KEPT = 4096
@@ -113,7 +113,11 @@ def _build(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[st
                     path.unlink()
             write_json(building, wanted)
         _is_there(folder, None)
-        about = build(scratch) or {}
+        try:
+            about = build(scratch) or {}
+        except FileExistsError:
+            shutil.rmtree(scratch)
+            raise
         changes = about.pop("changes", "built again")
         if found := manifest(folder):
             changed = ", ".join(sorted(key for key in wanted if wanted[key] != found.get(key)))

@@ -79,7 +79,6 @@ class Bm25Index:
 
         # bm25s sets its own logger to DEBUG when it is imported.
         logging.getLogger("bm25s").setLevel(logging.WARNING)
-
         self._terms = analyzer(language)
 
         def build(out: Path) -> None:

@@ -28,6 +28,7 @@ class Pending(RuntimeError):
             "no space",
         ),
         (OSError("173324 requested and 99296 written"), 1, "no space left on the disk"),
+        (RuntimeError("Symlink loop from '/a'"), 2, "error: Symlink loop from '/a'\n"),
         (RuntimeError("basic_ios::clear: iostream error"), 1, "no space left on the disk"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), 1, "2 GiB.); use smaller batches"),
         (KeyboardInterrupt(), 130, "run the same command again"),

@@ -81,6 +81,7 @@ def test_another_corpus_is_told_from_one_that_has_changed(corpus, tmp_path, kept
     corpus.write_text("\n".join([*lines, *zebras]))
     with pytest.raises(FileExistsError, match=rf"with corpus_sha256 {digest} of {corpus}, not with \w+ of {corpus}: "):
         open_retriever("bm25", corpus, tmp_path / "index")
+    assert not list((tmp_path / "index").glob("*.tripletune-new")), "nothing is left of the refused index"
     assert positions(open_retriever("bm25", corpus, tmp_path / "index", overwrite=True), "zebra", 1) == [kept]
 
 
