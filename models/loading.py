@@ -136,7 +136,7 @@ def model_fingerprint(spec: str | Path) -> str:
     bases = [named.get("base_model_name_or_path") or named.get("base_model")] if is_adapter(folder) else []
     for other in (*bases, named.get("encoder") if named.get("model_type") == "graph_llm" else None):
         with suppress(OSError):  # loading reports a missing model
-            parts.append(model_fingerprint(other) if other and Path(other) != folder else "")
+            parts.append(model_fingerprint(str(other)) if other and Path(str(other)) != folder else "")
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
