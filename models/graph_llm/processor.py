@@ -71,7 +71,7 @@ class GraphLLMProcessor:
         self.tokenizer = tokenizer
         self.settings = settings
         if tokenizer.eos_token_id is None:
-            raise ValueError("the tokenizer has no end-of-sequence token; set one before training")
+            raise ValueError(f"{tokenizer.name_or_path}: no end-of-sequence token: set one in tokenizer_config.json")
         self.graph_token_id: int | None = None
         if settings.use_graph:
             tokenizer.add_tokens([GRAPH_TOKEN], special_tokens=True)
