@@ -28,7 +28,8 @@ _CUTS = {"gpt-2": [True], "smollm": ["digit", True], "qwen2": [_WORDS % r"\p{N}"
 def write_gguf(folder: str | Path, output: str | Path, quantize: str = "f16") -> None:
     """Write the model of a folder as a GGUF file with matrices of the type `quantize`; vectors stay in float32."""
     import gguf
-    from transformers import AutoConfig
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     logging.getLogger("gguf").setLevel(logging.WARNING)
     source, output = trained_folder(folder), Path(output)
@@ -51,7 +52,11 @@ def write_gguf(folder: str | Path, output: str | Path, quantize: str = "f16") ->
         _write_tokenizer(writer, source, config.vocab_size)
         if rope.get("rope_type") == "llama3":
             writer.add_tensor("rope_freqs.weight", _rope_factors(config))
+        with torch.device("meta"):
+            needed = set(AutoModelForCausalLM.from_config(config).state_dict())
+        needed -= {"lm_head.weight"} if config.tie_word_embeddings else set()
         for name, weight in stored_weights(source):
+            needed.discard(name)
             check_finite([(name, weight)], source)
             data, stem = weight.float().numpy(), name.split(".")
             if config.model_type == "llama" and stem[-2] in ("q_proj", "k_proj"):
@@ -62,6 +67,8 @@ def write_gguf(folder: str | Path, output: str | Path, quantize: str = "f16") ->
             blocks = data.ndim > 1 and (quantize != "q8_0" or data.shape[-1] % 32 == 0)
             used = wanted if blocks else gguf.GGMLQuantizationType.F32
             writer.add_tensor(place, gguf.quants.quantize(data, used), raw_dtype=used)
+        if needed:
+            raise ValueError(f"{source}: weights are missing, such as {min(needed)}: copy the folder again")
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

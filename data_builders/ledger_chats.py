@@ -30,7 +30,7 @@ class Chat(NamedTuple):
     Attributes:
         learned: For each turn, whether the model wrote it.
         faults: Names of the replies' faults; "repaired" for a repair turn.
-        readable: Whether the last reply could be understood.
+        readable: Whether the last reply could be understood and was not cut off.
     """
 
     model: str
@@ -64,7 +64,7 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
         `keys` selects the calls of one run of the question, by the start of their keys; None takes all calls.
         """
         calls, repairs = (list(self._calls(question_id, repair, keys)) for repair in (False, True))
-        answers = {call.name(): call.text for call in calls}
+        answers = {call.name(): call.text for call in calls if not call.cut_off}
         continued = {call.name(place) for call in calls for place in _assistant_turns(call.messages)}
         return [self._chat(call, answers, repairs) for call in calls if call.name() not in continued]
 
@@ -75,15 +75,15 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
 
     def _calls(self, question_id: str, repair: bool, keys: Sequence[str] | None = None) -> Iterator[_Call]:
         query = (
-            "SELECT model, sampling, messages, text FROM chosen JOIN calls ON calls.id = call_id "
+            "SELECT model, sampling, messages, text, finish_reason FROM chosen JOIN calls ON calls.id = call_id "
             "WHERE question_id = ? AND repair = ? AND status = 'ok' AND has_text(text) AND (? IS NULL OR model = ?) "
             f"AND (? IS NULL OR substr(key, 1, {CALL_NAME}) IN (SELECT value FROM json_each(?))) ORDER BY calls.id"
         )
         wanted = None if keys is None else json.dumps(keys)
         values = (question_id, repair, self._model, self._model, wanted, wanted)
         with closing(self._connection.execute(query, values)) as rows:
-            for model, sampling, messages, text in rows:
-                yield _Call((model, sampling), json.loads(messages), text)
+            for model, sampling, messages, text, finish in rows:
+                yield _Call((model, sampling), json.loads(messages), text, finish == "length")
 
     def _chat(self, call: _Call, answers: Mapping[str, str], repairs: Sequence[_Call]) -> Chat:
         """The chat that ends with a call."""
@@ -107,8 +107,9 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
             text = repaired
             last, found = read(call.messages, text)
             faults += ["repaired", *found]
+        cut_off = call.cut_off and text is call.text
         turns = (*call.messages, Message(role="assistant", content=text if last is None else last))
-        return Chat(call.maker[0], turns, (*learned, True), tuple(faults), last is not None)
+        return Chat(call.maker[0], turns, (*learned, True), tuple(faults), last is not None and not cut_off)
 
 
 class _Call(NamedTuple):
@@ -117,6 +118,7 @@ class _Call(NamedTuple):
     maker: tuple[str, str]
     messages: list[Message]
     text: str
+    cut_off: bool
 
     def name(self, count: int | None = None) -> str:
         """A name that calls with the same first `count` messages share."""

@@ -329,7 +329,7 @@ def _chats(row: dict[str, Any], opened: Sequence[RoleCalls], drops: Counter[str]
         found += [(one.role, chat) for chat in one.chats(row["id"], keys)]
     if not found:
         drops["the ledger has no chat of this run"] += 1
-    drops["the last decision cannot be read"] += sum(not chat.readable for _, chat in found)
+    drops["the last decision cannot be read or was cut off"] += sum(not chat.readable for _, chat in found)
     return [(role, chat) for role, chat in found if chat.readable]
 
 

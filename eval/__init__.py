@@ -98,12 +98,16 @@ def task_questions(task: Task, data: str, notes: Counter[str] | None = None) -> 
 
 def write_context_corpus(task: Task, data: str, path: Path) -> int:
     """Write the distinct passages of all questions of a file, including questions not evaluated, as one corpus."""
-    seen: set[str] = set()
+    seen: dict[str, str] = {}
     with new_file(path) as scratch, scratch.open("w", encoding="utf-8") as file:
         for question in task_questions(task, data):
             for passage in question.passages:
-                if passage.id not in seen and passage.text.strip():
-                    seen.add(passage.id)
+                if not passage.text.strip():
+                    continue
+                if seen.get(passage.id, passage.key) != passage.key:
+                    raise ValueError(f"{data}: two passages have the id {passage.id!r}: leave the ids out")
+                if passage.id not in seen:
+                    seen[passage.id] = passage.key
                     row = {"id": passage.id, "title": passage.title, "text": passage.text}
                     file.write(json_line(row))
         if not seen:

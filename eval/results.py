@@ -116,6 +116,7 @@ class ResultLog:
                     logger.warning("%s: the last line was cut off; its item runs again", self.path)
                     lines.truncate(whole)
             if retry_errors and not self._replaces:
+                (self.folder / METRICS).unlink(missing_ok=True)  # until the rows are complete again
                 with new_file(self.path) as scratch, scratch.open("w", encoding="utf-8") as file:
                     kept = (row for row in read_results(self.path) if not row.get("error"))
                     file.writelines(json_line(row) for row in kept)

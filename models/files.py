@@ -112,9 +112,9 @@ def file_digest(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def weights_fingerprint(folder: str | Path) -> str:
+def weights_fingerprint(folder: str | Path, endings: Sequence[str] = ("safetensors", "bin")) -> str:
     """A digest of the names, sizes and times of the weight files in a local model folder; "" if there are none."""
-    files = sorted(file for ending in ("safetensors", "bin") for file in Path(folder).rglob(f"*.{ending}"))
+    files = sorted(file for ending in endings for file in Path(folder).rglob(f"*.{ending}"))
     stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.blake2b(repr(stats).encode(), digest_size=8).hexdigest() if stats else ""
 

@@ -140,6 +140,13 @@ def model_fingerprint(spec: str | Path) -> str:
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
+def encoder_fingerprint(spec: str) -> str:
+    """A fingerprint of a local sentence encoder: weights, tokenizer and settings; "" for other specs."""
+    with suppress(FileNotFoundError):  # `openai:MODEL`
+        return weights_fingerprint(resolve(spec), ("safetensors", "bin", "json", "txt"))
+    return ""
+
+
 def load_tokenizer(spec: str | Path, revision: str | None = None) -> PreTrainedTokenizerBase:
     """Load a tokenizer and make sure that it can pad; `revision` is ignored for folders and packages."""
     from transformers import AutoTokenizer

@@ -103,7 +103,8 @@ def read_answer(text: str, cut_off: bool = False, long: bool = False) -> tuple[s
     else:
         faults.append("missing_answer")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        answer = "" if cut_off or not lines else _THOUGHT.sub("", lines[-1])
+        whole = text if long else "" if cut_off or not lines else lines[-1]
+        answer = _THOUGHT.sub("", whole)
     answer = answer.strip("*_` ").strip()
     if _REFUSED.match(answer):
         # "Unanswerable. The triples do not say ..." is the refusal word with a reason.

@@ -18,8 +18,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 
 import numpy as np
 
-from tripletune.models.files import weights_fingerprint
-from tripletune.models.loading import load_encoder, resolve
+from tripletune.models.loading import encoder_fingerprint, load_encoder
 
 logger = logging.getLogger(__name__)
 _warn_once = cache(logger.warning)
@@ -159,6 +158,8 @@ class Embedder:
     def encode(self, texts: Sequence[str], kind: Kind = "text") -> np.ndarray:
         """Encode texts in the calling thread, without keeping vectors, for index builds."""
         vectors = np.asarray(self._encode(list(texts), kind), dtype=np.float32)
+        if not np.isfinite(vectors).all():
+            raise ValueError(f"encoder {self.name}: a vector is not finite (NaN or infinite): use another encoder")
         if not self._cosine:
             return vectors
         return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -194,7 +195,7 @@ def open_embedder(
         encode, threads = _endpoint(spec.removeprefix(ENDPOINT), prompts), _REQUESTS
     else:
         model = load_encoder(spec, trust_remote_code=trust_remote_code)
-        encode, weights = _local(model, prompts), weights_fingerprint(resolve(spec))
+        encode, weights = _local(model, prompts), encoder_fingerprint(spec)
         similarity = similarity or ("dot" if model.similarity_fn_name == "dot" else "cosine")
     name = f"{name} dot" if similarity == "dot" else name
     return Embedder(name, encode, weights, similarity or "cosine", threads=threads)
@@ -244,7 +245,10 @@ def _endpoint(model: str, prompts: Prompts) -> Encode:
         asked = [f"{prompts[kind] or ''}{text}" or " " for text in texts]
         rows: list[list[float]] = []
         for start in range(0, len(asked), _BATCH):
-            reply = client.embeddings.create(model=model, input=asked[start : start + _BATCH])
+            try:
+                reply = client.embeddings.create(model=model, input=asked[start : start + _BATCH])
+            except openai.OpenAIError as error:
+                raise ValueError(f"encoder {ENDPOINT}{model}: {error}") from None
             rows += [item.embedding for item in sorted(reply.data, key=lambda item: item.index)]
         return np.array(rows)
 

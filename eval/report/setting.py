@@ -21,7 +21,10 @@ from tripletune.rag.systems import find_system, system_names
 # Settings that must be equal, by their names in `--across`.
 EQUAL = ("data", "limit", "task", "corpus", "retriever", "encoder", "top_k", "triples", "model", "sampling", "reader",
          "max_answer_tokens")  # fmt: skip
-_HOW = {"retriever": ("vectors", "language"), "encoder": ("query_prompt", "text_prompt", "similarity")}
+_HOW = {
+    "retriever": ("vectors", "language"),
+    "encoder": ("encoder_weights", "query_prompt", "text_prompt", "similarity"),
+}
 _MODELS = ("model", "planner", "teacher")
 # Settings that other rows show; `_own_settings` shows the rest.
 _KNOWN = {"system", "options", "files", "llm", "teacher_weights", *EQUAL, *_MODELS, *chain(*_HOW.values())}

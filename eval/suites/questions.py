@@ -40,6 +40,7 @@ from tripletune.models.data.words import AUTO
 from tripletune.models.files import file_digest, read_json
 from tripletune.models.llm import Sampling, in_role
 from tripletune.models.llm.backends import LLMOptions
+from tripletune.models.loading import encoder_fingerprint
 from tripletune.models.options import convert, not_one_of, require
 from tripletune.models.program import CommandParser, from_arguments
 from tripletune.rag import Trace
@@ -126,6 +127,7 @@ class QuestionSuite(Suite):
         if embeds:
             how = ("query_prompt", "text_prompt", "similarity")
             models |= {name: value for name in how if (value := getattr(options, name)) is not None}
+            models |= {"encoder_weights": weights} if (weights := encoder_fingerprint(options.encoder)) else {}
             models |= {"vectors": options.vectors} if options.vectors != "flat" else {}
         if corpus and options.retriever != "dense" and options.language != AUTO:
             models["language"] = options.language
@@ -142,7 +144,7 @@ class QuestionSuite(Suite):
         return {
             "system": options.system,
             "task": {name: value for name, value in asdict(self.task).items() if value is not None},
-            "data": file_digest(options.data) if Path(options.data).is_file() else options.data,
+            "data": _data_digest(options.data),
             "limit": options.limit,
             **models,
             "corpus": file_digest(corpus_file(options.corpus)) if corpus and options.corpus else None,
@@ -388,6 +390,12 @@ def evaluate(
             raise ValueError(f"evaluate runs one system on one task, but {len(suites)} such pairs are named")
         run_suites(suites)
         return read_json(Path(chosen.output) / METRICS)
+
+
+def _data_digest(data: str) -> str:
+    """The digest of a file, digests of a folder's files, or the hub id."""
+    files = sorted(filter(Path.is_file, Path(data).rglob("*")))
+    return file_digest(data) if Path(data).is_file() else ",".join(map(file_digest, files)) or data
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -233,6 +233,8 @@ def chat_row(row: dict[str, Any], where: str) -> dict[str, Any]:
                 content = "".join(text_field(part, where, "text") for part in content)
             messages.append({"role": _SPEAKERS.get(role, role), "content": "" if content is None else content})
             learned.append(learns and messages[-1]["role"] == "assistant" and turn.get("weight", 1) != 0)
+            if learned[-1] and not str(messages[-1]["content"]).strip():
+                raise ValueError(f"{where}: a reply to learn has no text: leave it out, or give it the weight 0")
     first = next((one["content"] for one in messages if one["role"] == "user"), "")
     return {
         "id": name_field(row, where, "id") or _digest(row),

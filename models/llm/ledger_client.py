@@ -128,6 +128,12 @@ def _bucket(per_minute: float | None) -> AsyncLimiter | None:
     return AsyncLimiter(per_minute * seconds / 60, seconds)
 
 
+def _with_tokens_of(reply: Completion, other: Completion | None) -> Completion:
+    """A reply with the tokens of another one added, which was paid for as well."""
+    read, written = (other.prompt_tokens, other.completion_tokens) if other else (0, 0)
+    return replace(reply, prompt_tokens=reply.prompt_tokens + read, completion_tokens=reply.completion_tokens + written)
+
+
 class _Flight:
     """A call in progress, the number of its waiters, and when it was sent (0: not yet)."""
 
@@ -239,6 +245,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                 self.ledger.use(call.key, role, question_id)
                 return stored
             attempts, silent, completion = 0, 0, None
+            unusable: Completion | None = None  # with the tokens of all replies without text
             CALL_ROLE.set(role)  # in the context of this call's own task
             try:
                 while True:
@@ -247,6 +254,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                         completion = await self._attempt(flight, messages, sampling)
                         if completion and not self.backend.may_be_silent and (reason := silence(completion)):
                             silent += 1
+                            unusable = _with_tokens_of(completion, unusable)
                             final = completion.finish_reason in FINAL or silent >= self._retry.empty_attempts
                             if final or attempts >= self._retry.attempts:
                                 raise CallError(f"{self.model}, {role}: {reason}")
@@ -262,7 +270,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                 if self.ends_run and isinstance(failure, (SetupError, RetriesExhausted)):
                     self.stop(failure)
                 with self._storing():
-                    self.ledger.fail(call, str(failure), attempts - 1, role, question_id, completion)
+                    self.ledger.fail(call, str(failure), attempts - 1, role, question_id, unusable)
                 # The cause is dropped, because its text may hold a key.
                 raise failure from None
             if completion is None:
@@ -272,7 +280,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                     )
                 raise self._ended or CallError(f"{role}: the run has ended")
             completion = replace(
-                completion,
+                _with_tokens_of(completion, unusable),
                 seconds=completion.seconds or time.perf_counter() - flight.sent,
                 retries=attempts - 1,
                 key=call.key,

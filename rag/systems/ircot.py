@@ -51,7 +51,8 @@ async def ircot(question: str, search: str, tools: Tools, options: IRCoTOptions)
         if move is not None:
             thoughts.append(move.text)
     rounds.trace.details["thoughts"] = thoughts
-    return await rounds.finish(move.answer if move is not None and options.last_thought else "", thoughts)
+    notes = [thought for thought in thoughts if not _ANSWER.search(thought)]
+    return await rounds.finish(move.answer if move is not None and options.last_thought else "", notes)
 
 
 def _read(text: str) -> Move:

@@ -71,6 +71,16 @@ def test_what_is_not_written_names_the_script_that_does(change, words, tiny_mode
     assert "convert_hf_to_gguf.py" in ran.error
 
 
+def test_a_weight_that_is_missing_is_named(tiny_model, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model("llama"))
+    left = {name: one for name, one in model.state_dict().items() if "layers.1.mlp.down_proj" not in name}
+    model.save_pretrained(tmp_path / "model", state_dict=left)
+    AutoTokenizer.from_pretrained(tiny_model("llama")).save_pretrained(tmp_path / "model")
+    ran = run("checkpoints", "gguf", tmp_path / "model", "--output", tmp_path / "m.gguf")
+    assert (ran.code, list(tmp_path.iterdir())) == (2, [tmp_path / "model"])
+    assert "weights are missing, such as model.layers.1.mlp.down_proj.weight" in ran.error
+
+
 def test_an_adapter_is_merged_first(tiny_export, tmp_path):
     error = run("checkpoints", "gguf", tiny_export, "--output", tmp_path / "m.gguf").error
     assert f"first run tripletune checkpoints merge {tiny_export} --language-model-only" in error

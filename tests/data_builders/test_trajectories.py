@@ -1,6 +1,8 @@
 import asyncio
 import json
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from dataclasses import asdict
 
 import pytest
@@ -213,8 +215,19 @@ def test_repaired_turns_are_known_wherever_they_stand(tmp_path):
 def test_a_last_decision_that_stays_unreadable_is_no_trajectory(tmp_path, capsys):
     loop(tmp_path, FIRST, UNREADABLE, UNREADABLE)
     assert main(["--results", str(tmp_path), "--output", str(tmp_path / "out")]) == 2
-    assert "nothing is left (the last decision cannot be read: 1)" in capsys.readouterr().err
+    assert "nothing is left (the last decision cannot be read or was cut off: 1)" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_reply_that_was_cut_off_is_not_learned(tmp_path):
+    for number, cut in enumerate((FIRST, LAST)):
+        folder = tmp_path / str(number)
+        loop(folder, FIRST, LAST)
+        with closing(sqlite3.connect(folder / "ledger.sqlite")) as ledger, ledger:
+            ledger.execute("UPDATE calls SET finish_reason = 'length' WHERE text = ?", (cut,))
+    (first,), (last,) = chats(tmp_path / "0"), chats(tmp_path / "1")
+    assert (learned(first), first.readable) == ([LAST], True)
+    assert not last.readable
 
 
 def test_a_shorter_run_has_its_trajectory_beside_a_longer_one(tmp_path):

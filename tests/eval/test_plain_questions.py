@@ -9,6 +9,7 @@ from tripletune.data_builders.hotpotqa_subq.__main__ import main as subq
 from tripletune.data_builders.readers import get_reader, linked
 from tripletune.data_builders.trajectories import main as trajectories
 from tripletune.data_builders.world.build import WorldOptions, write_world
+from tripletune.eval import load_task, write_context_corpus
 from tripletune.eval.__main__ import main as evaluate
 from tripletune.models.data.questions import Dropped, DropReason
 from tripletune.models.data.records import read_records
@@ -68,6 +69,15 @@ def test_supporting_passages_by_title_or_id_and_steps(tmp_path):
     assert same == bare
     twice = write_lines(tmp_path / "twice.jsonl", [*CONTEXT, {"title": "Ada", "text": "Another."}])
     assert isinstance(next(linked(lambda: [other], twice)), Dropped), "a title of two passages names neither"
+
+
+def test_ids_that_name_another_passage_in_each_question_are_refused(tmp_path):
+    rows = [ROW | {"context": [{"id": "0", "title": name, "text": f"{name} is a town."}]} for name in ("Kelm", "Sarn")]
+    data = str(write_lines(tmp_path / "rows.jsonl", [{**row, "id": str(n)} for n, row in enumerate(rows)]))
+    with pytest.raises(ValueError, match="two passages have the id '0': leave the ids out"):
+        write_context_corpus(load_task("qa"), data, tmp_path / "corpus.jsonl")
+    write_lines(tmp_path / "rows.jsonl", [rows[0] | {"id": "a"}, rows[0] | {"id": "b"}])
+    assert write_context_corpus(load_task("qa"), data, tmp_path / "corpus.jsonl") == 1
 
 
 @pytest.mark.parametrize(

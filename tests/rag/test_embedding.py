@@ -1,5 +1,6 @@
 import asyncio
 import json
+import shutil
 import time
 
 import numpy as np
@@ -8,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 
 from tests.models.llm.server import MockServer, Reply
 from tripletune.models.control_tokens import read_text_alone
-from tripletune.models.loading import load_encoder
+from tripletune.models.loading import encoder_fingerprint, load_encoder
 from tripletune.rag.embedding import Embedder, open_embedder
 
 
@@ -31,6 +32,23 @@ def test_scores_are_cosines_and_vectors_are_kept():
     assert asyncio.run(embedder.scores("aa", [])) == []
     asyncio.run(embedder.scores("b", ["ab", "c"]))
     assert encode.seen == [("query", ["aa"]), ("text", ["b", "a", "ab"]), ("query", ["b"]), ("text", ["c"])]
+
+
+def test_the_fingerprint_of_an_encoder_has_its_pooling(tiny_encoder, tmp_path):
+    folder = shutil.copytree(tiny_encoder, tmp_path / "encoder")
+    found = [encoder_fingerprint(str(folder)), open_embedder(str(folder)).weights]
+    (pooling,) = folder.glob("*/config.json")
+    pooling.write_text(pooling.read_text().replace("mean", "max"))
+    assert found == [found[0]] * 2
+    assert encoder_fingerprint(str(folder)) not in ("", found[0])
+    assert encoder_fingerprint("openai:text-embedding-3-small") == ""
+
+
+def test_vectors_that_are_not_finite_are_refused():
+    embedder = Embedder("broken", lambda texts, kind: np.array([[np.nan if text == "Oslo" else 1.0] for text in texts]))
+    assert embedder.encode(["Kelm"]).tolist() == [[1.0]]
+    with pytest.raises(ValueError, match="encoder broken: a vector is not finite"):
+        asyncio.run(embedder.scores("Kelm", ["Oslo"]))
 
 
 def test_the_oldest_vectors_are_forgotten():

@@ -75,6 +75,7 @@ def test_settings_that_cannot_work(settings, message):
         ({"train.arguments": "{learning_rate: 1}"}, r"\(here it is train\.learning_rate\)"),
         ({"train.arguments": "{neftune_noise: 1}"}, r"\(did you mean neftune_noise_alpha\?\)"),
         ({"train.arguments": "{hub_model_id: me/m}"}, r"unknown setting 'hub_model_id' \(here it is push_to_hub\)"),
+        ({"train.arguments": "{label_smoothing_factor: 0.5}"}, "label_smoothing_factor does not work with our losses"),
         ({"train.arguments": "{push_to_hub: true}"}, r"unknown setting 'push_to_hub' \(here it is push_to_hub\)"),
     ],
 )

@@ -80,6 +80,7 @@ def test_own_rows_train(shape, words, tmp_path, monkeypatch):
         ("cirag-distill", {"messages": "Hi"}, r"rows\.jsonl:1: messages must be a list, found"),
         ("cirag-distill", {"messages": [{"role": "tool", "content": "x"}]}, "must be one of system, user, assistant"),
         ("cirag-distill", {"messages": CHAT[:2]}, "no turn is learned"),
+        ("cirag-distill", {"messages": [*CHAT[:2], {"role": "assistant", "content": None}]}, "a reply to learn has no"),
         ("cirag-distill", {"messages": [{"role": "user", "content": 3}]}, r"messages\[0\]\.content must be text"),
         ("cirag-distill", PAIR, r"the row is no chat.* but it has text, triples"),
         ("ras", {"messages": CHAT}, "neither a record nor a question with answers and steps; it has messages"),

@@ -107,7 +107,7 @@ class DataSection:
     validation: str | None = setting(None, "validation data (default: the validation shards of the train folder)")
     train_split: str = rare("train", "name of the shards to train on, if data.train is a folder")
     validation_split: str = rare("validation", "name of the shards to evaluate on, if the data are a folder")
-    max_train_records: int | None = setting(None, "train on the first N records", above=0)
+    max_train_records: int | None = setting(None, "train on the first N records of each source", above=0)
     max_validation_records: int | None = rare(None, "evaluate on the first N records", above=0)
     cache: str | None = rare(None, "folder of tokenised rows and embeddings, for any run (default: output_dir/cache)")
 

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tripletune.models.data.graph_settings import GraphSettings, PromptSettings, values_of
 from tripletune.models.data.records import IGNORED, TASKS, ModelInput, Record
-from tripletune.models.files import weights_fingerprint
-from tripletune.models.loading import resolve
+from tripletune.models.loading import encoder_fingerprint
 from tripletune.models.options import other_default, rare, setting
 from tripletune.train.tasks import DataSection, Examples, ModelSection, ReplySection, RunConfig, TrainingTask, spread
 
@@ -199,7 +198,7 @@ class GraphTask(TrainingTask):
 
         sources, encoder = [source for source in self.sources if source is not None], self.config.model.encoder
         data = [[source.digest for source in sources], self.processor.settings.graph_pooling]
-        parts = [*data, encoder, weights_fingerprint(resolve(encoder)), str(best_dtype())]
+        parts = [*data, encoder, encoder_fingerprint(encoder), str(best_dtype())]
         folder = self.cache / f"vectors-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
         if (folder / TABLE).exists():
             return EmbeddingTable(folder)

@@ -152,6 +152,16 @@ def test_failing_questions_score_0_and_are_asked_again_alone(tmp_path):
     assert model.answered == []
     (made,) = json.loads((tmp_path / "run.json").read_text())["sessions"]
     assert made.keys() >= {"began", "version", "alone"}, "a call that asks nothing makes no result"
+
+    class Gone(Model):
+        def load(self):
+            raise KeyboardInterrupt
+
+    gone = Toy(tmp_path, model, QUESTIONS, retry_errors=True)
+    gone.clients = [Gone()]
+    with pytest.raises(KeyboardInterrupt):
+        run_suites([gone])
+    assert not (tmp_path / "metrics.json").exists(), "the failed questions are gone, so the run is not finished"
     assert run(tmp_path, model, retry_errors=True)["counts"]["errors"] == 0
     assert [one["version"] for one in json.loads((tmp_path / "run.json").read_text())["sessions"]] == [
         made["version"]

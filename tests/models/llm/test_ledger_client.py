@@ -379,7 +379,7 @@ def test_a_reply_without_text_is_asked_for_again_and_never_kept(path, text, fini
     more = "; allow it more tokens" * (finish == "length")
     failure = (CallError, f"fake:echo, r: the reply holds no text (finish_reason {finish}{more})")
     assert ask(*[silent] * 9, retry=retry) == (failure, attempts)
-    assert sql(path, "SELECT text, status, completion_tokens FROM calls") == [("", "failed", 5)]
+    assert sql(path, "SELECT text, status, completion_tokens FROM calls") == [("", "failed", 5 * attempts)]
     # A model of this machine has replied; it is asked again all the same.
     for _ in range(2):
         reply, sent = ask(silent, local=True)
@@ -393,8 +393,11 @@ def test_a_reply_without_text_is_asked_for_again_and_never_kept(path, text, fini
 
 
 def test_a_reply_after_some_without_text_is_kept(path):
-    found = run(lambda client: client.chat(chat(), role="r"), Fake("", " \n", "yes"), path)
+    silent, said = Completion("", 10, 5), Completion("yes", 10, 1)
+    found = run(lambda client: client.chat(chat(), role="r"), Fake(silent, silent, said), path)
     assert (found.text, found.retries) == ("yes", 2)
+    assert (found.prompt_tokens, found.completion_tokens) == (30, 11), "all three are paid for"
+    assert sql(path, "SELECT prompt_tokens, completion_tokens FROM calls") == [(30, 11)]
 
 
 def test_unpaired_surrogates_are_replaced_in_replies_and_refused_in_messages(path):

@@ -38,6 +38,12 @@ def test_ircot_searches_with_its_first_sentence_and_ends_at_the_answer_phrase():
     assert [role for role, _ in asked] == ["ircot.think", "ircot.think", "ircot.answer"]
 
 
+def test_the_common_reader_gets_thoughts_but_not_the_answer():
+    _, asked = run("ircot", "Ada wrote it.", "So the final answer is: Oslo.", "Oslo!", reader="common")
+    assert "Facts:\nAda wrote it.\n\nPassages:" in asked[-1][1][1]
+    assert "Oslo" not in asked[-1][1][1]
+
+
 def test_ircot_without_its_reader():
     trace, asked = run("ircot", "Ada wrote it. So the answer is: Oslo.", last_thought=True)
     assert (trace.answer, len(asked)) == ("Oslo", 1)

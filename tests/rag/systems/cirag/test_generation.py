@@ -101,7 +101,8 @@ def test_levels_without_evidence_are_passed_over_but_for_the_last():
 )
 def test_answers_are_read_strictly_and_faults_named(text, answer, faults):
     assert read_answer(text) == (answer, faults)
-    # A thought that was cut off is no answer.
+    # A thought that was cut off is no answer, but a long answer is all of its paragraphs.
+    assert read_answer("A.\n\nB.\n\nC", True, True)[0] == "A.\n\nB.\n\nC"
     assert read_answer("Thought: first of all", cut_off=True) == ("", ("missing_answer", "empty_answer"))
 
 
