@@ -134,7 +134,8 @@ class TripleStore:
                 self._database.execute("DELETE FROM extractions WHERE extractor = ?", (number,))
                 self._database.execute("DELETE FROM extractors WHERE id = ?", (number,))
             number = self.extractor(_FILE, digest, str(source))
-            self._insert(number, _rows(source, counts))
+            # The last row of a passage has the triples of its earlier rows.
+            self._insert(number, _rows(source, counts, self, number), "UPDATE SET triples = excluded.triples")
             if not counts["passages"]:
                 raise ValueError(
                     f"{source}: no row is a passage with triples ({counts['malformed rows']} malformed rows); write "
@@ -161,12 +162,12 @@ class TripleStore:
         problem = "holds triples of several extractors" if found else f"holds no triples of {model or 'any extractor'}"
         raise ValueError(f"{self.path} {problem}: give --extractor as number or model ({listed or 'none is stored'})")
 
-    def _insert(self, extractor: int, extractions: Iterable[Extraction]) -> None:
+    def _insert(self, extractor: int, extractions: Iterable[Extraction], stored: str = "NOTHING") -> None:
         rows = (
             (extractor, one.key, json.dumps([t.as_list() for t in one.triples], ensure_ascii=False), one.malformed)
             for one in extractions
         )
-        self._database.executemany("INSERT INTO extractions VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", rows)
+        self._database.executemany(f"INSERT INTO extractions VALUES (?, ?, ?, ?) ON CONFLICT DO {stored}", rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +224,7 @@ def open_triples(
             raise
 
 
-def _rows(source: str | Path, counts: Counter[str]) -> Iterator[Extraction]:
+def _rows(source: str | Path, counts: Counter[str], store: TripleStore, number: int) -> Iterator[Extraction]:
     """Yield the passages of a JSON-lines file; rows without a text or a list of triples are skipped and counted."""
     for where, row in read_jsonl(source):
         listed, passage = row.get("triples"), None
@@ -233,11 +234,12 @@ def _rows(source: str | Path, counts: Counter[str]) -> Iterator[Extraction]:
             counts["malformed rows"] += 1
             continue
         good = [triple for fields in listed if (triple := triple_of(fields)) is not None]
-        counts["passages"] += 1
-        counts["triples"] += len(good)
-        malformed = len(listed) - len(good)
+        malformed, earlier = len(listed) - len(good), store.get(number, passage.key)
+        kept = tuple(good if earlier is None else dict.fromkeys([*earlier, *good]))
+        counts["passages"] += earlier is None
+        counts["triples"] += len(kept) - len(earlier or ())
         counts["malformed triples"] += malformed
-        yield Extraction(passage.key, tuple(good), malformed)
+        yield Extraction(passage.key, kept, malformed)
 
 
 def read_gold(path: str | Path) -> dict[str, frozenset[str]]:

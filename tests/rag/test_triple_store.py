@@ -1,5 +1,6 @@
 import multiprocessing
 import os
+from collections import Counter
 
 import pytest
 
@@ -97,7 +98,11 @@ ROWS = [
     {"title": "Nothing", "text": "Said nothing.", "triples": []},
     {"title": "Bad", "text": None, "triples": []},
     {"title": "Bad", "triples": None, "text": "no list"},
-    {"title": "Oslo", "text": "Oslo  is in\u00a0Norway.", "triples": [["second", "row", "loses"]]},
+    {
+        "title": "Oslo",
+        "text": "Oslo  is in\u00a0Norway.",
+        "triples": [["Oslo", "has", "a fjord"], ["Oslo", "located in", "Norway"], ["Oslo"]],
+    },
 ]
 
 
@@ -109,9 +114,12 @@ def source(tmp_path):
 
 
 def test_a_file_of_triples_is_looked_up_whatever_its_spaces_unicode_form_and_ids(source, tmp_path):
-    store = open_triples(source, tmp_path / "triples.sqlite")
+    counts: Counter[str] = Counter()
+    store = open_triples(source, tmp_path / "triples.sqlite", counts=counts)
+    assert counts == {"passages": 3, "triples": 3, "malformed triples": 4, "malformed rows": 2}
+    both = (Triple("Oslo", "located in", "Norway"), Triple("Oslo", "has", "a fjord"))
     for text in ("Oslo is in Norway.", "Oslo is  in Norway. "):
-        assert store.get(Passage("Oslo", text, id="wiki-17")) == (Triple("Oslo", "located in", "Norway"),)
+        assert store.get(Passage("Oslo", text, id="wiki-17")) == both
     for text in ("é", "e\u0301"):
         assert store.get(Passage("Smith, J. (actor)", text)) == (Triple("A, b (c)", "|", "日本"),)
     assert store.get(Passage("oslo", "Oslo is in Norway.")) is None
