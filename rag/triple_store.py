@@ -134,8 +134,8 @@ class TripleStore:
                 self._database.execute("DELETE FROM extractions WHERE extractor = ?", (number,))
                 self._database.execute("DELETE FROM extractors WHERE id = ?", (number,))
             number = self.extractor(_FILE, digest, str(source))
-            # The last row of a passage has the triples of its earlier rows.
-            self._insert(number, _rows(source, counts, self, number), "UPDATE SET triples = excluded.triples")
+            # A passage's last row has the triples of all its rows.
+            self._insert(number, _rows(source, counts, self, number), "REPLACE")
             if not counts["passages"]:
                 raise ValueError(
                     f"{source}: no row is a passage with triples ({counts['malformed rows']} malformed rows); write "
@@ -162,12 +162,12 @@ class TripleStore:
         problem = "holds triples of several extractors" if found else f"holds no triples of {model or 'any extractor'}"
         raise ValueError(f"{self.path} {problem}: give --extractor as number or model ({listed or 'none is stored'})")
 
-    def _insert(self, extractor: int, extractions: Iterable[Extraction], stored: str = "NOTHING") -> None:
+    def _insert(self, extractor: int, extractions: Iterable[Extraction], repeated: str = "IGNORE") -> None:
         rows = (
             (extractor, one.key, json.dumps([t.as_list() for t in one.triples], ensure_ascii=False), one.malformed)
             for one in extractions
         )
-        self._database.executemany(f"INSERT INTO extractions VALUES (?, ?, ?, ?) ON CONFLICT DO {stored}", rows)
+        self._database.executemany(f"INSERT OR {repeated} INTO extractions VALUES (?, ?, ?, ?)", rows)
 
 
 @dataclass(frozen=True, slots=True)

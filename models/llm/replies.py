@@ -35,9 +35,10 @@ _VALUE = re.compile(
     r"""\s*(?:([\[{(])|("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|“(?:[^”\\]|\\.)*”)|([-+.\w]+))""", re.DOTALL
 )
 _SIGN = re.compile(r"\s*([]}),:])")
-# A JSON escape; \'; a control character's escape unless it looks like LaTeX (`\beta`, `\frac`); a lone backslash.
-_ESCAPE = re.compile(r"""\\(?:(u[0-9a-fA-F]{4}|["\\/])|(')|([bf](?![a-z])|[nrt])|)|(")""")
-_LATEX = re.compile(r"(?<!\\)(?:\\\\)*\\[bf][a-z]")
+# A JSON escape; \'; a control character's escape, but not LaTeX or a path (`\beta`, `C:\temp`); a lone backslash. `\n` is
+# always a line break, since line breaks are common, unless the string has a lone backslash.
+_ESCAPE = re.compile(r"""\\(?:(u[0-9a-fA-F]{4}|["\\/])|(')|([bfrt](?![a-z])|n)|)|(")""")
+_LATEX = re.compile(r"(?<!\\)(?:\\\\)*\\[bfrt][a-z]")
 # Marks the key of the list of triples in an object with several lists.
 _LISTED = re.compile("triple|fact", re.IGNORECASE)
 _DEEPEST = 50

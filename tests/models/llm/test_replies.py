@@ -100,7 +100,10 @@ def test_json_is_found(text, kinds, value):
         (r'"Who keeps C:\apps\new\temp?"', r"Who keeps C:\apps\new\temp?"),
         (r'"\x41 \0 \101 \N{BULLET} \U0001F600 \u12"', r"\x41 \0 \101 \N{BULLET} \U0001F600 \u12"),
         (r'"caf\u00e9 \sigma \\d \"x\""', r'café \sigma \d "x"'),
-        (r'"a\nb\tc \\beta \/"', "a\nb\tc \\beta /"),
+        (r'"a\nb\tC\r\n \\beta \/"', "a\nb\tC\r\n \\beta /"),
+        # A tab or carriage return before a lower-case letter is LaTeX or a path; a line break stays one.
+        (r'"Is \theta in C:\rays?"', r"Is \theta in C:\rays?"),
+        (r'"first\nsecond"', "first\nsecond"),
         (r"'It\'s \w+ \"x\" and \"y'", r"""It's \w+ "x" and "y"""),
         (r'"Ann\'s [1,2,] and {3,}", ', "Ann's [1,2,] and {3,}"),
         ('“He said "x] here}”', 'He said "x] here}'),
@@ -265,8 +268,8 @@ def test_a_reply_without_triples_is_refused(text):
 
 
 plain = st.text(st.characters(exclude_characters="[]{}`~<>", exclude_categories=["Cs"]), max_size=30)
-# No model means a backspace by the "\\b" of "\\beta".
-texts = st.text(st.characters(exclude_characters="\b\f", exclude_categories=["Cs"])) | st.sampled_from(
+# No model means a backspace by the "\\b" of "\\beta", or a tab by the "\\t" of "\\theta".
+texts = st.text(st.characters(exclude_characters="\b\f\r\t", exclude_categories=["Cs"])) | st.sampled_from(
     ["<think>", "a</think>b", "\n```json\n[1]\n```\n", "x] {", "\\alpha", "it's", "[1,2,] and {,}"]
 )
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
