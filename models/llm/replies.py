@@ -43,8 +43,11 @@ _LATEX = re.compile(r"(?<!\\)(?:\\\\)*\\[bfrt][a-z]")
 _LISTED = re.compile("triple|fact", re.IGNORECASE)
 _DEEPEST = 50
 _ROW = re.compile(
-    r"^[\s*-]*(?:Triples?:\s*)?(?:\[(\d+)\]\s*|\d+[.)]\s+)?([^|\n]+)\|([^|\n]+)\|([^|\n]+)$", re.MULTILINE
+    r"^[\s*|-]*(?:Triples?:\s*)?(?:\d+ ?[.)|]\s+)?(?:\*{0,2}\[(\d+)\][\s|]*)?([^|\n]+)\|([^|\n]+)\|([^|\n]+?)\|?\s*$",
+    re.MULTILINE,
 )
+# The head of a Markdown table and the rule below it.
+_TABLE_HEAD = re.compile(r"^(?:.*\n)?[ \t|:]*--[ \t|:-]*\|[ \t|:-]*$", re.MULTILINE)
 _FIELDS = re.compile(r"()\bSubject:(.+?)\bPredicate:(.+?)\bObject:(.+?)$", re.MULTILINE | re.DOTALL)
 REPAIRED = "JSON that was repaired"
 _MARKER = re.compile(r"\(\s*S>|\|\s*[PO]>")
@@ -305,11 +308,11 @@ def find_triples(text: str, advice: str = "") -> FoundTriples:
 
 
 def triple_rows(text: str) -> list[tuple[str, list[str]]]:
-    """Read rows `subject | predicate | object` of a reply, also with a number before the row, as in `[2]`.
+    """Read rows `subject | predicate | object` of a reply, also of a Markdown table, and with a number, as in `[2]`.
 
     "Subject: … Predicate: … Object: …" is read too. Return the number, or "", and three non-empty fields of each row.
     """
-    text = without_thoughts(text)
+    text = _TABLE_HEAD.sub("", without_thoughts(text))
     rows = [match.groups() for pattern in (_ROW, _FIELDS) for match in pattern.finditer(text)]
     found = [(number or "", [" ".join(part.split()).strip("*` ,;") for part in fields]) for number, *fields in rows]
     return [(number, fields) for number, fields in found if all(fields)]
