@@ -16,6 +16,7 @@ no longer continues the previous prompt.
 from __future__ import annotations
 
 import dataclasses
+import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -202,19 +203,21 @@ class GraphLLMProcessor:
         raise ValueError("the tokenizer's chat template changes the text of messages; set data.prompt_format to plain")
 
     def _shorten(self, sample: ModelInput, evidence: str) -> tuple[list[int], int, int]:
-        """Drop triples (or words of raw text) until the prompt fits: first those of the oldest step, from its end."""
+        """Drop triples (or words of raw text) until the prompt fits: first those of the oldest step, from its end.
+
+        Words of more than 20 characters are dropped in parts, since some scripts have no spaces.
+        """
         limit = self.settings.max_input_tokens
         units: list[list[Any]] = [
-            list(step.triples) if evidence == "triples" else step.text.split() for step in sample.steps
+            list(step.triples) if evidence == "triples" else re.findall(r"\s*\S{1,20}", step.text)
+            for step in sample.steps
         ]
 
         def prompt_without(count: int) -> list[int]:
             steps = []
             for step, group in zip(sample.steps, units):
                 kept, count = group[: max(len(group) - count, 0)], max(count - len(group), 0)
-                changed: dict[str, Any] = (
-                    {"triples": tuple(kept)} if evidence == "triples" else {"text": " ".join(kept)}
-                )
+                changed: dict[str, Any] = {evidence: tuple(kept) if evidence == "triples" else "".join(kept)}
                 steps.append(dataclasses.replace(step, **changed))
             return self.prompt(dataclasses.replace(sample, steps=tuple(steps)), evidence)
 

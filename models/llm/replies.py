@@ -35,8 +35,8 @@ _VALUE = re.compile(
     r"""\s*(?:([\[{(])|("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|“(?:[^”\\]|\\.)*”)|([-+.\w]+))""", re.DOTALL
 )
 _SIGN = re.compile(r"\s*([]}),:])")
-# A JSON escape; \'; a control character's escape, but not LaTeX or a path (`\beta`, `C:\temp`); a lone backslash. `\n` is
-# always a line break, since line breaks are common, unless the string has a lone backslash.
+# A JSON escape; \'; a control character's escape unless it looks like LaTeX or a path (`\beta`, `C:\temp`), but `\n` is
+# common, so `\nabla` is a line break too; a lone backslash.
 _ESCAPE = re.compile(r"""\\(?:(u[0-9a-fA-F]{4}|["\\/])|(')|([bfrt](?![a-z])|n)|)|(")""")
 _LATEX = re.compile(r"(?<!\\)(?:\\\\)*\\[bfrt][a-z]")
 # Marks the key of the list of triples in an object with several lists.

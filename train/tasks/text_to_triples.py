@@ -224,7 +224,7 @@ class PairEncoder:
                     yield {"input_ids": ids, "labels": [IGNORED] * len(prompt) + target, "length": len(ids)}
 
     def cut_sources(self, sources: Sequence[str], counts: Counter[str]) -> list[str]:
-        """Cut texts to the limit, between two words, and count the cut texts as `cut_sources`."""
+        """Cut texts to the limit, if possible between two words, and count the cut texts as `cut_sources`."""
         room = self.max_source_tokens - (1 if self._chat is None else 0)
         kept = list(sources)
         # No token stands for less than a byte, so most texts are short enough without tokenising.
@@ -243,8 +243,8 @@ class PairEncoder:
                 return text
             end = min(places[room - 1][1], len(text) - 1)
             place = text.rfind(" ", 0, end + 1)
-            # A text without spaces is cut at the limit.
-            text = text[: place if place > 0 else max(end, 1)]
+            # A text without a space near the limit, as in Chinese, is cut at the limit.
+            text = text[: place if place > end // 2 else max(end, 1)]
 
     def _targets(self, triples: Sequence[Sequence[Triple]], counts: Counter[str]) -> list[list[int] | None]:
         found: list[list[int] | None] = []

@@ -215,6 +215,18 @@ def test_raw_text_loses_its_oldest_words(tokenizer):
     assert "Question: What is it?" in shown
 
 
+def test_raw_text_without_spaces_loses_only_what_does_not_fit(tokenizer):
+    sentence = "东京塔位于日本东京都港区芝公园，于1958年竣工。"
+    sample = ModelInput("answering", "谁设计了东京塔？", (Step("q", (), sentence * 8), Step("r", (), "Other words.")))
+    whole = processor(tokenizer, evidence="text").encode_input(sample)
+    made = processor(tokenizer, evidence="text", max_input_tokens=len(whole.input_ids) - 8)
+    encoded = made.encode_input(sample)
+    shown = text(made, encoded.input_ids)
+    assert encoded.truncated_words == 1
+    assert shown.count(sentence) == 7
+    assert "Other words." in shown
+
+
 def test_a_question_that_does_not_fit_is_an_error(tokenizer):
     made = processor(tokenizer, max_input_tokens=60)
     with pytest.raises(ValueError, match="max_input_tokens=60"):

@@ -91,6 +91,13 @@ def test_a_cut_text_fits_and_is_the_beginning(text, limit, tokenizer_folder):
     assert (cut != text) == bool(counts["cut_sources"])
 
 
+def test_a_source_with_few_spaces_fills_the_limit(tokenizer):
+    text = "2023 年九月" + "苹果公司发布了新手机。" * 9
+    (cut,) = decoder(tokenizer, source=64).cut_sources([text], Counter())
+    assert 64 - 3 <= len(tokenizer(cut, add_special_tokens=False)["input_ids"]) <= 64
+    assert text.startswith(cut)
+
+
 def test_a_word_of_fifty_thousand_characters_is_cut_too(tokenizer):
     counts: Counter[str] = Counter()
     (cut,) = decoder(tokenizer, source=64).cut_sources(["x" * 50_000], counts)
