@@ -180,9 +180,10 @@ def missing_facts(question: Question, records: Sequence[Record]) -> list[tuple[D
         facts = [triple for step in record.steps for triple in step.triples]
         if not free and record.action is Action.SUFFICIENT and not facts_name(facts, answers):
             found.setdefault(DropReason.ANSWER_NOT_IN_FACTS, answers[0])
-        read = [question.question, *(part for triple in facts for part in triple.as_list())]
-        words = {*normalize_answer(" ".join(read)).split(), *PREPOSITIONS}
+        read = " ".join([question.question, *(part for triple in facts for part in triple.as_list())])
+        words = {*normalize_answer(read).split(), *PREPOSITIONS}
         for name in names:
-            if mentions(record.subquery, name) and not words.issuperset(normalize_answer(name).split()):
+            new = mentions(record.subquery, name) and not mentions(read, name)
+            if new and not words.issuperset(normalize_answer(name).split()):
                 found.setdefault(DropReason.NAME_NOT_IN_FACTS, name)
     return list(found.items())

@@ -27,6 +27,7 @@ from typing import IO, Any, Literal, cast
 
 from tripletune.models.data.fields import checked, name_field, text_field
 from tripletune.models.data.triples import Triple, triples_from_json
+from tripletune.models.data.words import UNSPACED
 from tripletune.models.files import JSON
 
 Task = Literal["planning", "answering"]
@@ -185,8 +186,10 @@ def normalize_answer(text: str) -> str:
 
 
 def mentions(text: str, phrase: str) -> bool:
-    """Whether a text holds a phrase as whole words, after answer normalisation of both."""
-    return f" {normalize_answer(phrase)} " in f" {normalize_answer(text)} "
+    """Whether a text holds a phrase as whole words, after answer normalisation of both; see `UNSPACED`."""
+    # In scripts without spaces, each character counts as a word.
+    text, phrase = (" ".join(UNSPACED.sub(r" \g<0> ", normalize_answer(one)).split()) for one in (text, phrase))
+    return f" {phrase} " in f" {text} "
 
 
 def read_jsonl(

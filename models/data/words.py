@@ -23,7 +23,8 @@ AUTO, NONE, _ENGLISH = "auto", "none", ("en", "english")
 _SURE, _OTHER_CODES = 0.5, {"no": "nb", "nn": "nb", "ary": "ar", "arz": "ar"}
 _ASCII_WORD = re.compile(r"\w+")
 # The scripts of South-East Asia have line breaks of class SA, which Unicode leaves to a dictionary.
-_PAIRED = r"[\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}\p{scx=Hang}\p{lb=SA}]"
+UNSPACED = regex.compile(r"[\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}\p{lb=SA}]")
+_PAIRED = rf"[{UNSPACED.pattern}\p{{scx=Hang}}]"
 _WORD = regex.compile(rf"(?V1)(?!\p{{M}})(?:(?P<pairs>[{_PAIRED}&&\w]+)|[\w--{_PAIRED}]+)")
 _ACCENTS = regex.compile(r"(?<=[\p{Latin}\p{Greek}\p{Cyrillic}\p{Arabic}\p{Hebrew}])\p{Mn}+|\u0640")
 # Letters that Unicode does not decompose.

@@ -90,6 +90,7 @@ def test_gives_away_answer():
         ("Is there no lake?", "Are both lakes?", "no", False),
         ("What are the Normans?", "Who?", "Norman", False),
         ("Who lives in (New York), 1900?", "Which town?", "new york", True),
+        ("内藤多仲是在长野出生的吗?", "东京塔的设计者出生在哪里？", "长野", True),
     ):
         assert gives_away_answer(subquery, replace(QUESTION, question=question, answers=(answer,))) is expected
     # An alias of two letters is found in many texts by chance.
@@ -252,6 +253,11 @@ ANSWER, NAME = (DropReason.ANSWER_NOT_IN_FACTS, "Tacoma"), (DropReason.NAME_NOT_
          [(DropReason.NAME_NOT_IN_FACTS, "Arrakis")]),
         (Knows(EMPTY, BORN, ("Who?", "Where is Arrakis?")), {"evidences": (Triple("Arrakis", "in", "Dune"),)},
          [(DropReason.NAME_NOT_IN_FACTS, "Arrakis")]),
+        # A name inside text without spaces.
+        (Knows(EMPTY, BORN, ("?", "赫伯特在哪里出生?")), {"hops": (Hop("?", "赫伯特", 0),)},
+         [(DropReason.NAME_NOT_IN_FACTS, "赫伯特")]),
+        (Knows(EMPTY, BORN, ("?", "赫伯特在哪里出生?")),
+         {"hops": (Hop("?", "赫伯特", 0),), "question": "作家赫伯特的出生地在哪里?"}, []),
         (Knows(WROTE, EMPTY, NAMED), {"answers": ("yes",)}, []),
         (Knows(WROTE, EMPTY, NAMED), {"type": "bridge_comparison"}, []),
         (Knows(WROTE, EMPTY, NAMED), {"question": "Was it Tacoma or Oslo?"}, []),

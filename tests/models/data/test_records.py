@@ -10,6 +10,7 @@ from tripletune.models.data.records import (
     Action,
     Record,
     Step,
+    mentions,
     normalize_answer,
     passage_id,
     read_corpus,
@@ -150,6 +151,28 @@ def test_a_damaged_parquet_file_is_named(tmp_path):
 )
 def test_normalised_answers(text, normal):
     assert normalize_answer(text) == normal
+
+
+@pytest.mark.parametrize(
+    ("text", "phrase", "expected"),
+    [
+        ("Who lives in (New York), 1900?", "the new york", True),
+        ("What are the Normans?", "Norman", False),
+        ("내각은 나가노에서", "나가노", False),
+        ("内藤多仲是在长野出生的吗?", "长野", True),
+        ("内藤多仲は長野県で生まれた", "長崎", False),
+        ("ラーメンはどこのもの", "ラーメン", True),
+        ("เขาเกิดที่กรุงเทพมหานคร", "กรุงเทพ", True),
+        ("ລາວເກີດຢູ່ວຽງຈັນ", "ວຽງຈັນ", True),
+        ("គាត់កើតនៅភ្នំពេញ", "ភ្នំពេញ", True),
+        ("သူသည်ရန်ကုန်တွင်", "ရန်ကုန်", True),
+        # A word or number of another script ends at such a character.
+        ("塔于1958年竣工", "1958", True),
+        ("塔于1958年竣工", "195", False),
+    ],
+)
+def test_a_phrase_is_found_as_whole_words_or_inside_text_without_spaces(text, phrase, expected):
+    assert mentions(text, phrase) is expected
 
 
 @given(st.text())
