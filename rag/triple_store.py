@@ -151,9 +151,7 @@ class TripleStore:
 
     def choose(self, model: str | None = None) -> ExtractorInfo:
         """The extractor with this model name or number; None: the only extractor."""
-        found = [one for one in self.extractors() if one.passages]
-        if model is not None:
-            found = [one for one in found if model in (one.model, str(one.id))]
+        found = [one for one in self.extractors() if one.passages and model in (None, one.model, str(one.id))]
         if len(found) == 1:
             return found[0]
         listed = "; ".join(

@@ -203,11 +203,9 @@ class GraphLLMProcessor:
         raise ValueError("the tokenizer's chat template changes the text of messages; set data.prompt_format to plain")
 
     def _shorten(self, sample: ModelInput, evidence: str) -> tuple[list[int], int, int]:
-        """Drop triples (or words of raw text) until the prompt fits: first those of the oldest step, from its end.
-
-        Words of more than 20 characters are dropped in parts, since some scripts have no spaces.
-        """
+        """Drop triples (or words of raw text) until the prompt fits: first those of the oldest step, from its end."""
         limit = self.settings.max_input_tokens
+        # Words of more than 20 characters are dropped in parts, since some scripts have no spaces.
         units: list[list[Any]] = [
             list(step.triples) if evidence == "triples" else re.findall(r"\s*\S{1,20}", step.text)
             for step in sample.steps
