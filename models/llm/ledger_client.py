@@ -344,7 +344,9 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         away = bool(self.backend.address) and not self._warned
         self._warned |= away
         name = f"{self.model} at {self.backend.address}" if away else self.model
-        words, reason = "%s: attempt %d of %d failed (%s); next attempt in %.1f s", redact(str(error), self._secrets)
+        # A server may repeat the prompt in its error, and the log of `serve` has no questions.
+        told = str(error) if self.ends_run else str(error).partition(" - ")[0]
+        words, reason = "%s: attempt %d of %d failed (%s); next attempt in %.1f s", redact(told, self._secrets)
         logger.log(logging.WARNING if away else logging.DEBUG, words, name, attempts, own.attempts, reason, seconds)
         await asyncio.sleep(seconds)
 
