@@ -21,7 +21,7 @@ from tripletune.eval.results import SCORES, SETTINGS, read_results, read_scored,
 from tripletune.eval.statistics import Interval, bootstrap_means
 from tripletune.eval.suites import interval_cells, show_table
 from tripletune.models.data.fields import given
-from tripletune.models.files import json_line, lock_folder, new_file, read_json, write_json
+from tripletune.models.files import file_digest, json_line, lock_folder, new_file, read_json, write_json
 from tripletune.models.options import not_one_of
 from tripletune.rag.results import RESULTS, read_runs
 from tripletune.rag.triple_store import read_gold
@@ -37,11 +37,11 @@ def score(args: argparse.Namespace, console: Console) -> None:
     known, names = find_metrics(), [name.strip() for name in args.metrics.split(",") if name.strip()]
     if problems := [not_one_of("metrics", name, list(known)) for name in names if name not in known]:
         raise ValueError("; ".join(problems))
-    gold = read_gold(args.gold) if args.gold else None
+    gold, source = (read_gold(args.gold), file_digest(args.gold)) if args.gold else (None, "")
     folders, rows, failed = run_folders(args.folders), [], []
     for folder in folders:
         try:
-            found = score_run(folder, {name: known[name] for name in names}, gold)
+            found = score_run(folder, {name: known[name] for name in names}, gold, source)
         except (OSError, ValueError) as error:
             failed.append(str(error))
             continue
@@ -59,20 +59,21 @@ def score(args: argparse.Namespace, console: Console) -> None:
 
 
 def score_run(
-    folder: str | Path, metrics: Mapping[str, Metric], gold: Mapping[str, Collection[str]] | None = None
+    folder: Path, metrics: Mapping[str, Metric], gold: Mapping[str, Collection[str]] | None = None, source: str = ""
 ) -> dict[str, Interval]:
     """Score one run, and write the scores beside its results and other scores.
 
     Each score also has `failed`, the number of failed questions. `gold` has the ids of each question's supporting
-    passages, instead of those in the results. A metric is left out with a warning if no question has its gold.
+    passages, instead of those in the results, and `source` its digest, which is noted beside the scores. A metric is
+    left out with a warning if no question has its gold.
     """
-    folder = Path(folder)
     path, values = folder / SCORES, dict[str, list[float]]({name: [] for name in metrics})
     settings = read_json(folder / SETTINGS)
     if "system" not in settings:
         raise ValueError(f"{folder} is not the output of `tripletune eval run`; repeat its evaluation to score it")
     with lock_folder(folder, f"another process writes into {folder}: wait for it or stop it") or nullcontext():
-        before = {row["id"]: given(row, "scores") or {} for row in read_results(path)} if path.is_file() else {}
+        before = {row["id"]: row for row in read_results(path)} if path.is_file() else {}
+        source = source or settings.get("gold") or "links in the results"
         changed, failed = dict.fromkeys(metrics, 0), 0
         with new_file(path) as scratch, scratch.open("w", encoding="utf-8") as file:
             met, linked = set[str](), set[str]()
@@ -86,8 +87,11 @@ def score_run(
                 for name, one in scores.items():
                     values[name].append(one)
                     changed[name] += row["scores"].get(name, one) != one
-                line = {"id": row["id"], "scores": {**before.get(row["id"], {}), **scores}}
-                file.write(json_line(line))
+                noted = {name: source for name in scores if metrics[name].reads == "supporting"}
+                old, new = before.get(row["id"], {}), {"scores": scores, "links": noted}
+                for name, found in new.items():
+                    found |= {one: value for one, value in old.get(name, {}).items() if one not in metrics}
+                file.write(json_line({"id": row["id"], **new}))
             if not file.tell():
                 raise ValueError(f"{folder}: no question has a result yet: run the same command again")
             if met and met.isdisjoint(linked):

@@ -45,6 +45,8 @@ SCORES = "scores.jsonl"
 # Rankings whose recall is measured, in words, and the numbers of passages that count.
 RANKINGS = {"first": "first search", "retrieved": "all retrieved", "shown": "shown to the reader"}
 BUDGETS = (2, 5, 15)
+_SESSION = {"began": str, "version?": str, "commit?": str, "alone?": bool, "embedded?": int}
+_ABOUT = {"questions?": int, "concurrency?": int, "command?": [str], "sessions?": [_SESSION]}
 
 
 class ResultLog:
@@ -242,6 +244,15 @@ def mean_recalls(rows: Iterable[Mapping[str, float]]) -> dict[str, Interval]:
     known = [row for row in rows if row]
     names = [name for name in (known[0] if known else ()) if all(name in row for row in known)]
     return bootstrap_means({name: [row[name] for row in known] for name in names})
+
+
+def read_about(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Settings, `run.json` (with the gold links of added scores) and metrics of a folder; {} without the file."""
+    found = [read_json(path / name) if (path / name).is_file() else {} for name in (SETTINGS, ABOUT, METRICS)]
+    checked(found[1], str(path / ABOUT), _ABOUT)
+    scored = read_results(path / SCORES) if (path / SCORES).is_file() else ()
+    found[1]["gold"] = " and ".join(sorted({one for row in scored for one in row.get("links", {}).values()}))
+    return found[0], found[1], found[2]
 
 
 def run_folders(folders: Iterable[str | Path]) -> list[Path]:

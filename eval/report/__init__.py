@@ -21,10 +21,10 @@ from tripletune.eval.costs import read_prices, unused_roles
 from tripletune.eval.report.curve import MALFORMED_OUTPUT, draw_curve, panels_of, read_curve
 from tripletune.eval.report.groups import Group, compare_pairs, group_runs, sweeps_of
 from tripletune.eval.report.page import write_page
-from tripletune.eval.report.runs import Run, figures_of, named_folder, read_about, read_folder
+from tripletune.eval.report.runs import Run, figures_of, named_folder, read_folder
 from tripletune.eval.report.setting import check_across, check_comparable, setting_rows
 from tripletune.eval.report.tables import latex_of, markdown_of, sections_of, tables_of
-from tripletune.eval.results import METRICS, SCORES, SETTINGS, read_results, read_scored, run_folders
+from tripletune.eval.results import METRICS, SCORES, SETTINGS, read_about, read_results, read_scored, run_folders
 from tripletune.eval.statistics import P_NOTE, bootstrap_ratio, correct_table, p_cell, paired_ratio_difference, verdict
 from tripletune.eval.suites import interval_cells, show_table
 from tripletune.eval.suites.extraction import KIND
@@ -212,8 +212,6 @@ def compare_folders(
     about = []
     for spec, seeds in zip(folders, groups):
         names = {heads[one].get("system") or heads[one]["model"] for one in seeds}
-        if len(names) > 1 and not texts:
-            raise ValueError(f"{spec}: name seeds of one system, not of {', '.join(sorted(names))}")
         costs = [heads[one][f"cost_per_{unit}"] for one in seeds]
         cost = {name: sum(one.get(name, 0) for one in costs) / len(costs) for name in costs[0]}
         failed = sum(failures[one] for one in seeds)

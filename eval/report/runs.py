@@ -18,11 +18,9 @@ import pandas as pd
 from tripletune.eval.costs import COSTS as SUMMED
 from tripletune.eval.costs import WEIGHTED, Costs, Prices, weighted
 from tripletune.eval.metrics import recall
-from tripletune.eval.results import ABOUT, METRICS, SETTINGS, mean_recalls, read_results, read_scored, recalls_of
+from tripletune.eval.results import METRICS, SETTINGS, mean_recalls, read_about, read_results, read_scored, recalls_of
 from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
-from tripletune.models.data.fields import checked
 from tripletune.models.data.records import mentions, normalize_answer
-from tripletune.models.files import read_json
 from tripletune.rag.results import RESULTS
 from tripletune.rag.systems.cirag import DEFAULT, GRANULARITIES
 
@@ -34,8 +32,6 @@ _FACTS = ("facts_shown", "facts_kept", "answer_kept")
 _TOKENS = ("prompt_tokens", "completion_tokens")
 _SUMS = {"calls": ("calls",), "tokens_read": _TOKENS[:1], "tokens_written": _TOKENS[1:], "tokens": _TOKENS,
          WEIGHTED: _TOKENS, "seconds": ("seconds",)}  # fmt: skip
-_SESSION = {"began": str, "version?": str, "commit?": str, "alone?": bool, "embedded?": int}
-_ABOUT = {"questions?": int, "concurrency?": int, "command?": [str], "sessions?": [_SESSION]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +80,6 @@ class Run:
     def finished(self) -> bool:
         """Whether the run is complete."""
         return bool(self.metrics) and self.results == self.about.get("questions")
-
-
-def read_about(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Settings, `run.json` and metrics of a folder; empty if the file is missing."""
-    found = [read_json(path / name) if (path / name).is_file() else {} for name in (SETTINGS, ABOUT, METRICS)]
-    checked(found[1], str(path / ABOUT), _ABOUT)
-    return found[0], found[1], found[2]
 
 
 def named_folder(spec: str) -> tuple[str, Path]:

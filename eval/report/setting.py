@@ -8,19 +8,21 @@ fixes.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from itertools import chain, combinations
 from typing import Any
 
 from tripletune.eval.report.runs import Run
-from tripletune.models.files import few
+from tripletune.models.files import few, flatten
 from tripletune.models.options import not_one_of
+from tripletune.rag.chat_generator import READER
 from tripletune.rag.systems import find_system, system_names
 
 # Settings that must be equal, by their names in `--across`.
 EQUAL = ("data", "limit", "task", "corpus", "retriever", "encoder", "top_k", "triples", "model", "sampling", "reader",
-         "max_answer_tokens")  # fmt: skip
+         "max_answer_tokens", "gold")  # fmt: skip
 _HOW = {
     "retriever": ("vectors", "language"),
     "encoder": ("encoder_weights", "query_prompt", "text_prompt", "similarity"),
@@ -29,7 +31,11 @@ _MODELS = ("model", "planner", "teacher")
 # Settings that other rows show; `_own_settings` shows the rest.
 _KNOWN = {"system", "options", "files", "llm", "teacher_weights", *EQUAL, *_MODELS, *chain(*_HOW.values())}
 _OWN = "not as in its paper"
-# Characters shown of a digest or a commit.
+# Calls of a system that write its answer.
+_ANSWERS = ("answer", "act", "follow_up")
+# Settings in which seeds of one system may differ: seeds, and names and weights of the trained model.
+_SEEDS = re.compile(r"(.+[._])?(seed|weights)|control_run|prompt_embeds|model|(model|planner|integrator)\.spec")
+# Characters shown of a commit.
 _SHORT = 12
 
 
@@ -49,16 +55,25 @@ def shared_settings(run: Run) -> dict[str, Any]:
     models = {role: settings[role] for role in _MODELS if settings.get(role)}
     if weights := settings.get("teacher_weights"):
         models["teacher"] = {"model": settings["teacher"], "weights": weights}
-    models |= {role: one for role, one in (settings.get("llm") or {}).items() if role.split(".")[0] not in systems}
     # Older runs have the reader of their papers, and IRCoT's option `reader` had another meaning.
     reader = {name: one for name in ("reader", "reader_tokens") if isinstance(one := options.get(name), (str, int))}
+    reader |= {name: one for name, one in (settings.get("files") or {}).items() if name == READER}
+    common = reader.get("reader") == "common"
+    for role, one in (settings.get("llm") or {}).items():
+        # A system's own role is compared if it answers; the system's name alone stands for all its roles.
+        owner, call = [*role.split("."), "answer"][:2]
+        if owner not in systems or (owner == settings["system"] and call in _ANSWERS and not common):
+            models[role.removeprefix(f"{owner}.") if owner in systems else role] = one
+    drawn, graph_llm = (settings.get("sampling") or [])[:2], settings.get("model") or settings.get("planner")
+    student = [float(settings.get("student_seed") is not None), 1.0] if graph_llm else []
     return found | {
         "task": {name: task.get(name) for name in ("name", "reader", "template")},
         "triples": settings.get("triples"),
         "model": models or None,
-        "sampling": (settings.get("sampling") or [])[:2] or None,
-        "reader": reader if reader.get("reader") == "common" else "paper",
+        "sampling": drawn + student * (student != drawn) or None,
+        "reader": reader if common else "paper",
         "max_answer_tokens": options.get("max_answer_tokens"),
+        "gold": run.about.get("gold") or settings.get("gold"),
     }
 
 
@@ -81,7 +96,9 @@ def check_across(across: str | None) -> list[str]:
 
 
 def check_comparable(groups: Sequence[Sequence[Run]], across: Collection[str]) -> None:
-    """Raise `ValueError` for runs that differ in settings that must be equal."""
+    """Raise `ValueError` for runs that differ in settings that must be equal; the runs of a group are seeds."""
+    for runs in groups:
+        _check_seeds(runs)
     for first, second in combinations(groups, 2):
         for one, other in ((one, other) for one in first for other in second):
             if found := apart(one, other, across):
@@ -102,7 +119,7 @@ def told_of(value: Any) -> str:
     text = str(value)
     if text.startswith("oracle:"):
         return f"ORACLE {text.partition(':')[2]}, which knows the facts and is not a language model"
-    return text[:_SHORT] if len(text) == 64 and text.isalnum() else text
+    return re.sub(r"\b(\w{12})\w{52}\b", r"\1", text)  # digests
 
 
 def setting_rows(runs: Sequence[Run], names: Sequence[str]) -> list[list[str]]:
@@ -126,6 +143,7 @@ def _own_settings(run: Run) -> str:
     defaults = defaults_of(run)
     options = {name: one for name, one in (run.settings.get("options") or {}).items() if defaults.get(name, one) != one}
     others = {name: one for name, one in run.settings.items() if name not in _KNOWN and one is not None}
+    others |= {name: one for name, one in (run.settings.get("llm") or {}).items() if name.split(".")[0] == run.system}
     drawn = run.settings.get("sampling") or []
     if len(drawn) > 2 and drawn[2] is not None:
         others["seed"] = drawn[2]
@@ -137,6 +155,16 @@ def defaults_of(run: Run) -> dict[str, Any]:
     system = run.settings.get("system")
     options = fields(find_system(system).options) if system in system_names() else ()
     return json.loads(json.dumps({one.name: one.default for one in options}, default=str))
+
+
+def _check_seeds(runs: Sequence[Run]) -> None:
+    """Raise `ValueError` for runs that differ in more than seeds and the weights of the trained model."""
+    flat = [flatten({**run.settings, "sampling": shared_settings(run)["sampling"]}, ".") for run in runs]
+    values = {name: dict.fromkeys(told_of(one.get(name)) for one in flat) for name in dict.fromkeys(chain(*flat))}
+    others = [name for name in values if not _SEEDS.fullmatch(name) and f"{name}_weights" not in values]
+    if told := [f"{name} ({' and '.join(values[name])})" for name in others if len(values[name]) > 1]:
+        folders = ",".join(run.folder for run in runs)
+        raise ValueError(f"{folders}: name seeds of one system, not runs that differ in {few(told)}")
 
 
 def _content(value: Any) -> Any:

@@ -8,6 +8,7 @@ from tripletune.eval.__main__ import main
 from tripletune.eval.metrics import mrr, ndcg, precision, recall
 from tripletune.eval.rescore import final_ranking
 from tripletune.eval.results import ResultLog, mean_recalls, read_scored, recalls_of
+from tripletune.models.files import file_digest
 
 SETTINGS = {"system": "standard", "task": {"name": "hotpotqa", "metrics": ["exact_match"]}, "data": "digest"}
 
@@ -142,6 +143,18 @@ def test_gold_links_may_come_later(run, tmp_path, error_of):
     gold = write_lines(tmp_path / "gold.jsonl", [{"question_id": "3", "passages": ["x", "q"]}])
     assert main(["score", str(folder), "--metrics", "recall@5", "--gold", str(gold)]) == 0
     assert scores_of(folder)["3"]["recall@5"] == 0.5
+    other = run("two", ["Paris"] * 4)
+    assert main(["score", str(other), "--metrics", "recall@5,f1"]) == 0
+    assert main(["compare", str(folder), str(other)]) == 2
+    digest = file_digest(gold)
+    assert f"differ in gold ({digest[:12]} and links in the results), so" in error_of()
+    assert main(["score", str(other), "--metrics", "recall@5", "--gold", str(gold)]) == 0
+    assert scores_of(other)["1"] == {"exact_match": 1, "f1": 1}, "scores of other gold links are removed"
+    assert main(["compare", str(folder), str(other), "--metric", "recall@5"]) == 0
+    write_lines(gold, [{"question_id": "3", "passages": ["x"]}])
+    assert main(["score", str(other), "--metrics", "mrr", "--gold", str(gold)]) == 0
+    assert main(["compare", str(folder), str(other)]) == 2
+    assert f"differ in gold ({digest[:12]} and {' and '.join(sorted((digest, file_digest(gold))))[:12]}" in error_of()
     write_lines(gold, [{"question_id": "3", "passages": ["of another corpus"]}])
     assert main(["score", str(folder), "--metrics", "recall@5", "--gold", str(gold)]) == 2
     assert "--gold has no passage that the run found" in error_of()

@@ -35,7 +35,8 @@ def run_of(folder="f", questions=20, **changes):
 
 
 READERS = ({"reader": "paper", "reader_tokens": 900}, {"reader": "common", "reader_tokens": 2000}, {})
-STUDENT = {"spec": "runs/a", "weights": "w"}
+STUDENT, SMART = {"spec": "runs/a", "weights": "w"}, {"model": "openai:smart"}
+GRAPH_LLM = {"teacher": "absent", "sampling": "absent", "model": STUDENT}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,20 @@ STUDENT = {"spec": "runs/a", "weights": "w"}
         ({}, {"system": "no_retrieval", "retriever": None, "encoder": None, "corpus": None}, ""),
         ({"triples": "t"}, {"options": {"max_rounds": 2}}, ""),
         ({}, {"sampling": [0.0, 1.0, 7]}, ""),
-        ({"system": "t2rag", "llm": {"t2rag.resolve": {"model": "hf:x"}}}, {}, ""),
+        ({"system": "t2rag", "llm": {"t2rag.resolve": SMART}}, {}, ""),
+        *(({"system": "cirag", "llm": {role: SMART}}, {}, "model") for role in ("cirag", "cirag.answer.triples")),
+        ({"system": "react", "llm": {"react.act": SMART}}, {}, "model"),
+        ({"system": "t2rag", "llm": {"t2rag.answer": SMART}}, {"llm": {"standard.answer": SMART}}, ""),
+        ({"llm": {"t2rag.answer": SMART}}, {}, ""),
+        *(({"options": {"reader": "common"}, "files": {"answer_passages": one}},
+           {"options": {"reader": "common"}, "llm": {"standard": SMART}, "files": {"answer_passages": "v", "x": "y"}},
+           differ) for one, differ in (("v", ""), ("w", "reader"))),
+        ({"files": {"answer_passages": "v"}}, {"files": {"answer_passages": "w"}}, ""),
+        (GRAPH_LLM, {**GRAPH_LLM, "student_seed": 1}, "sampling"),
+        ({**GRAPH_LLM, "student_seed": 1}, {**GRAPH_LLM, "student_seed": 2}, ""),
+        ({"student_seed": 1, "integrator": STUDENT}, {}, ""),
+        ({"gold": "g"}, {"gold": "h"}, "gold"),
+        ({"gold": "g"}, {}, ""),
         ({"model": STUDENT}, {"model": {**STUDENT, "spec": "copies/a"}}, ""),
         ({"teacher": "hf:a", "teacher_weights": "w"}, {"teacher": "hf:copies/a", "teacher_weights": "w"}, ""),
         *(
@@ -116,6 +130,9 @@ def test_a_run_stands_in_every_group_that_it_fits_and_a_setting_is_told_with_its
     rows = dict(setting_rows([five, two, bare], ["five", "two", "none"]))
     changed = run_of("x", options={"evidence": "text"}, sampling=[0.0, 1.0, 7])
     assert dict(setting_rows([five, changed], ["five", "x"]))["not as in its paper"] == "evidence=text, seed=7 (x)"
+    mixed = run_of("y", system="t2rag", llm={"t2rag.resolve": SMART, "cirag": SMART}, options={"top_k": 2})
+    told = dict(setting_rows([mixed], ["y"]))
+    assert (told["model"], told["not as in its paper"]) == ("openai:m", "t2rag.resolve=openai:smart")
     assert rows["top_k"] == "5 (five); 2 (two)"
     assert rows["retriever"] == "dense"
     assert rows["corpus"] == "c" * 12
@@ -192,6 +209,26 @@ def test_seconds_are_shown_of_runs_that_had_the_machine_and_asked_themselves(fol
     page = (tmp_path / "out" / "report.md").read_text()
     assert shown in page.partition("### Latency")[2].partition("###")[0]
     assert f"| standard | 0 | 0 | 0 | 0 | 0 | - | {40 if alone else '-'} | triples of an earlier run |" in page
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sampling": [0.0, 1.0, 7]}, ""),
+        ({"teacher": "hf:b", "teacher_weights": "y"}, ""),
+        ({"options": {"top_k": 1}}, "differ in options.top_k (5 and 1)"),
+        ({"sampling": [0.7, 1.0, 7]}, "differ in sampling (0.0,1.0 and 0.7,1.0)"),
+        ({"control": "no_facts"}, "differ in control (None and no_facts)"),
+        ({"system": "ras"}, "differ in system (standard and ras)"),
+    ],
+)
+def test_seeds_of_one_system_differ_in_nothing_else(folders, error_of, changes, said):
+    base, one, two = folders(
+        base={"system": "no_retrieval", "teacher": "hf:a"}, one={"teacher": "hf:a", "teacher_weights": "x"},
+        two={"teacher": "hf:a", "teacher_weights": "x", **changes},
+    )  # fmt: skip
+    assert main(["compare", base, f"{one},{two}", "--across", "model,sampling,top_k"]) == (2 if said else 0)
+    assert not said or said in error_of()
 
 
 def test_compare_and_report_take_only_what_is_named(folders, tmp_path, error_of, capsys):

@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 import types
 from dataclasses import dataclass, replace
 
@@ -178,6 +179,9 @@ def test_other_systems_and_compare(files, oracle, capsys, error_of):
     assert "seeds of one system" in error_of()
     assert main(command(files, output="blind", control="no_facts")) == 0
     seeds = [folders[0], f"{folders[0]},{files / 'blind'}"]
+    assert main(["compare", *seeds]) == 2
+    assert "differ in control (None and no_facts)" in error_of()
+    shutil.copy(files / "out" / "settings.json", files / "blind")
     assert main(["compare", *seeds, "--metric", "exact_match", "--output", str(files / "seeds.json")]) == 0
     assert "run 2, exact_match of each seed: 100.0, 0.0" in capsys.readouterr().out
     _, both = json.loads((files / "seeds.json").read_text())["scores"]["exact_match"]
