@@ -88,10 +88,10 @@ def score_run(
                     values[name].append(one)
                     changed[name] += row["scores"].get(name, one) != one
                 noted = {name: source for name in scores if metrics[name].reads == "supporting"}
-                old, new = before.get(row["id"], {}), {"scores": scores, "links": noted}
-                for name, found in new.items():
-                    found |= {one: value for one, value in old.get(name, {}).items() if one not in metrics}
-                file.write(json_line({"id": row["id"], **new}))
+                line, old = {"id": row["id"]}, before.get(row["id"], {})
+                for name, new in (("scores", scores), ("links", noted)):
+                    line[name] = {one: value for one, value in old.get(name, {}).items() if one not in metrics} | new
+                file.write(json_line(line))
             if not file.tell():
                 raise ValueError(f"{folder}: no question has a result yet: run the same command again")
             if met and met.isdisjoint(linked):

@@ -92,14 +92,14 @@ function select(label, name, options, changed) {
     options.map(([value, text]) => h("option", { value, selected: value === chosen }, text))));
 }
 
-// What is shown now: the task, the metric, and the runs by their scores.
+// What is shown now: the task, the metric, and the runs by their scores, unfinished runs last.
 function view() {
   const at = GROUPS[state.task] ? Number(state.task) : 0, group = GROUPS[at];
   const metric = group.metrics.includes(state.metric) ? state.metric : group.metrics[0];
   const score = (run) => (run.figures.scores || {})[metric] || { mean: null };
   const runs = group.runs.map((run, number) => ({ ...run, number, score: score(run) }))
     .filter((run) => run.score.mean !== null).map((run, hue) => ({ ...run, hue }));
-  runs.sort((a, b) => b.score.mean - a.score.mean);
+  runs.sort((a, b) => b.finished - a.finished || b.score.mean - a.score.mean);
   return { at, group, metric, runs, all: DATA.groups[at] };
 }
 
@@ -161,7 +161,7 @@ function leaderboard({ group, metric, runs }) {
   const part = (run) => (run.finished ? "" : ` (${whole(run.questions)} of ${whole(run.expected || NaN)} questions)`)
     + (run.figures.errors ? `, ${whole(run.figures.errors)} failed` : "");
   return section(`${group.task}: ${metric}`, "Points are means and bars are 95 % intervals over questions, times 100. "
-    + "Differences are to the run with the highest score, on the questions that both runs have.",
+    + "Differences are to the first run, on the questions that both runs have.",
   bars(runs.map((run, n) => ({ ...bar(run), name: `${n + 1}. ${run.name}`, part: part(run), ...against(run) })),
     "scores"));
 }
@@ -227,8 +227,9 @@ function costs({ metric, runs }) {
   const ticks = Array.from({ length: 24 }, (_, n) => (log ? [1, 3][n % 2] * 10 ** ((n >> 1) - 4) : n * step));
   const wide = width > 560, points = paid.map((run) => ({ ...run, spent: spend(run, key), x: x(spend(run, key).mean),
     y: y(run.score.mean), text: wide ? cut(run.name, 200) : `${runs.indexOf(run) + 1}` }));
-  // By score, so that a run is beaten by one before it that costs no more.
-  const front = points.filter((one, n) => points.slice(0, n).every((other) => other.spent.mean > one.spent.mean));
+  // By score, so that a run is beaten by one before it that costs no more; only finished runs, if there are any.
+  const front = points.filter((one, n) => one.finished === points[0].finished
+    && points.slice(0, n).every((other) => other.spent.mean > one.spent.mean));
   const parts = [s("rect", { class: "line", x: 34, y: 18, width: right - 34, height: bottom - 6 }),
     [0, 0.25, 0.5, 0.75, 1].map((v) => [s("path", { class: "line", d: `M34 ${y(v)}H${right}` }),
       words(26, y(v) + 4, 100 * v, "soft", "end")]),

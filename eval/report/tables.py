@@ -86,18 +86,18 @@ def _main(groups: Runs) -> str:
         metric, marks = group["metrics"][0], {"better": r"$^\dagger$", "worse": r"$^\ddagger$"}
         gaps = {run["name"]: dict(row[0] or {}) for run, row in zip(group["runs"], group["pairs"][metric])}
         correct_table(filter(None, gaps.values()))
-        known = {run["name"]: run["figures"] for run in group["runs"] if run["figures"]["scores"][metric]["n"]}
-        means = {name: f"{100 * found['scores'][metric]['mean']:z.1f}" for name, found in known.items()}
-        best = max(means.values(), key=float, default="")
+        known = {run["name"]: run for run in group["runs"] if run["figures"]["scores"][metric]["n"]}
+        means = {name: f"{100 * run['figures']['scores'][metric]['mean']:z.1f}" for name, run in known.items()}
+        best = max((mean for name, mean in means.items() if known[name]["finished"]), key=float, default="")
         columns.append({
-            name: (rf"\textbf{{{mean}}}" if mean == best else mean)
+            name: (rf"\textbf{{{mean}}}" if mean == best and known[name]["finished"] else mean)
             + marks.get(verdict(gaps[name]) if gaps[name] else "", "")
-            + (f" ({known[name]['errors']} failed)" if known[name]["errors"] else "")
+            + _noted(known[name])
             for name, mean in means.items()
         })  # fmt: skip
     caption = (
         "Scores are times 100, the best in bold. A dagger marks scores better than the first run of the column, a "
-        f"double dagger worse scores (p < {SIGNIFICANT}, Holm). Failed questions score 0."
+        f"double dagger worse scores (p < {SIGNIFICANT}, Holm). Failed questions score 0. Unfinished runs are not bold."
     )
     head = ["system", *(f"{group['task']} {group['metrics'][0]}, {group['told']}".rstrip(", ") for group in groups)]
     return Table(head, [[tex(name), *(one.get(name, "-") for one in columns)] for name in names]).latex(caption, str)
@@ -114,9 +114,20 @@ def _by_run(runs: Runs, head: Sequence[str], cells: Callable[[Mapping[str, Any]]
 
 
 def _name(run: Mapping[str, Any]) -> str:
-    """A run's name, with the number of its questions that failed."""
+    """A run's name, with what limits its figures."""
+    return run["name"] + _noted(run)
+
+
+def _noted(run: Mapping[str, Any]) -> str:
+    """In brackets, how many questions an unfinished run has, and how many questions failed."""
     failed = run["figures"]["errors"]
-    return f"{run['name']} ({failed:,} failed)" if failed else run["name"]
+    parts = ([] if run["finished"] else [_asked(run)]) + ([f"{failed:,} failed"] if failed else [])
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _asked(run: Mapping[str, Any]) -> str:
+    of = f" of {run['expected']:,}" if run["expected"] else ", not finished"
+    return f"{run['questions']:,}" + ("" if run["finished"] else of)
 
 
 def _scored(run: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
@@ -125,7 +136,7 @@ def _scored(run: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
 
 def _overview(groups: Runs) -> list[Section]:
     """Headline scores of runs by name: one column per task, and the mean over tasks if none is missing."""
-    figures = [{run["name"]: run["figures"] for run in group["runs"]} for group in groups]
+    figures = [{run["name"]: run for run in group["runs"]} for group in groups]
     shared = [name for name in dict.fromkeys(chain(*figures)) if sum(name in one for one in figures) > 1]
     if not shared:
         return []
@@ -134,11 +145,11 @@ def _overview(groups: Runs) -> list[Section]:
     rows = []
     for name in shared:
         found = [one.get(name) for one in figures]
-        scores = [one["scores"][group["metrics"][0]] if one else None for one, group in zip(found, groups)]
-        failed = [f", {one['errors']:,} failed" if one and one["errors"] else "" for one in found]
-        means = [100 * score["mean"] for score in scores if score and alike]
-        mean = _number(sum(means) / len(means) if len(means) == len(groups) else None)
-        rows.append([name, *map(add, map(interval, scores), failed), mean])
+        scores = [one and one["figures"]["scores"][group["metrics"][0]] for one, group in zip(found, groups)]
+        whole = alike and all(one and one["finished"] for one in found)
+        means = [100 * score["mean"] for score in scores if score and whole]
+        mean = _number(sum(means) / len(means) if means else None)
+        rows.append([name, *map(add, map(interval, scores), [_noted(one) if one else "" for one in found]), mean])
     head = ["", *(f"{one['task']} {one['metrics'][0]}, {one['told']}".rstrip(", ") for one in groups), "mean"]
     return [Section("All tasks", "", [Table(head, rows)])]
 
@@ -182,10 +193,7 @@ def about_of(group: Mapping[str, Any]) -> str:
 
 def _scores(group: Mapping[str, Any]) -> list[str | Table]:
     metrics, runs, known = group["metrics"], group["runs"], find_metrics()
-    first = [[run["name"], f"{run['questions']:,}", run["figures"]["errors"]] for run in runs]
-    for cells, run in zip(first, runs):
-        if not run["finished"]:
-            cells[1] += f" of {run['expected']:,}" if run["expected"] else ", not finished"
+    first = [[run["name"], _asked(run), run["figures"]["errors"]] for run in runs]
     explained = [f"{name}: {known[name].explanation}." for name in metrics if name in known]
     counts = {name: {run["figures"]["scores"][name]["n"] for run in runs} for name in metrics}
     most = max(run["questions"] for run in runs)
@@ -200,8 +208,8 @@ def _ablations(group: Mapping[str, Any]) -> list[str | Table]:
     names = (
         run["name"].removeprefix(f"{run['system']} ") if run["ablations"] else f"{run['name']} (whole)" for run in runs
     )
-    first = [[name, run["figures"]["errors"]] for name, run in zip(names, runs)]
-    table = _with_gaps(["method", "failed"], first, group, group["ablations"])
+    first = [[name + _noted(run)] for name, run in zip(names, runs)]
+    table = _with_gaps(["method"], first, group, group["ablations"])
     return ["The rows of tables 2 and 3 of the CIRAG paper, in the paper's order.", table]
 
 
@@ -237,8 +245,8 @@ def _sweeps(group: Mapping[str, Any]) -> list[str | Table]:
         rows = []
         for value, run in zip(sweep["values"], map(group["runs"].__getitem__, sweep["runs"])):
             costs = [interval(run["figures"]["cost"][name], 1) for name in COSTS[:2]]
-            rows.append([f"{value:g}", run["figures"]["errors"], *_scored(run, group["metrics"]), *costs])
-        parts.append(Table([sweep["option"], "failed", *group["metrics"], "calls", "tokens read"], rows))
+            rows.append([f"{value:g}{_noted(run)}", *_scored(run, group["metrics"]), *costs])
+        parts.append(Table([sweep["option"], *group["metrics"], "calls", "tokens read"], rows))
     return parts
 
 
