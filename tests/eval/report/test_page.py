@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shutil
 from itertools import combinations
 from xml.etree import ElementTree
 
@@ -121,6 +122,21 @@ def test_the_best_run_stands_first_and_differences_are_said_in_words(page, tmp_p
     assert cells == ["-", "+83.3", "−83.3", "-"]
     assert "good against bad: +83.3 (" in text
     assert "on 12 questions, p 0.002 (McNemar's exact test, Holm): better." in text
+
+
+@needs_browser
+def test_an_unfinished_run_is_last_even_with_the_highest_score(runs, tmp_path):
+    part = tmp_path / "part"
+    shutil.copytree(runs / "hotpotqa" / "good", part)
+    write_lines(part / "results.jsonl", [row(number, "good") for number in range(3)])
+    folders = [f"part={part}", *(f"{runs}/hotpotqa/{name}" for name in ("bad", "good"))]
+    assert main(["report", *folders, "--output", str(tmp_path / "r")]) == 0
+    script = """[".plot .name", ".verdict"].map((which) => [...document.querySelectorAll(which)]
+        .map((one) => one.textContent)).concat(document.querySelector(".front").getAttribute("d"))"""
+    ((names, verdicts, front),) = see(tmp_path / "r" / "report.html", tmp_path, ("", script))
+    assert names[:3] == ["1. good", "2. bad, 1 failed", "3. part (3 of 12 questions)"]
+    assert verdicts[0] == "highest score"
+    assert "L" not in front, "equal costs: the best finished run alone"
 
 
 @needs_browser

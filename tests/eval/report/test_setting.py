@@ -161,13 +161,15 @@ def folders(tmp_path):
 
 
 def test_a_papers_main_table_csv_and_what_a_slice_leaves_out(folders, tmp_path):
-    three = folders(bad={}, good={"system": "ras"}, none={"system": "no_retrieval", "retriever": None})
+    part = {"part": {"system": "gold_passages"}}
+    three = folders(bad={}, good={"system": "ras"}, none={"system": "no_retrieval", "retriever": None}, **part)
     rows = [row(number, "good") for number in range(12)]
     lost = [
         {**one, "error": "TimeoutError", "scores": {"exact_match": 0.0}} if n < 9 else one for n, one in enumerate(rows)
     ]
     write_lines(f"{three[1]}/results.jsonl", rows)
     write_lines(f"{three[2]}/results.jsonl", lost)
+    write_lines(f"{three[3]}/results.jsonl", rows[:3])
     for folder in three:
         found = read_lines(f"{folder}/results.jsonl")
         write_lines(
@@ -180,13 +182,30 @@ def test_a_papers_main_table_csv_and_what_a_slice_leaves_out(folders, tmp_path):
     assert lines[0] == r"standard & 8.3 \\"
     assert lines[1] == r"ras & \textbf{91.7}$^\dagger$ \\"
     assert lines[2] == r"no\_retrieval & 16.7 (9 failed) \\"
+    assert lines[3] == r"gold\_passages & 100.0 (3 of 12) \\", "an unfinished run is not the best"
     (scores,) = (tmp_path / "out" / "csv").glob("*_Scores.csv")
     table = pd.read_csv(scores)
-    assert list(table["failed"]) == [0, 0, 9]
-    assert list(table["run"]) == ["standard", "ras", "no_retrieval"]
+    assert list(table["failed"]) == [0, 0, 9, 0]
+    assert list(table["run"]) == ["standard", "ras", "no_retrieval", "gold_passages"]
+    assert list(table["questions"]) == ["12", "12", "12", "3 of 12"]
     page = (tmp_path / "out" / "report.md").read_text()
     assert "1 of 12 questions are in no column, since their kind is not known." in page.partition("number of hops")[2]
     assert "| no_retrieval (9 failed) |" in page
+    assert "| gold_passages (3 of 12) |" in page
+
+
+@pytest.mark.parametrize(
+    ("rows", "cells"), [(12, ["91.7 (75.0 to 100.0)", "50.0"]), (3, ["100.0 (29.2 to 100.0) (3 of 12)", "-"])]
+)
+def test_a_mean_over_tasks_is_of_finished_runs(folders, rows, cells):
+    two = folders(one={}, two={"task": {**TASK, "name": "musique"}})
+    write_lines(f"{two[1]}/results.jsonl", [row(number, "good") for number in range(rows)])
+    (overview,) = [
+        one
+        for one in sections_of(build_report([], group_runs(list(map(read_folder, two)))))
+        if one.title == "All tasks"
+    ]
+    assert overview.blocks[0].rows[0][2:] == cells
 
 
 @pytest.mark.parametrize(
