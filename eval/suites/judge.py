@@ -2,7 +2,7 @@
 
 This is for open questions: the judge reads both answers and names the better answer by each criterion, as for
 UltraDomain in LightRAG (Guo et al., 2024) and TH-RAG (section C.4). Judges favour a position, so they see every pair in
-both orders, and a win in one order counts half. Prompt and criteria are options.
+both orders, a win in one order counts half, and a question needs both verdicts. Prompt and criteria are options.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from typing import Any
 
 from rich.console import Console
 
-from tripletune.eval.results import ResultLog
+from tripletune.eval.report.runs import Run
+from tripletune.eval.report.setting import check_across, check_comparable
+from tripletune.eval.results import ResultLog, read_about
 from tripletune.eval.statistics import bootstrap_mean
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.systems import chat_model
@@ -48,6 +50,7 @@ class JudgeOptions(SuiteOptions):
 
     data: str = setting(dataclasses.MISSING, "output folder of the run whose win rate is reported")
     other: str = setting(dataclasses.MISSING, "output folder of the run to compare --data with")
+    across: str | None = setting(None, "settings in which the runs may differ, such as top_k,model")
     prompt: str = setting(str(PROMPT), "file with the judge's instructions")
     criteria: tuple[str, ...] = setting(CRITERIA, "criteria that the prompt asks for, in the order of tables")
     repairs: int = setting(1, "maximum repair turns for an unreadable reply", at_least=0)
@@ -61,11 +64,12 @@ class JudgeOptions(SuiteOptions):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two answers to one question: the answers of `--data` and `--other`."""
+    """Two answers to one question, those of `--data` and `--other`, and whether the question `failed` in a run."""
 
     id: str
     question: str
     answers: tuple[str, str]
+    failed: bool = False
 
 
 class JudgeSuite(Suite):
@@ -78,6 +82,8 @@ class JudgeSuite(Suite):
     def __init__(self, options: JudgeOptions, teacher: LLMOptions) -> None:
         self.teacher, self.prompt = teacher, read_prompt(options.prompt)
         self.concurrency = 1 if teacher.backend == "batch" else options.concurrency
+        runs = [[Run(folder, "", *read_about(Path(folder)))] for folder in (options.data, options.other)]
+        check_comparable(runs, check_across(options.across))
         super().__init__(options)
 
     @classmethod
@@ -94,17 +100,17 @@ class JudgeSuite(Suite):
 
     def items(self) -> Iterator[Pair]:
         """Stream the questions that both runs answered."""
-        options = self.options
-        first, second = (Path(folder) / RESULTS for folder in (options.data, options.other))
-        others = {
-            row["id"]: (row["question"], row["prediction"]) for _, row in read_runs(second, "question", "prediction")
-        }
-        shared = (row for _, row in read_runs(first, "question", "prediction") if row["id"] in others)
-        for row in islice(shared, options.limit):
-            question, answer = others[row["id"]]
-            if question != row["question"]:
-                raise ValueError(f"question {row['id']} differs in {first} and {second}: compare runs of one task")
-            yield Pair(row["id"], question, (row["prediction"], answer))
+        files = [Path(folder) / RESULTS for folder in (self.options.data, self.options.other)]
+        first, second = (
+            {row["id"]: (row["question"], row["prediction"], bool(row.get("error"))) for _, row in rows}
+            for rows in (read_runs(file, "question", "prediction") for file in files)
+        )
+        self.left_out = len(first.keys() ^ second.keys())
+        for name in islice(filter(second.__contains__, first), self.options.limit):
+            (question, one, failed), (same, other, lost) = first[name], second[name]
+            if question != same:
+                raise ValueError(f"question {name} differs in {files[0]} and {files[1]}: compare runs of one task")
+            yield Pair(name, question, (one, other), failed or lost)
 
     def settings(self) -> dict[str, Any]:
         options = self.options
@@ -151,25 +157,26 @@ class JudgeSuite(Suite):
         """The row of a question: its verdicts, and for each criterion the share of a win; ties count half."""
         error, verdicts = (reply.error, []) if isinstance(reply, Failure) else ("", reply)
         known = [verdict for verdict in verdicts if verdict]
-        scores = {name: sum(0.5 + one[name] / 2 for one in known) / len(known) for name in known[0]} if known else {}
-        return {"id": item.id, "question": item.question, "verdicts": verdicts, "scores": scores, "error": error}
+        scores = {name: sum(0.5 + one[name] / 2 for one in known) / 2 for name in (known[0] if len(known) == 2 else ())}
+        row = {"id": item.id, "question": item.question, "failed": item.failed}
+        return {**row, "verdicts": verdicts, "scores": scores, "error": error}
 
     def summarise(self, log: ResultLog) -> dict[str, Any]:
         values, agree = ({name: list[float]() for name in self.options.criteria} for _ in range(2))
-        counts = Counter[str](questions=0, errors=0, without_verdict=0, unreadable_replies=0)
+        counts = Counter[str](questions=0, errors=0, without_verdict=0, unreadable_replies=0, failed_answers=0)
         for row in log.rows():
-            counts.update(questions=1, errors=bool(row["error"]), without_verdict=not row["scores"])
-            counts["unreadable_replies"] += row["verdicts"].count(None)
-            for name, value in row["scores"].items():
+            scores = {} if None in row["verdicts"] else row["scores"]
+            counts.update(questions=1, errors=bool(row["error"]), failed_answers=row.get("failed", False))
+            counts.update(without_verdict=not scores, unreadable_replies=row["verdicts"].count(None))
+            for name, value in scores.items():
                 values[name].append(value)
-                if None not in row["verdicts"]:
-                    agree[name].append(float(len({one[name] for one in row["verdicts"]}) == 1))
+                agree[name].append(float(len({one[name] for one in row["verdicts"]}) == 1))
         return {
             "evaluation": KIND,
             "runs": [self.options.data, self.options.other],
             "win_rate": {name: bootstrap_mean(found) for name, found in values.items()},
             "agreement": {name: bootstrap_mean(found) for name, found in agree.items()},
-            "counts": dict(counts),
+            "counts": {**counts, "left_out": self.left_out},
         }
 
     def show(self, metrics: Mapping[str, Any], console: Console) -> None:
@@ -181,8 +188,9 @@ class JudgeSuite(Suite):
         show_table(console, " against ".join(metrics["runs"]), heads, rows, "questions", metrics["failed"])
         counts = metrics["counts"]
         console.print(
-            f"ties count half; {counts['questions']} questions, {counts['without_verdict']} without a verdict (left "
-            f"out), {counts['unreadable_replies']} replies that could not be read, {counts['errors']} errors"
+            f"ties count half; {counts['questions']} questions, {counts['without_verdict']} without both verdicts "
+            f"(left out), {counts['unreadable_replies']} replies that could not be read, {counts['errors']} errors; "
+            f"{counts['failed_answers']} questions failed in a run; {counts['left_out']} left out that only one run has"
         )
 
 

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from rich.console import Console
 
 from tests.cli import write_lines
 from tests.fakes import Client
@@ -11,9 +12,13 @@ from tripletune.models.llm.replies import UnusableReply
 from tripletune.models.options import problems
 
 
-def run(tmp_path, name, *answers):
+def run(tmp_path, name, *answers, error=None, **settings):
     rows = [{"id": f"q{n}", "question": f"Q{n}?", "prediction": one, "scores": {}} for n, one in enumerate(answers)]
-    write_lines(tmp_path / name / "results.jsonl", rows)
+    write_lines(
+        tmp_path / name / "results.jsonl", [{**one, "error": (error or {}).get(n, "")} for n, one in enumerate(rows)]
+    )
+    whole = {"system": "standard", "task": {"name": "qa"}, "data": "d", "retriever": "bm25", "options": {"top_k": 5}}
+    (tmp_path / name / "settings.json").write_text(json.dumps({**whole, **settings}))
     return str(tmp_path / name)
 
 
@@ -21,7 +26,7 @@ def judged(tmp_path, answer, monkeypatch, **more):
     client = Client(answer=answer)
     monkeypatch.setattr("tripletune.eval.suites.judge.open_client", lambda options: client)
     options = JudgeOptions(data=str(tmp_path / "a"), other=str(tmp_path / "b"), output=str(tmp_path / "out"), **more)
-    code = run_suites([JudgeSuite(options, LLMOptions(model="judge"))])
+    code = run_suites([JudgeSuite(options, LLMOptions(model="judge"))], Console())
     return code, json.loads((tmp_path / "out" / "metrics.json").read_text()), client
 
 
@@ -48,16 +53,34 @@ def test_the_better_answer_wins_in_both_orders_and_a_place_wins_half(tmp_path, m
     assert (again, idle.asked) == (0, [])
 
 
-def test_replies_that_cannot_be_read_are_counted_and_left_out(tmp_path, monkeypatch):
-    run(tmp_path, "a", "good", "good")
-    run(tmp_path, "b", "bad", "bad")
-    answer = lambda asked: "I like both." if "Q0?" in asked.messages[1]["content"] else verdict("Answer 1")  # noqa: E731
+def test_replies_that_cannot_be_read_are_counted_and_left_out(tmp_path, monkeypatch, capsys):
+    run(tmp_path, "a", "good", "good", "good", "more")
+    run(tmp_path, "b", "bad", "bad", "", error={2: "TimeoutError"})
+    unread = ("Q0?", "Answer 1:\n(no answer)")
+
+    def answer(asked):
+        return "I like both." if any(one in asked.messages[1]["content"] for one in unread) else verdict("Answer 1")
+
     _, metrics, client = judged(tmp_path, answer, monkeypatch, repairs=1)
-    assert metrics["counts"]["unreadable_replies"] == 2
-    assert metrics["counts"]["without_verdict"] == 1
+    assert metrics["counts"] == {
+        "questions": 3, "errors": 0, "without_verdict": 2, "unreadable_replies": 3, "failed_answers": 1, "left_out": 1,
+    }  # fmt: skip
+    assert "1 questions failed in a run; 1 left out that only one run has" in " ".join(capsys.readouterr().out.split())
     assert metrics["win_rate"]["overall"] == metrics["win_rate"]["diversity"]
     assert metrics["win_rate"]["overall"]["n"] == 1
-    assert client.roles.count("judge.pair.repair") == 2
+    assert client.roles.count("judge.pair.repair") == 3
+
+
+@pytest.mark.parametrize("across", [None, "teacher", "model", "model,top_k"])
+def test_runs_that_differ_in_more_than_the_system_are_not_judged(tmp_path, monkeypatch, across):
+    run(tmp_path, "a", "good", teacher="openai:m")
+    run(tmp_path, "b", "good", teacher="openai:n", options={"top_k": 10})
+    answer = lambda asked: verdict(1)  # noqa: E731
+    if across == "model,top_k":
+        assert judged(tmp_path, answer, monkeypatch, across=across)[0] == 0
+        return
+    with pytest.raises(ValueError, match=r"did you mean|differ in .*top_k|one of"):
+        judged(tmp_path, answer, monkeypatch, across=across)
 
 
 def test_runs_of_other_questions_are_refused(tmp_path):
