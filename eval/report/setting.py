@@ -35,8 +35,6 @@ _OWN = "not as in its paper"
 _ANSWERS = ("answer", "act", "follow_up")
 # Settings in which seeds of one system may differ: seeds, and names and weights of the trained model.
 _SEEDS = re.compile(r"(.+[._])?(seed|weights)|control_run|prompt_embeds|model|(model|planner|integrator)\.spec")
-# Characters shown of a commit.
-_SHORT = 12
 
 
 def shared_settings(run: Run) -> dict[str, Any]:
@@ -63,7 +61,7 @@ def shared_settings(run: Run) -> dict[str, Any]:
         # A system's own role is compared if it answers; the system's name alone stands for all its roles.
         owner, call = [*role.split("."), "answer"][:2]
         if owner not in systems or (owner == settings["system"] and call in _ANSWERS and not common):
-            models[role.removeprefix(f"{owner}.") if owner in systems else role] = one
+            models[role.removeprefix(f"{owner}.")] = one
     drawn, graph_llm = (settings.get("sampling") or [])[:2], settings.get("model") or settings.get("planner")
     student = [float(settings.get("student_seed") is not None), 1.0] if graph_llm else []
     return found | {
@@ -96,9 +94,14 @@ def check_across(across: str | None) -> list[str]:
 
 
 def check_comparable(groups: Sequence[Sequence[Run]], across: Collection[str]) -> None:
-    """Raise `ValueError` for runs that differ in settings that must be equal; the runs of a group are seeds."""
+    """Raise `ValueError` for runs that differ in settings that must be equal, and for groups that are not seeds."""
     for runs in groups:
-        _check_seeds(runs)
+        flat = [flatten({**run.settings, "sampling": shared_settings(run)["sampling"]}, ".") for run in runs]
+        values = {name: dict.fromkeys(told_of(one.get(name)) for one in flat) for name in dict.fromkeys(chain(*flat))}
+        others = [name for name in values if not _SEEDS.fullmatch(name) and f"{name}_weights" not in values]
+        if differ := [f"{name} ({' and '.join(values[name])})" for name in others if len(values[name]) > 1]:
+            folders = ",".join(run.folder for run in runs)
+            raise ValueError(f"{folders}: name seeds of one system, not runs that differ in {few(differ)}")
     for first, second in combinations(groups, 2):
         for one, other in ((one, other) for one in first for other in second):
             if found := apart(one, other, across):
@@ -157,16 +160,6 @@ def defaults_of(run: Run) -> dict[str, Any]:
     return json.loads(json.dumps({one.name: one.default for one in options}, default=str))
 
 
-def _check_seeds(runs: Sequence[Run]) -> None:
-    """Raise `ValueError` for runs that differ in more than seeds and the weights of the trained model."""
-    flat = [flatten({**run.settings, "sampling": shared_settings(run)["sampling"]}, ".") for run in runs]
-    values = {name: dict.fromkeys(told_of(one.get(name)) for one in flat) for name in dict.fromkeys(chain(*flat))}
-    others = [name for name in values if not _SEEDS.fullmatch(name) and f"{name}_weights" not in values]
-    if told := [f"{name} ({' and '.join(values[name])})" for name in others if len(values[name]) > 1]:
-        folders = ",".join(run.folder for run in runs)
-        raise ValueError(f"{folders}: name seeds of one system, not runs that differ in {few(told)}")
-
-
 def _content(value: Any) -> Any:
     """A setting with digests of weights instead of model folders, since equal weights are one model."""
     if not isinstance(value, Mapping):
@@ -177,4 +170,4 @@ def _content(value: Any) -> Any:
 
 def _code(session: Mapping[str, Any]) -> str:
     commit, changed, _ = session.get("commit", "").partition("+")
-    return f"{session.get('version', '')} {commit[:_SHORT]}{changed and ', changed'}".strip()
+    return f"{session.get('version', '')} {commit[:12]}{changed and ', changed'}".strip()

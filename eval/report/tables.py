@@ -91,8 +91,7 @@ def _main(groups: Runs) -> str:
         best = max((mean for name, mean in means.items() if known[name]["finished"]), key=float, default="")
         columns.append({
             name: (rf"\textbf{{{mean}}}" if mean == best and known[name]["finished"] else mean)
-            + marks.get(verdict(gaps[name]) if gaps[name] else "", "")
-            + _noted(known[name])
+            + _name(known[name], marks.get(verdict(gaps[name]) if gaps[name] else "", ""))
             for name, mean in means.items()
         })  # fmt: skip
     caption = (
@@ -113,16 +112,11 @@ def _by_run(runs: Runs, head: Sequence[str], cells: Callable[[Mapping[str, Any]]
     return Table(["run", *head], [[_name(run), *cells(run["figures"])] for run in runs])
 
 
-def _name(run: Mapping[str, Any]) -> str:
-    """A run's name, with what limits its figures."""
-    return run["name"] + _noted(run)
-
-
-def _noted(run: Mapping[str, Any]) -> str:
-    """In brackets, how many questions an unfinished run has, and how many questions failed."""
+def _name(run: Mapping[str, Any], name: str | None = None) -> str:
+    """A run's name, or another text, with the questions of an unfinished run and the number that failed."""
     failed = run["figures"]["errors"]
     parts = ([] if run["finished"] else [_asked(run)]) + ([f"{failed:,} failed"] if failed else [])
-    return f" ({', '.join(parts)})" if parts else ""
+    return (run["name"] if name is None else name) + (f" ({', '.join(parts)})" if parts else "")
 
 
 def _asked(run: Mapping[str, Any]) -> str:
@@ -146,10 +140,9 @@ def _overview(groups: Runs) -> list[Section]:
     for name in shared:
         found = [one.get(name) for one in figures]
         scores = [one and one["figures"]["scores"][group["metrics"][0]] for one, group in zip(found, groups)]
-        whole = alike and all(one and one["finished"] for one in found)
-        means = [100 * score["mean"] for score in scores if score and whole]
-        mean = _number(sum(means) / len(means) if means else None)
-        rows.append([name, *map(add, map(interval, scores), [_noted(one) if one else "" for one in found]), mean])
+        means = [100 * one["mean"] for run, one in zip(found, scores) if run and one and run["finished"] and alike]
+        mean = _number(sum(means) / len(means) if len(means) == len(groups) else None)
+        rows.append([name, *map(add, map(interval, scores), [_name(one, "") if one else "" for one in found]), mean])
     head = ["", *(f"{one['task']} {one['metrics'][0]}, {one['told']}".rstrip(", ") for one in groups), "mean"]
     return [Section("All tasks", "", [Table(head, rows)])]
 
@@ -208,7 +201,7 @@ def _ablations(group: Mapping[str, Any]) -> list[str | Table]:
     names = (
         run["name"].removeprefix(f"{run['system']} ") if run["ablations"] else f"{run['name']} (whole)" for run in runs
     )
-    first = [[name + _noted(run)] for name, run in zip(names, runs)]
+    first = [[_name(run, name)] for name, run in zip(names, runs)]
     table = _with_gaps(["method"], first, group, group["ablations"])
     return ["The rows of tables 2 and 3 of the CIRAG paper, in the paper's order.", table]
 
@@ -245,7 +238,7 @@ def _sweeps(group: Mapping[str, Any]) -> list[str | Table]:
         rows = []
         for value, run in zip(sweep["values"], map(group["runs"].__getitem__, sweep["runs"])):
             costs = [interval(run["figures"]["cost"][name], 1) for name in COSTS[:2]]
-            rows.append([f"{value:g}{_noted(run)}", *_scored(run, group["metrics"]), *costs])
+            rows.append([_name(run, f"{value:g}"), *_scored(run, group["metrics"]), *costs])
         parts.append(Table([sweep["option"], *group["metrics"], "calls", "tokens read"], rows))
     return parts
 

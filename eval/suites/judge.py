@@ -188,9 +188,9 @@ class JudgeSuite(Suite):
         show_table(console, " against ".join(metrics["runs"]), heads, rows, "questions", metrics["failed"])
         counts = metrics["counts"]
         console.print(
-            f"ties count half; {counts['questions']} questions, {counts['without_verdict']} without both verdicts "
-            f"(left out), {counts['unreadable_replies']} replies that could not be read, {counts['errors']} errors; "
-            f"{counts['failed_answers']} questions failed in a run; {counts['left_out']} left out that only one run has"
+            f"ties count half; {counts['questions']} questions, {counts['failed_answers']} of them failed in a run, "
+            f"{counts['left_out']} left out that only one run has, {counts['without_verdict']} left out without both "
+            f"verdicts; {counts['unreadable_replies']} replies that could not be read, {counts['errors']} errors"
         )
 
 

@@ -65,7 +65,9 @@ def test_replies_that_cannot_be_read_are_counted_and_left_out(tmp_path, monkeypa
     assert metrics["counts"] == {
         "questions": 3, "errors": 0, "without_verdict": 2, "unreadable_replies": 3, "failed_answers": 1, "left_out": 1,
     }  # fmt: skip
-    assert "1 questions failed in a run; 1 left out that only one run has" in " ".join(capsys.readouterr().out.split())
+    assert "3 questions, 1 of them failed in a run, 1 left out that only one run has, 2 left out" in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert metrics["win_rate"]["overall"] == metrics["win_rate"]["diversity"]
     assert metrics["win_rate"]["overall"]["n"] == 1
     assert client.roles.count("judge.pair.repair") == 3
