@@ -21,8 +21,8 @@ from tripletune.rag.chat_generator import READER
 from tripletune.rag.systems import find_system, system_names
 
 # Settings that must be equal, by their names in `--across`.
-EQUAL = ("data", "limit", "task", "corpus", "retriever", "encoder", "top_k", "triples", "model", "sampling", "reader",
-         "max_answer_tokens", "gold")  # fmt: skip
+EQUAL = ("data", "limit", "task", "corpus", "retriever", "encoder", "top_k", "triples", "gold", "model", "sampling",
+         "reader", "max_answer_tokens")  # fmt: skip
 _HOW = {
     "retriever": ("vectors", "language"),
     "encoder": ("encoder_weights", "query_prompt", "text_prompt", "similarity"),
