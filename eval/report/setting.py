@@ -31,8 +31,6 @@ _MODELS = ("model", "planner", "teacher")
 # Settings that other rows show; `_own_settings` shows the rest.
 _KNOWN = {"system", "options", "files", "llm", "teacher_weights", *EQUAL, *_MODELS, *chain(*_HOW.values())}
 _OWN = "not as in its paper"
-# Calls of a system that write its answer.
-_ANSWERS = ("answer", "act", "follow_up")
 # Settings in which seeds of one system may differ: seeds, and names and weights of the trained model.
 _SEEDS = re.compile(r"(.+[._])?(seed|weights)|control_run|prompt_embeds|model|(model|planner|integrator)\.spec")
 
@@ -60,7 +58,8 @@ def shared_settings(run: Run) -> dict[str, Any]:
     for role, one in (settings.get("llm") or {}).items():
         # A system's own role is compared if it answers; the system's name alone stands for all its roles.
         owner, call = [*role.split("."), "answer"][:2]
-        if owner not in systems or (owner == settings["system"] and call in _ANSWERS and not common):
+        answers = owner == settings["system"] and call in ("answer", "act", "follow_up") and not common
+        if answers or owner not in systems:
             models[role.removeprefix(f"{owner}.")] = one
     drawn, graph_llm = (settings.get("sampling") or [])[:2], settings.get("model") or settings.get("planner")
     student = [float(settings.get("student_seed") is not None), 1.0] if graph_llm else []
