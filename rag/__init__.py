@@ -93,6 +93,9 @@ class Trace:
     shown: list[str] = field(default_factory=list)
     found: dict[str, Passage] = field(default_factory=dict, repr=False)
 
+    def __post_init__(self) -> None:
+        NOTING.set(self)
+
     def tally(self, name: str, count: int = 1) -> None:
         """Add to a count that is specific to the system."""
         self.tallies[name] = self.tallies.get(name, 0) + count
@@ -129,7 +132,7 @@ class Trace:
 
 # Called with each plan and each round of retrieval of the current question, as they happen.
 WATCH: ContextVar[Callable[[TraceAction | TraceStep], None] | None] = ContextVar("watch", default=None)
-# The trace of the current question, which records the calls that read passages for it.
+# The current question's newest trace, which records the calls that read passages for it, and what a failure cost.
 NOTING: ContextVar[Trace | None] = ContextVar("noting", default=None)
 
 

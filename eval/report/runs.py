@@ -178,7 +178,7 @@ def _row(row: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
     free = [answer for answer in row["answers"] if normalize_answer(answer) not in ("yes", "no", "noanswer")]
     facts = {"facts_shown": sum(len(step["triples"]) for step in steps), "facts_kept": len(core),
              "answer_kept": any(mentions(fact, answer) for fact in core for answer in free)}  # fmt: skip
-    integrated = "rounds" in details and len(free) == len(row["answers"]) > 0
+    integrated = "rounds" in details and not row["error"] and len(free) == len(row["answers"]) > 0
     # A trace that does not note the roles of calls knows neither their prices nor which calls were sent.
     unknown = details.get("unknown", ())
     roles = sum(count for key, count in trace["tallies"].items() if key.startswith(_CALLS)) == trace["calls"]
@@ -200,7 +200,7 @@ def _row(row: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
         "structuring": trace.get("structuring_seconds", 0.0),
         "tallies": trace["tallies"],
         "malformed": trace["malformed"],
-        "granularity": details.get("granularity"),
+        "granularity": None if row["error"] else details.get("granularity"),
         **{name: float(value) if integrated else None for name, value in facts.items()},
         "recall": recalls_of(row),
         "kept": recall(kept, wanted) if wanted and not row["error"] and kept is not None else None,

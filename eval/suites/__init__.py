@@ -33,6 +33,7 @@ from tripletune.models.llm.replies import in_workers
 from tripletune.models.options import rare, setting
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, progress
 from tripletune.models.tables import Table
+from tripletune.rag import NOTING, Trace
 
 logger = logging.getLogger(__name__)
 ALL_FAILED, SOME_FAILED = 1, 4
@@ -40,10 +41,11 @@ ALL_FAILED, SOME_FAILED = 1, 4
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an item has no reply, and the seconds until it failed."""
+    """Why an item has no reply, the seconds until it failed, and what its system had done."""
 
     error: str
     seconds: float
+    trace: Trace | None = None
 
 
 @dataclass(kw_only=True)
@@ -299,6 +301,7 @@ async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
 async def ask_items(suite: Suite, batch: list[Any]) -> list[tuple[Any, Any]]:
     """Each item with its reply, its failure, or `RepliesPending`; a bad item does not affect other items."""
     started = time.perf_counter()
+    NOTING.set(None)
     try:
         return list(zip(batch, await suite.ask(batch), strict=True))
     except (SetupError, RetriesExhausted) as error:
@@ -315,7 +318,7 @@ async def ask_items(suite: Suite, batch: list[Any]) -> list[tuple[Any, Any]]:
             raise
         logger.warning("%s %s failed: %s: %s", suite.unit, batch[0].id, type(error).__name__, error)
         logger.debug("traceback of %s %s", suite.unit, batch[0].id, exc_info=True)
-        return [(batch[0], Failure(f"{type(error).__name__}: {error}", time.perf_counter() - started))]
+        return [(batch[0], Failure(f"{type(error).__name__}: {error}", time.perf_counter() - started, NOTING.get()))]
 
 
 def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console: Console | None) -> int:

@@ -211,7 +211,8 @@ class QuestionSuite(Suite):
     def score(self, item: Question, reply: Trace | Failure) -> dict[str, Any]:
         if isinstance(reply, Failure):
             asked = self.task.template.replace("{question}", item.question)
-            reply = Trace(asked, error=reply.error, seconds=reply.seconds)
+            ended = {"answer": "", "stop_reason": "", "error": reply.error, "seconds": reply.seconds}
+            reply = replace(reply.trace or Trace(asked), **ended)
         reply.question_id = item.id
         gold = item.answers, self.metrics, item.short_answers, self.task.refusal
         scores = score_answer(reply.answer, *gold) if item.answers else {}
@@ -230,7 +231,7 @@ class QuestionSuite(Suite):
             "prediction": reply.answer,
             "scores": {name: 0.0 if reply.error else scores[name] for name in self.task.metrics if name in scores},
             "supporting": sorted(wanted),
-            "supporting_recall": recall(found, wanted) if wanted and reply.steps else None,
+            "supporting_recall": recall(found, wanted) if wanted and reply.steps and not reply.error else None,
             "error": reply.error,
             "trace": reply.to_json(),
         }

@@ -20,7 +20,7 @@ from tripletune.models.data.rendering import Plan, parse_plan
 from tripletune.models.llm import Generator
 from tripletune.models.llm.question_client import load_prompts
 from tripletune.models.llm.replies import asks_nothing
-from tripletune.rag import NOTING, Trace
+from tripletune.rag import Trace
 from tripletune.rag.chat_generator import ANSWER, PLAN, PROMPTS, ChatGenerator, Found, finish, prompt_files
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, System, Tools, client_of, need
@@ -108,7 +108,6 @@ async def _retrieve_and_structure(
         hits = await need(tools, "retriever", "ras").retrieve(query, options.top_k)
     store = need(tools, "store", "ras") if options.evidence == "triples" else tools.store
     started = time.perf_counter()
-    NOTING.set(trace)
     found = await store.read([hit.passage for hit in hits]) if store is not None else []
     trace.structuring_seconds += time.perf_counter() - started
     triples = list(dict.fromkeys(triple for known in found if known for triple in known))

@@ -27,7 +27,7 @@ from tripletune.models.data.triples import FoundTriples, Triple
 from tripletune.models.llm.question_client import QuestionClient, load_prompts
 from tripletune.models.llm.replies import UnusableReply, all_of, find_triples, is_refusal
 from tripletune.models.options import setting
-from tripletune.rag import NOTING, Trace
+from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, REFUSAL, Found, finish, prompt_files, read_answer
 from tripletune.rag.extractor import ask_of_passage, read_entities, titled_source, with_entities
 from tripletune.rag.retrievers import Fact, Retrieved, provenance, top, verbalise
@@ -159,7 +159,6 @@ async def _construct(
     new = {hit.passage.id: hit.passage for hit in hits if hit.passage.id not in read}
     started = time.perf_counter()
     if options.extraction == "store":
-        NOTING.set(trace)
         read.update(zip(new, await need(tools, "store", "cirag").read(list(new.values()))))
     else:
         issues = Counter[str]()

@@ -274,13 +274,24 @@ def test_base_model_must_be_asked_for(files, oracle, error_of):
     assert main(command(files, untrained=True)) == 0
 
 
-def test_all_questions_failing_is_an_error(files, oracle, monkeypatch):
-    async def fail(*_):
-        raise RuntimeError("no memory")
+@pytest.mark.parametrize(("failing", "calls", "rounds"), [("planning", 0, 0), ("answering", 2, 1)])
+def test_all_questions_failing_is_an_error_and_what_was_called_is_counted(
+    files, oracle, monkeypatch, failing, calls, rounds
+):
+    def fail(sample):
+        if sample.task == failing:
+            raise RuntimeError("no memory")
+        return Oracle.reply(oracle, sample)
 
-    monkeypatch.setattr(oracle, "generate", fail)
+    monkeypatch.setattr(oracle, "reply", fail)
     assert main(command(files)) == 1
-    assert metrics(files)["counts"]["errors"] == 6
+    found = metrics(files)
+    assert (found["counts"]["errors"], found["counts"]["rounds"]) == (6, 6 * rounds)
+    assert [found["cost"][name] for name in ("calls", "prompt_tokens")] == [6 * calls, 60 * calls]
+    assert found["counts"]["stop_reasons"] == {"error": 6}
+    assert {one["mean"] for one in (*found["metrics"].values(), *found["recall"].values())} == {0.0}
+    row = json.loads((files / "out" / "results.jsonl").read_text().splitlines()[-1])
+    assert (row["prediction"], row["error"], row["trace"]["seconds"] > 0) == ("", "RuntimeError: no memory", True)
 
 
 def test_compare_needs_finished_runs_of_one_task(files, oracle, error_of):
