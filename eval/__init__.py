@@ -20,7 +20,7 @@ from tripletune.eval import metrics
 from tripletune.eval.metrics import CUTS
 from tripletune.eval.metrics._labels import refuses
 from tripletune.models.data.questions import Question
-from tripletune.models.data.records import read_corpus
+from tripletune.models.data.records import passages_by_key
 from tripletune.models.files import json_line, new_file
 from tripletune.models.options import load_config, nearest, not_one_of, setting
 from tripletune.models.program import load_from, names_in
@@ -125,10 +125,7 @@ def context_links(questions: Iterable[Question], corpus: Path) -> dict[str, froz
     keys = {
         one.id: {p.key for p in map(one.passages.__getitem__, one.supporting) if p.text.strip()} for one in questions
     }
-    wanted, ids = set().union(*keys.values()), dict[str, str]()
-    for passage in read_corpus(corpus) if wanted else ():
-        if (key := passage.key) in wanted:
-            ids.setdefault(key, passage.id)
+    ids = {key: one.id for key, one in passages_by_key(corpus, set().union(*keys.values())).items()}
     links = {name: frozenset(ids[key] for key in own) for name, own in keys.items() if own and own <= ids.keys()}
     if missing := sum(map(bool, keys.values())) - len(links):
         logger.warning("%s lacks supporting passages of %d questions, so their recall is not known", corpus, missing)

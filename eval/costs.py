@@ -137,6 +137,7 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) 
     stops, actions, tallies = Counter[str](), Counter[str](), Counter[str]()
     sums: Counter[str] = Counter()
     recalls: list[dict[str, float]] = []
+    unknown = set[str]()  # what the answers of another program do not tell
     seconds, costs = Counter[str](), Costs(prices)
     for row in log.rows():
         trace, steps = row["trace"], row["trace"]["steps"]
@@ -162,8 +163,11 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) 
         })  # fmt: skip
         seconds.update({name: trace.get(name, 0.0) for name in _SECONDS})
         costs.add(trace)
+        unknown.update(trace["details"].get("unknown", ()))
     total = stops.total()
-    cost = weighted(costs.questions) | {name: sums[name] for name in _TRUNCATED}
+    unknown |= {WEIGHTED, "dollars"} if unknown & {*COSTS[1:]} else set()
+    every = weighted(costs.questions) | {name: sums[name] for name in _TRUNCATED}
+    cost = {name: value for name, value in every.items() if not name.endswith((*unknown,))}
     listed = {"stop_reasons": stops, "actions": actions, "tallies": tallies}
     return {
         "primary": names[0],
@@ -175,7 +179,7 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) 
         | {name: dict(sorted(counter.items())) for name, counter in listed.items()},
         "cost": cost,
         "cost_per_question": {name: round(value / total, 6 if "dollars" in name else 3) for name, value in cost.items()}
-        | {name: round(seconds[name] / total, 4) for name in _SECONDS},
-        "indexing": weighted(costs.indexing),
+        | {name: round(seconds[name] / total, 4) for name in _SECONDS if not name.endswith((*unknown,))},
+        "indexing": {} if "dollars" in unknown else weighted(costs.indexing),
         "roles": list(costs.roles),
     }

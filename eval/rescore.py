@@ -126,7 +126,7 @@ def score_row(
     of_rankings = {name: metric for name, metric in metrics.items() if metric.reads == "supporting"}
     others = {name: metric for name, metric in metrics.items() if name not in of_rankings}
     scores = score_answer(row["prediction"], row["answers"], others, row.get("short_answers", ()), refusal)
-    if wanted:
+    if wanted and "passages" not in row["trace"].get("details", {}).get("unknown", ()):
         scores |= {name: metric.score(ranking, wanted) for name, metric in of_rankings.items()}
     return {name: 0.0 if row["error"] else scores[name] for name in metrics if name in scores}
 

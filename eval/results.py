@@ -229,11 +229,13 @@ def recalls_of(row: Mapping[str, Any]) -> dict[str, float]:
     """Recall at each of `BUDGETS` of a question's three rankings, such as "first@5".
 
     The rankings are the first search, all retrieved passages round by round, and the reader's passages, which older
-    traces lack. A failed question has recall 0; a question without known supporting passages has no recall.
+    traces lack. A failed question has recall 0; without known supporting passages, or a known ranking, there is none.
     """
-    trace, wanted = row["trace"], set(row.get("supporting") or ())
+    trace, unknown = row["trace"], row["trace"].get("details", {}).get("unknown", ())
+    wanted = set(() if "passages" in unknown else row.get("supporting") or ())
+    shown = [trace["shown"]] if "shown" in trace and "shown" not in unknown else None
     rounds = [[passage["id"] for passage in step["passages"]] for step in trace["steps"]]
-    parts = dict(zip(RANKINGS, (rounds[:1], rounds, [trace["shown"]] if "shown" in trace else None)))
+    parts = dict(zip(RANKINGS, (rounds[:1], rounds, shown)))
     found = {name: list(dict.fromkeys(chain(*part))) for name, part in parts.items() if wanted and part is not None}
     cuts = {f"{name}@{k}": ranking[:k] for name, ranking in found.items() for k in BUDGETS}
     return {name: 0.0 if row["error"] else recall(ranking, wanted) for name, ranking in cuts.items()}

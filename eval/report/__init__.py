@@ -213,7 +213,8 @@ def compare_folders(
     for spec, seeds in zip(folders, groups):
         names = {heads[one].get("system") or heads[one]["model"] for one in seeds}
         costs = [heads[one][f"cost_per_{unit}"] for one in seeds]
-        cost = {name: sum(one.get(name, 0) for one in costs) / len(costs) for name in costs[0]}
+        shared = [name for name in costs[0] if all(name in one for one in costs)]
+        cost = {name: sum(one[name] for one in costs) / len(costs) for name in shared}
         failed = sum(failures[one] for one in seeds)
         about.append({"folder": str(spec), "name": ", ".join(sorted(names)), "cost": cost, "failed": failed})
     return {"what": what[0], "unit": unit, "items": len(common), "runs": about, "scores": scores}
@@ -234,7 +235,7 @@ def _show(comparison: Mapping[str, Any], console: Console) -> None:
     unit = comparison["unit"]
     for number, run in enumerate(comparison["runs"], 1):
         cost = ", ".join(f"{run['cost'][name]:.1f} {title}" for name, title in _COSTS.items() if name in run["cost"])
-        console.print(f"run {number}: {run['folder']} ({run['name']}), per {unit}: {cost}")
+        console.print(f"run {number}: {run['folder']} ({run['name']}), per {unit}: {cost or '-'}")
     rows = []
     for name, found in comparison["scores"].items():
         for number, one in enumerate(found, 1):

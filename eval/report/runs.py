@@ -30,8 +30,8 @@ _CALLS = "calls."
 _FACTS = ("facts_shown", "facts_kept", "answer_kept")
 # Columns of `_row` -> parts of the trace that must be known for the column to be known.
 _TOKENS = ("prompt_tokens", "completion_tokens")
-_SUMS = {"calls": ("calls",), "tokens_read": _TOKENS[:1], "tokens_written": _TOKENS[1:], "tokens": _TOKENS,
-         WEIGHTED: _TOKENS, "seconds": ("seconds",)}  # fmt: skip
+_SUMS = {"calls": ("calls",), "sent": ("calls",), "tokens_read": _TOKENS[:1], "tokens_written": _TOKENS[1:],
+         **dict.fromkeys(("tokens", WEIGHTED, "dollars"), _TOKENS), "seconds": ("seconds",)}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
@@ -81,7 +81,7 @@ class QuestionSuite(Suite):
         self.options, self.prices = options, read_prices(options.price)
         known = {item.name for item in fields(self.system.options)}
         wanted = {name: getattr(self.task, name) for name in ("max_answer_tokens", "answer", "top_k")}
-        wanted["answers"] = options.answers
+        wanted |= {"answers": options.answers, "corpus": options.corpus}
         protocol = {name: value for name, value in wanted.items() if value is not None and name in known}
         self.loop = make_options(self.system, options.set, **protocol)
         if problems := run_problems(options, self.system, self.loop, teacher):
@@ -120,6 +120,7 @@ class QuestionSuite(Suite):
         """All settings that change a result; batch size and concurrency do not."""
         options, system = self.options, self.system
         corpus, triples = system.needs_corpus(self.loop), system.needs_triples(self.loop)
+        read = options.corpus if corpus or options.answers else None
         embeds = corpus and (options.retriever != "bm25" or system.needs_reranker(self.loop))
         models = model_settings(options, self.teacher)
         if (self.teacher or system.model == "none") and (files := dict(system.files(self.loop))):
@@ -147,7 +148,7 @@ class QuestionSuite(Suite):
             "data": _data_digest(options.data),
             "limit": options.limit,
             **models,
-            "corpus": file_digest(corpus_file(options.corpus)) if corpus and options.corpus else None,
+            "corpus": read and file_digest(corpus_file(read)),
             "triples": found,
             "retriever": options.retriever if corpus else None,
             "encoder": options.encoder if embeds else None,
@@ -211,7 +212,7 @@ class QuestionSuite(Suite):
     def score(self, item: Question, reply: Trace | Failure) -> dict[str, Any]:
         if isinstance(reply, Failure):
             asked = self.task.template.replace("{question}", item.question)
-            ended = {"answer": "", "stop_reason": "", "error": reply.error, "seconds": reply.seconds}
+            ended: dict[str, Any] = {"answer": "", "stop_reason": "", "error": reply.error, "seconds": reply.seconds}
             reply = replace(reply.trace or Trace(asked), **ended)
         reply.question_id = item.id
         gold = item.answers, self.metrics, item.short_answers, self.task.refusal
@@ -259,8 +260,9 @@ class QuestionSuite(Suite):
         )
         if counts["tallies"]:
             console.print(f"counted by the system: {_listed(counts['tallies'])}")
-        parts = {"per question": cost} | ({"indexing": metrics["indexing"]} if metrics["indexing"]["calls"] else {})
-        for name, part in parts.items():
+        parts = {"per question": cost} | ({"indexing": metrics["indexing"]} if metrics["indexing"].get("calls") else {})
+        for name, found in parts.items():
+            part = defaultdict[str, Any](lambda: "-", found)
             money = f", ${part['dollars']:.4g} (${part['cached_dollars']:.4g})" if "dollars" in part else ""
             console.print(
                 f"{name}: {part['calls']} calls ({part['cached_calls']} of them not sent: the ledger had the reply), "

@@ -17,7 +17,7 @@ import re
 import string
 import unicodedata
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -397,6 +397,15 @@ def corpus_file(path: str | Path) -> Path:
             f"passages --documents {path} --output DIR`"
         )
     return path / CORPUS if path.is_dir() else path
+
+
+def passages_by_key(path: str | Path, keys: Collection[str]) -> dict[str, Passage]:
+    """The first passage of a corpus with each of some `Passage.key`."""
+    found: dict[str, Passage] = {}
+    for passage in read_corpus(path) if keys else ():
+        if (key := passage.key) in keys:
+            found.setdefault(key, passage)
+    return found
 
 
 def read_corpus(path: str | Path, blank_texts: bool = False) -> Iterator[Passage]:

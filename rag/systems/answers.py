@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from tripletune.models.data.fields import checked, name_field
-from tripletune.models.data.records import Passage, Step, read_jsonl
+from tripletune.models.data.records import Passage, Step, passages_by_key, read_jsonl
 from tripletune.models.files import file_digest
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import Trace
@@ -25,31 +25,35 @@ _LAYOUT = {"answer": str, "passages?": list, "seconds?": float, **{f"{name}?": i
 
 @dataclass(frozen=True, slots=True)
 class AnswersOptions(CheckedOptions):
-    """The option for the file of answers."""
+    """The options for the file of answers."""
 
     answers: str = setting("", "file with another program's answers, JSON lines of id, answer")
+    corpus: str | None = setting(None, "corpus whose ids replace titles and texts of passages")
 
 
 async def answers(question: str, search: str, tools: Tools, options: AnswersOptions) -> Trace:
     """Return the answer that the file has for a question; a question without an answer raises an error."""
-    row = _rows(options).get(tools.question_id)
+    rows, known = _rows(options)
+    row = rows.get(tools.question_id)
     if row is None:
         raise ValueError(f"{options.answers} has no answer to question {tools.question_id}")
     counts: dict[str, Any] = {name: row.get(name) or 0 for name in (*_COUNTS, "seconds")}
-    counts["details"] = {"unknown": [name for name in counts if row.get(name) is None]}
+    counts["details"] = {"unknown": ["dollars", *(one for one in (*counts, "passages") if row.get(one) is None)]}
     trace = Trace(question, answer=row["answer"].strip(), stop_reason="single_pass", **counts)
-    if passages := row["passages"]:
-        trace.add_step(Step(search), [Retrieved(passage, 0.0) for passage in passages])
+    if passages := row["read"]:
+        known = {one.key: one for one in tools.context} | known
+        trace.add_step(Step(search), [Retrieved(known.get(one.key, one), 0.0) for one in passages])
         trace.shown = list(trace.found)
     return trace
 
 
-def _rows(options: AnswersOptions) -> dict[str, dict[str, Any]]:
-    return _read(options.answers, os.stat(options.answers).st_mtime_ns)
+def _rows(options: AnswersOptions) -> tuple[dict[str, dict[str, Any]], dict[str, Passage]]:
+    return _read(options.answers, os.stat(options.answers).st_mtime_ns, options.corpus)
 
 
 @lru_cache(maxsize=4)
-def _read(path: str, changed: int) -> dict[str, dict[str, Any]]:
+def _read(path: str, changed: int, corpus: str | None) -> tuple[dict[str, dict[str, Any]], dict[str, Passage]]:
+    """The rows by question, and by `Passage.key` the passages of the corpus whose title and text they name."""
     found: dict[str, dict[str, Any]] = {}
     for where, row in read_jsonl(path):
         checked(row, where, _LAYOUT)
@@ -60,8 +64,9 @@ def _read(path: str, changed: int) -> dict[str, dict[str, Any]]:
             Passage.from_json(one, where) if isinstance(one, dict) else Passage("", "", str(one))
             for one in row.get("passages") or ()
         ]
-        found[name] = {**row, "passages": passages}
-    return found
+        found[name] = {**row, "read": passages}
+    keys = {one.key for row in found.values() for one in row["read"] if one.text}
+    return found, passages_by_key(corpus, keys) if corpus else {}
 
 
 SYSTEM = System(

@@ -381,15 +381,20 @@ def test_lengths_are_the_tasks_and_a_common_reader_is_a_chat_model(files):
         opened(system="ras", model="graph", triples=data, set=["reader=common"])
 
 
-def test_answers_of_another_program(files, error_of):
+@pytest.mark.parametrize("corpus", [False, True])
+def test_answers_of_another_program(files, error_of, capsys, corpus):
     rows = [
-        {"id": f"h{n}", "answer": f"River{n}\n", "passages": ["x", {"title": f"Town{n}", "text": FACTS[n]}],
+        {"id": f"h{n}", "answer": f"River{n}\n", "passages": ["x", {"title": f"Town{n}", "text": f" {FACTS[n]}"}],
          "prompt_tokens": 9, "seconds": 2.5}
         for n in range(5)
     ]  # fmt: skip
     write_lines(files / "theirs.jsonl", rows)
     words = ["run", "--system", "answers", "--task", "hotpotqa", "--data", str(files / "hotpot.jsonl")]
     words += ["--output", str(files / "theirs")]
+    if corpus:
+        towns = [{"id": f"doc-{n}", "title": f"Town{n}", "text": fact} for n, fact in enumerate(FACTS)]
+        words += ["--corpus", str(write_lines(files / "corpus.jsonl", towns))]
+        rows[0]["passages"][1] = "doc-0"
     assert main(words) == 2
     assert "--answers FILE and --system answers need each other" in error_of()
     assert main([*words, "--answers", str(files / "theirs.jsonl")]) == 4, "one of six questions has no answer"
@@ -400,7 +405,22 @@ def test_answers_of_another_program(files, error_of):
     figures = figures_of(read_folder(str(files / "theirs")))
     assert "calls" not in figures["cost"], "what the file does not tell is not known, not 0"
     assert "tokens_read" in figures["cost"]
-    assert figures["indexing"] == {}
+    assert figures["indexing"] == found["indexing"] == {}
+    assert not {"calls", "sent", "dollars"} & figures["cost"].keys()
+    names = {"prompt_tokens", "cached_prompt_tokens", "truncated_triples", "truncated_words"}
+    assert found["cost"].keys() == names
+    assert found["cost_per_question"].keys() == {*names, "seconds", "structuring_seconds"}
+    # A line without passages has no recall, and a file without costs has no costs.
+    bare = [{key: row[key] for key in ("id", "answer", "passages")[: 2 + n % 2]} for n, row in enumerate(rows)]
+    write_lines(files / "theirs.jsonl", bare)
+    assert main([*words, "--overwrite", "--answers", str(files / "theirs.jsonl"), "--price", "1,1"]) == 4
+    found = metrics(files, "theirs")
+    assert {(round(3 * one["mean"]), one["n"]) for one in found["recall"].values()} == {(2, 3)}
+    assert found["cost"].keys() == found["cost_per_question"].keys() == {"truncated_triples", "truncated_words"}
+    assert main(["score", str(files / "theirs"), "--metrics", "recall@5"]) == 0
+    assert re.search(r"recall@5\b.* 66\.7 ", capsys.readouterr().out)
+    assert main(["compare", str(files / "theirs")]) == 0
+    assert "(answers), per question: -\n" in capsys.readouterr().out
     write_lines(files / "theirs.jsonl", [*rows, rows[0]])
     assert main([*words, "--overwrite", "--answers", str(files / "theirs.jsonl")]) == 2
     assert "theirs.jsonl:6: a second answer to question h0" in error_of()
