@@ -5,6 +5,7 @@ A `Trace` holds sub-queries, passages, triples, decisions and token counts as pl
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -67,8 +68,10 @@ class Trace:
         tallies: Counts that are specific to the system, such as recovered replies by kind; a run's metrics sum them.
         cached: By role, the calls that the ledger answered and their tokens. Like the seconds, these numbers depend on
             earlier and parallel runs.
-        shown: Ids of the passages whose text or facts were in the prompt of the answer, in that order.
-        found: All passages by id, in the order in which they were found; not part of the JSON values.
+        shown: Ids of the passages whose text or facts were in the prompt of the answer, those with their text first; if
+            the prompt had only notes of unknown origin, it is empty, and "shown" is among the details' "unknown".
+        found: All passages by id, in the order in which they were found; not part of the JSON values, like `origins`.
+        origins: By each fact as it stands in prompts, the ids of the passages that state it.
     """
 
     question: str
@@ -92,6 +95,7 @@ class Trace:
     cached: dict[str, list[int]] = field(default_factory=dict)
     shown: list[str] = field(default_factory=list)
     found: dict[str, Passage] = field(default_factory=dict, repr=False)
+    origins: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list), repr=False)
 
     def __post_init__(self) -> None:
         NOTING.set(self)
@@ -149,4 +153,4 @@ def _show(part: TraceAction | TraceStep) -> None:
 
 def _values(part: Trace | TraceStep | TraceAction) -> dict[str, Any]:
     # `asdict` is not used, because copying every value took as long as the loop itself.
-    return {name: getattr(part, name) for name in part.__slots__ if name != "found"}
+    return {name: getattr(part, name) for name in part.__slots__ if name not in ("found", "origins")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, TypeVar
 
 from tripletune.models.data.records import ModelInput, Passage, Step, one_line
@@ -37,16 +37,16 @@ class ChatGenerator(Generator):
     """A `Generator` that calls the chat model of `tools`: RAS with few-shot prompts (appendix F.1), no graph token."""
 
     def __init__(self, tools: Tools, options: LoopOptions, notes: Trace) -> None:
-        self._client = client_of("ras", tools, notes, load_prompts(PROMPTS, options.prompts))
+        self.client = client_of("ras", tools, notes, load_prompts(PROMPTS, options.prompts))
         self._long = options.answer == "long"
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
         """Reply to an input (see `Generator`); the calls have the roles `ras.plan` and `ras.answer`."""
         plans = sample.task == "planning"
-        completion = await self._client.chat(
-            self._client.prompts.chat(PLAN if plans else ANSWER, render(sample, evidence or "triples")),
+        completion = await self.client.chat(
+            self.client.prompts.chat(PLAN if plans else ANSWER, render(sample, evidence or "triples")),
             role="ras.plan" if plans else "ras.answer",
-            sampling=self._client.up_to(max_new_tokens),
+            sampling=self.client.up_to(max_new_tokens),
         )
         # In the prompt, replies come after "Reply:", which some models repeat.
         plan = _LABEL.sub("", without_thoughts(completion.text)).strip()
@@ -168,7 +168,12 @@ async def finish(
         trace.answer = await answer_from(trace.question, found.passages, llm, options, found.facts, COMMON)
     else:
         trace.answer = await own()
-    trace.shown = [passage.id for passage in found.passages]
+    sent = getattr(llm, "sent", None)  # a Graph-LLM reads all evidence
+    texts = [*((passage.content, [passage.id]) for passage in found.passages), *trace.origins.items()]
+    shown = (ids for text, ids in texts if sent is None or " ".join(text.split()) in " ".join(sent.split()))
+    trace.shown = list(dict.fromkeys(chain.from_iterable(shown)))
+    if trace.found and len(found) and not trace.shown:
+        trace.details["unknown"] = ["shown"]
     return trace
 
 

@@ -69,9 +69,11 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
         trace.count(answer)
         return answer.text.strip()
 
-    llm: Any = client_of("ras", tools, trace, load_prompts(PROMPTS, options.prompts)) if tools.llm else None
+    common, prompts = options.reader == "common", load_prompts(PROMPTS, options.prompts)
+    llm: Any = client_of("ras", tools, trace, prompts) if common else getattr(answerer, "client", None)
     facts = dict.fromkeys(" | ".join(triple.as_list()) for step in steps for triple in step.triples)
-    return await finish(trace, options, llm, Found(list(trace.found.values()), list(facts)), own)
+    passages = list(trace.found.values()) if common or options.evidence == "text" else ()
+    return await finish(trace, options, llm, Found(passages, list(facts)), own)
 
 
 async def _plan(question: str, steps: tuple[Step, ...], planner: Generator, options: LoopOptions, trace: Trace) -> Plan:
@@ -117,6 +119,10 @@ async def _retrieve_and_structure(
         triples = [triples[number] for number in (kept if options.triples_shuffled else sorted(kept))]
     step = Step(query, tuple(triples[: options.triples_per_step]), "\n".join(hit.passage.content for hit in hits))
     trace.add_step(step, hits, sum(known is None for known in found))
+    for triple in step.triples:
+        names = [hit.passage.id for hit, known in zip(hits, found) if triple in (known or ())]
+        for text in (str(triple), " | ".join(triple.as_list())):
+            trace.origins[text] += names
     return step
 
 

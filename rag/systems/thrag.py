@@ -113,10 +113,8 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
         reply = await llm.chat(chat, role="thrag.answer", sampling=llm.up_to(options.max_answer_tokens))
         return bare_answer(reply.text, options.answer == "long")
 
+    trace.origins |= {text: [passages[statement[text].position].id] for text in kept}
     await finish(trace, options, llm, Found([hit.passage for hit in hits], kept), own)
-    if options.reader == "paper":
-        read = [passages[statement[text].position].id for text in kept]
-        trace.shown = list(dict.fromkeys([*read, *(trace.shown if options.chunks else ())]))
     trace.seconds = time.perf_counter() - started
     return trace
 

@@ -53,6 +53,8 @@ def test_recall_has_three_rankings_and_fixed_budgets_for_every_system(found, sho
     assert list(scores) == [f"{of}@{k}" for of in ("first", "retrieved", *known) for k in (2, 5, 15)]
     assert list(scores.values()) == expected
     assert recalls_of(row | {"supporting": []}) == {}
+    for unknown, left in (("shown", 6), ("passages", 0)):
+        assert len(recalls_of(row | {"trace": row["trace"] | {"details": {"unknown": [unknown]}}})) == left
 
 
 def test_what_an_older_row_does_not_say_is_not_known():

@@ -1,6 +1,8 @@
 """Acceptance of the systems on the fictional world: a teacher that knows the facts, but uses only what it is shown."""
 
 import asyncio
+import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,7 +11,7 @@ from tests.cli import write_lines
 from tests.fakes import Words
 from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.data_builders.world.oracle import WorldOracle
-from tripletune.models.data.records import Passage, normalize_answer
+from tripletune.models.data.records import Passage, normalize_answer, one_line
 from tripletune.models.llm import CALL_ROLE, Completion, PromptTooLong
 from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.models.llm.question_client import load_prompts
@@ -88,6 +90,26 @@ def right(world, traces):
     return [normalize_answer(t.answer) == normalize_answer(q.answer) for q, t in zip(world.questions, traces)]
 
 
+def check_shown(name, traces, tools, asked, beginning=None):
+    """The shown passages are those whose text (or its `beginning`), or a fact of theirs, is in the last prompt."""
+    for trace in traces:
+        chats = (" ".join(" ".join(t["content"] for t in chat if t["role"] == "user").split()) for chat in asked)
+        prompt = [text for text in chats if one_line(trace.question) in text][-1]
+        every = {one.id: one for one in (*tools.retriever.passages, *trace.found.values())}.values()
+        expected = {one.id for one in every if " ".join(one.content.split())[:beginning] in prompt}
+        stating = {"ras": trace.found.values(), "cirag": trace.found.values(), "thrag": every}
+        for one in stating.get(name, ()):
+            facts = [] if name == "ras" else re.findall(r"\w[^.]+\.", one.text)
+            for triple in tools.store.get(one):
+                row = triple.as_list()
+                facts += [" | ".join(row), json.dumps(row, ensure_ascii=False), str(triple)]
+            expected |= {one.id for fact in facts if fact in prompt}
+        assert set(trace.shown) == expected
+        assert len(trace.shown) == len(expected)
+        unknown = trace.found and not expected and name not in stating
+        assert trace.details.get("unknown", []) == (["shown"] if unknown else [])
+
+
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_finds_the_chain(world, whole, name):
     traces = answer_all(world, name, whole, **LOOPS[name])
@@ -127,9 +149,7 @@ def test_one_reader_answers_for_every_system(world, whole, name):
         assert length == 37
         assert user.startswith(("Facts:\n", "Passages:\n"))
         assert len(user.encode()) <= 4 * 400 + 300
-    users = "".join(messages[1]["content"] for messages, _ in asked)
-    texts = {passage.id: passage.text for passage in [*whole.retriever.passages, *gold_of(world)]}
-    assert all(texts[name] in users for trace in traces for name in trace.shown)
+    check_shown(name, traces, whole, [messages for messages, _ in asked], beginning=60)
     assert any(trace.shown for trace in traces) == (name != "no_retrieval")
     own = {role for trace in traces for role in trace.details["calls"] if ".answer" in role} - {COMMON}
     assert own <= {"self_ask.answer"}, "its follow-up questions are answered in the loop"
@@ -151,14 +171,18 @@ def test_a_long_answer_keeps_its_paragraphs(world, whole, name):
 
 @pytest.mark.parametrize("name", sorted({*ASKING} - {"no_retrieval"}))
 def test_a_prompt_that_is_too_long_loses_evidence(world, whole, name):
+    asked = []
+
     class Small(WorldOracle):
         async def complete(self, messages, sampling):
             if max(len(turn["content"]) for turn in messages if turn["role"] == "user") > 400:
                 raise PromptTooLong("the context has 200 tokens")
+            asked.append(messages)
             return await super().complete(messages, sampling)
 
     traces = answer_all(world, name, whole, oracle=Small, first=9, **STORED.get(name, {}))
     assert sum(tally.startswith("shortened.") for trace in traces for tally in trace.tallies)
+    check_shown(name, traces, whole, asked)
 
 
 def test_t2rag_needs_no_more_rounds_than_hops(world, whole):

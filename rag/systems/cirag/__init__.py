@@ -147,6 +147,10 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
     core = {fact.passage.id: fact.passage for fact in pools.values()}
     trace.details["core_passages"] = list(core)
     kept = dict.fromkeys(" | ".join(fact.triple.as_list()) for fact in pools.values())
+    for key, fact in pools.items():
+        levels = (context_of({key: fact}, granularity) for granularity in GRANULARITIES)
+        for text in (" | ".join(fact.triple.as_list()), *chain.from_iterable(levels)):
+            trace.origins[text].append(fact.passage.id)
     own = partial(generate, question, pools, llm, options, trace)
     return await finish(trace, options, llm, Found(list(core.values()), list(kept)), own)
 

@@ -66,6 +66,7 @@ def test_two_rounds_as_in_the_paper():
     )
     assert script.asked[3].text.endswith("Clues:\n[1] Ada | was born in | Kelm\n[2] Kelm | lies on | Sarn")
     assert [action.action for action in trace.actions] == ["decompose", "resolve", "resolve"]
+    assert (trace.shown, trace.details["unknown"]) == ([], ["shown"]), "a clue does not say where it is from"
 
 
 def test_one_reply_may_fill_everything():
@@ -73,6 +74,7 @@ def test_one_reply_may_fill_everything():
     assert (trace.answer, trace.stop_reason, len(trace.steps)) == ("Sarn", "sufficient", 1)
     trace, _, shelf = run("Ada | is | writer", "yes")
     assert (trace.answer, trace.stop_reason, shelf.queries) == ("yes", "sufficient", [])
+    assert (trace.shown, "unknown" in trace.details) == ([], False), "nothing was found"
 
 
 def test_what_is_searched_once_is_not_searched_again_and_ends_the_loop():
@@ -105,6 +107,7 @@ def test_a_question_without_clues_is_never_answered_from_nothing(fallback, searc
     assert script.roles == ["t2rag.decompose", *["t2rag.resolve"] * searches, "t2rag.answer"]
     evidence = "Propositions:\nAda | born in | Kelm\nAda | is | writer\n\nPassages:\nAda\nAda was born in Kelm."
     assert script.asked[-1].text.endswith(f"Clues:\n(none)\n\n{evidence}")
+    assert (trace.shown, "unknown" in trace.details) == ([PASSAGES[0].id], False)
 
 
 def test_clues_that_a_search_or_a_repair_brings_are_taken():
