@@ -134,8 +134,7 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) 
     """Metrics of all rows of `tripletune eval run`; `names` are the scores, the headline first."""
     scores: dict[str, list[float]] = {name: [] for name in names}
     by_type: dict[str, list[float]] = {}
-    stops, actions, tallies = Counter[str](), Counter[str](), Counter[str]()
-    sums: Counter[str] = Counter()
+    stops, actions, tallies, sums = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     recalls: list[dict[str, float]] = []
     unknown = set[str]()  # what the answers of another program do not tell
     seconds, costs = Counter[str](), Costs(prices)

@@ -233,11 +233,10 @@ def recalls_of(row: Mapping[str, Any]) -> dict[str, float]:
     """
     trace, unknown = row["trace"], row["trace"].get("details", {}).get("unknown", ())
     wanted = set(() if "passages" in unknown else row.get("supporting") or ())
-    shown = [trace["shown"]] if "shown" in trace and "shown" not in unknown else None
     rounds = [[passage["id"] for passage in step["passages"]] for step in trace["steps"]]
-    parts = dict(zip(RANKINGS, (rounds[:1], rounds, shown)))
+    parts = dict(zip(RANKINGS, (rounds[:1], rounds, [trace["shown"]] if "shown" in trace else None)))
     found = {name: list(dict.fromkeys(chain(*part))) for name, part in parts.items() if wanted and part is not None}
-    cuts = {f"{name}@{k}": ranking[:k] for name, ranking in found.items() for k in BUDGETS}
+    cuts = {f"{name}@{k}": ranking[:k] for name, ranking in found.items() if name not in unknown for k in BUDGETS}
     return {name: 0.0 if row["error"] else recall(ranking, wanted) for name, ranking in cuts.items()}
 
 

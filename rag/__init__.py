@@ -5,7 +5,6 @@ A `Trace` holds sub-queries, passages, triples, decisions and token counts as pl
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -68,8 +67,7 @@ class Trace:
         tallies: Counts that are specific to the system, such as recovered replies by kind; a run's metrics sum them.
         cached: By role, the calls that the ledger answered and their tokens. Like the seconds, these numbers depend on
             earlier and parallel runs.
-        shown: Ids of the passages whose text or facts were in the prompt of the answer, those with their text first; if
-            the prompt had only notes of unknown origin, it is empty, and "shown" is among the details' "unknown".
+        shown: Ids of the passages whose text or facts were in the prompt of the answer; empty if that is not known.
         found: All passages by id, in the order in which they were found; not part of the JSON values, like `origins`.
         origins: By each fact as it stands in prompts, the ids of the passages that state it.
     """
@@ -95,7 +93,7 @@ class Trace:
     cached: dict[str, list[int]] = field(default_factory=dict)
     shown: list[str] = field(default_factory=list)
     found: dict[str, Passage] = field(default_factory=dict, repr=False)
-    origins: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list), repr=False)
+    origins: dict[str, list[str]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         NOTING.set(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from tripletune.models.data.records import ModelInput, Passage, Step, one_line
@@ -24,7 +24,6 @@ PROMPTS = (PLAN, ANSWER, READER, CLOSED_BOOK)
 REFUSAL = "Unanswerable"
 COMMON = "reader.answer"
 _LABEL = re.compile(r"\A(?:.*\n)*?[\s*_]*(?:final )?(?:answer|reply)[ \t*_]*:[ \t*_]*(?=\S)", re.IGNORECASE)
-
 _LEADING_LABEL = re.compile(r"\A[\s*_]*(?:final )?(?:answer|reply)[ \t*_]*:[ \t*_]*", re.IGNORECASE)
 _ANSWER = re.compile(r"\banswer[ \t*_]*:[ \t*_]*", re.IGNORECASE)
 _NEXT = re.compile(r"^[\s*_#]*(?:question|triples|sentences|passages)[ \t*_]*:", re.IGNORECASE | re.MULTILINE)
@@ -170,8 +169,8 @@ async def finish(
         trace.answer = await own()
     sent = getattr(llm, "sent", None)  # a Graph-LLM reads all evidence
     texts = [*((passage.content, [passage.id]) for passage in found.passages), *trace.origins.items()]
-    shown = (ids for text, ids in texts if sent is None or " ".join(text.split()) in " ".join(sent.split()))
-    trace.shown = list(dict.fromkeys(chain.from_iterable(shown)))
+    shown = (one for text, ids in texts if sent is None or " ".join(text.split()) in sent for one in ids)
+    trace.shown = list(dict.fromkeys(shown))
     if trace.found and len(found) and not trace.shown:
         trace.details["unknown"] = ["shown"]
     return trace

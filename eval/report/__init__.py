@@ -213,8 +213,7 @@ def compare_folders(
     for spec, seeds in zip(folders, groups):
         names = {heads[one].get("system") or heads[one]["model"] for one in seeds}
         costs = [heads[one][f"cost_per_{unit}"] for one in seeds]
-        shared = [name for name in costs[0] if all(name in one for one in costs)]
-        cost = {name: sum(one[name] for one in costs) / len(costs) for name in shared}
+        cost = {key: sum(one[key] for one in costs) / len(costs) for key in costs[0] if all(key in c for c in costs)}
         failed = sum(failures[one] for one in seeds)
         about.append({"folder": str(spec), "name": ", ".join(sorted(names)), "cost": cost, "failed": failed})
     return {"what": what[0], "unit": unit, "items": len(common), "runs": about, "scores": scores}

@@ -211,9 +211,8 @@ class QuestionSuite(Suite):
 
     def score(self, item: Question, reply: Trace | Failure) -> dict[str, Any]:
         if isinstance(reply, Failure):
-            asked = self.task.template.replace("{question}", item.question)
-            ended: dict[str, Any] = {"answer": "", "stop_reason": "", "error": reply.error, "seconds": reply.seconds}
-            reply = replace(reply.trace or Trace(asked), **ended)
+            begun = reply.trace or Trace(self.task.template.replace("{question}", item.question))
+            reply = replace(begun, answer="", stop_reason="", error=reply.error, seconds=reply.seconds)
         reply.question_id = item.id
         gold = item.answers, self.metrics, item.short_answers, self.task.refusal
         scores = score_answer(reply.answer, *gold) if item.answers else {}
@@ -253,7 +252,7 @@ class QuestionSuite(Suite):
         title = f"{metrics['system']}{oracle} on {metrics['task']}, {metrics['questions']} questions"
         heads = ("metric", "score", "95 % interval", "what it says")
         show_table(console, title, heads, rows, "questions", metrics["failed"])
-        counts, cost = metrics["counts"], metrics["cost_per_question"]
+        counts, cost = metrics["counts"], defaultdict[str, Any](lambda: "-", metrics["cost_per_question"])
         console.print(
             f"{_listed({name.replace('_', ' '): n for name, n in counts.items() if isinstance(n, int)})}, ended by "
             f"{_listed(counts['stop_reasons'])}, actions {_listed(counts['actions'])}"
@@ -261,8 +260,7 @@ class QuestionSuite(Suite):
         if counts["tallies"]:
             console.print(f"counted by the system: {_listed(counts['tallies'])}")
         parts = {"per question": cost} | ({"indexing": metrics["indexing"]} if metrics["indexing"].get("calls") else {})
-        for name, found in parts.items():
-            part = defaultdict[str, Any](lambda: "-", found)
+        for name, part in parts.items():
             money = f", ${part['dollars']:.4g} (${part['cached_dollars']:.4g})" if "dollars" in part else ""
             console.print(
                 f"{name}: {part['calls']} calls ({part['cached_calls']} of them not sent: the ledger had the reply), "

@@ -104,8 +104,7 @@ class QuestionClient(LLMClient):
         self._client, self._trace, self._question_id = client, trace, question_id
         self.system, self.prompts, self._repairs = system, prompts, repairs
         self._sampling, self._shorten = sampling or Sampling(), shorten
-        # The user's turns of the last chat that was answered, as they were sent.
-        self.sent: str | None = None
+        self.sent: str | None = None  # user turns of the last answered chat, on one line
 
     def up_to(self, max_tokens: int) -> Sampling:
         """The sampling of a call whose reply has at most `max_tokens` tokens."""
@@ -141,7 +140,7 @@ class QuestionClient(LLMClient):
                 if shorter is None:
                     raise
                 sent = shorter
-        self.sent = "\n".join(turn["content"] for turn in sent if turn["role"] == "user")
+        self.sent = " ".join(word for turn in sent if turn["role"] == "user" for word in turn["content"].split())
         if sent is not messages:
             self._trace.tally(f"shortened.{role}")
         self._trace.count(completion)

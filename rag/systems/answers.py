@@ -60,11 +60,9 @@ def _read(path: str, changed: int, corpus: str | None) -> tuple[dict[str, dict[s
         name = name_field(row, where, "id", "_id", "question_id")
         if not name or name in found:
             raise ValueError(f"{where}: " + (f"a second answer to question {name}" if name else "the row has no id"))
-        passages = [
-            Passage.from_json(one, where) if isinstance(one, dict) else Passage("", "", str(one))
-            for one in row.get("passages") or ()
-        ]
-        found[name] = {**row, "read": passages}
+        given = row.get("passages") or ()
+        read = [Passage.from_json(one, where) if isinstance(one, dict) else Passage("", "", str(one)) for one in given]
+        found[name] = {**row, "read": read}
     keys = {one.key for row in found.values() for one in row["read"] if one.text}
     return found, passages_by_key(corpus, keys) if corpus else {}
 

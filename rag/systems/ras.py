@@ -119,10 +119,9 @@ async def _retrieve_and_structure(
         triples = [triples[number] for number in (kept if options.triples_shuffled else sorted(kept))]
     step = Step(query, tuple(triples[: options.triples_per_step]), "\n".join(hit.passage.content for hit in hits))
     trace.add_step(step, hits, sum(known is None for known in found))
-    for triple in step.triples:
-        names = [hit.passage.id for hit, known in zip(hits, found) if triple in (known or ())]
+    for hit, triple in ((hit, one) for hit, known in zip(hits, found) for one in step.triples if one in (known or ())):
         for text in (str(triple), " | ".join(triple.as_list())):
-            trace.origins[text] += names
+            trace.origins.setdefault(text, []).append(hit.passage.id)
     return step
 
 

@@ -148,9 +148,8 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
     trace.details["core_passages"] = list(core)
     kept = dict.fromkeys(" | ".join(fact.triple.as_list()) for fact in pools.values())
     for key, fact in pools.items():
-        levels = (context_of({key: fact}, granularity) for granularity in GRANULARITIES)
-        for text in (" | ".join(fact.triple.as_list()), *chain.from_iterable(levels)):
-            trace.origins[text].append(fact.passage.id)
+        for text in chain([" | ".join(fact.triple.as_list())], *(context_of({key: fact}, g) for g in GRANULARITIES)):
+            trace.origins.setdefault(text, []).append(fact.passage.id)
     own = partial(generate, question, pools, llm, options, trace)
     return await finish(trace, options, llm, Found(list(core.values()), list(kept)), own)
 
