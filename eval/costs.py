@@ -136,8 +136,7 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) 
     by_type: dict[str, list[float]] = {}
     stops, actions, tallies, sums = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     recalls: list[dict[str, float]] = []
-    unknown = set[str]()  # what the answers of another program do not tell
-    seconds, costs = Counter[str](), Costs(prices)
+    seconds, costs, unknown = Counter[str](), Costs(prices), set[str]()
     for row in log.rows():
         trace, steps = row["trace"], row["trace"]["steps"]
         for name in names if row["scores"] else ():
@@ -162,7 +161,7 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) 
         })  # fmt: skip
         seconds.update({name: trace.get(name, 0.0) for name in _SECONDS})
         costs.add(trace)
-        unknown.update(trace["details"].get("unknown", ()))
+        unknown.update(trace["details"].get("unknown", ()))  # in answers of another program
     total = stops.total()
     unknown |= {WEIGHTED, "dollars"} if unknown & {*COSTS[1:]} else set()
     every = weighted(costs.questions) | {name: sums[name] for name in _TRUNCATED}

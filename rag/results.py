@@ -11,7 +11,7 @@ from tripletune.models.data.records import read_jsonl
 
 RESULTS = "results.jsonl"
 _DETAILS = {
-    **{"granularity?": str, "ranking?": [str], "core_passages?": [str]},
+    **{"granularity?": str, "ranking?": [str], "core_passages?": [str], "unknown?": [str]},
     **{"calls?": {"": [str]}, "tokens?": {"": [int]}, "index?": {"": [int]}, "read?": {"": [list]}},
 }
 _TRACE = {

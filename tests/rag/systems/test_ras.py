@@ -98,6 +98,7 @@ def test_passages_without_triples_are_counted_and_triples_capped():
     trace, _ = run(Model("[SUBQ] q", "[SUFFICIENT]"), facts=first)
     assert trace.steps[0].passages_without_triples == 1
     assert len(trace.steps[0].triples) == 2
+    assert trace.shown == [trace.steps[0].passages[0]["id"]], "the other passage gave the model nothing"
     trace, _ = run(Model("[SUBQ] q", "[SUFFICIENT]"), LoopOptions(triples_per_step=1))
     assert trace.steps[0].triples == [[QUESTION, "has", "common"]]
 
