@@ -38,13 +38,14 @@ _UNREAD = " have no triples in --triples: run `tripletune rag extract` again, wh
 def answer_of(row: Mapping[str, Any], prices: Prices) -> dict[str, Any]:
     """The answer of a row of results, with sources, found triples and cost.
 
-    Sources are the passages that the answer's reader saw, or all found passages if the trace does not name them. Tokens
-    and dollars include calls that a ledger answered; `paid` does not.
+    Sources are the passages that the answer's reader saw, or all found passages if that is not known. Tokens and
+    dollars include calls that a ledger answered; `paid` does not.
     """
     trace = row["trace"]
     passages = [one for step in trace["steps"] for one in step["passages"]]
     found = {one["id"]: {"id": one["id"], "title": one["title"], **one.get("source", {})} for one in passages}
-    shown = [found[name] for name in trace["shown"] if name in found] or [*found.values()]
+    unknown = "shown" in trace["details"].get("unknown", ())
+    shown = [*found.values()] if unknown else [found[name] for name in trace["shown"] if name in found]
     triples = dict.fromkeys(tuple(triple) for step in trace["steps"] for triple in step["triples"])
     costs = sum(map(Counter, spent(trace, prices).values()), Counter[str]())
     return {

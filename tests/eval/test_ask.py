@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli import read_lines, write_lines
 from tests.fakes import Client, Model
-from tripletune.eval.ask import main
+from tripletune.eval.ask import answer_of, main
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import CallError
 
@@ -120,6 +120,17 @@ def test_a_file_of_questions_is_answered_and_only_what_failed_is_asked_again(ask
     again = read_lines(tmp_path / "out" / "answers.jsonl")
     assert [again[0], again[2]] == [first, last]
     assert again[1]["answer"]
+
+
+def test_sources_are_what_the_reader_saw(asked, tmp_path):
+    words, _ = asked
+    main(words)
+    row = read_lines(tmp_path / "out" / "results.jsonl")[0]
+    saw = [len(answer_of(row, {})["sources"])]
+    row["trace"]["shown"] = []  # no fact of the passage was in the prompt
+    saw.append(len(answer_of(row, {})["sources"]))
+    row["trace"]["details"]["unknown"] = ["shown"]
+    assert [*saw, len(answer_of(row, {})["sources"])] == [1, 0, 1]
 
 
 def test_a_question_as_json_has_the_shape_of_a_file_s_answers(asked, tmp_path, capsys):
