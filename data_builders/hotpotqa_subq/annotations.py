@@ -180,7 +180,7 @@ class PartTeacher(GoldTeacher):
         """The one answering record of a question."""
         found = [(passage, self.triples_of(passage)) for passage in question.passages] if self.triples_of else []
         covered = [(passage, triples) for passage, triples in found if triples]
-        steps = (step_of(question.question, covered),) if covered else ()
+        steps = (step_of(question.search or question.question, covered),) if covered else ()
         record = record_of(question, "answer", Action.SUFFICIENT if steps else Action.NO_RETRIEVAL, steps)
         return [replace(record, question=self._template.replace("{question}", question.question))]
 

@@ -33,7 +33,7 @@ _LONGEST, _CHOICES, _PASSES, _HUB = 8, 40, 6, 50
 _USES, _VAGUE = 4, ("is", "are", "was", "were", "has", "have", "had")
 _YES_NO, _STARTS, _BETTER = 0.4, 12, 1.25
 _DATES = ("%d %B %Y", "%B %d, %Y", "%Y-%m-%d", "%B %Y")
-_QUANTITY = re.compile(r"((?:about|around|nearly|over|some)?\W*)(\d[\d,.]*)(\D*)")
+_QUANTITY = re.compile(r"((?:about|around|nearly|over|some)?\W*?)([-−–]?\d[\d,.]*)(\D*)")
 _POSSESSIVE = re.compile(r"[’']s\b")
 key = cache(normalize_answer)
 
@@ -61,7 +61,8 @@ def quantity(text: str) -> tuple[str, float] | None:
             return "date", datetime.strptime(text, form).toordinal()
     if match := _QUANTITY.fullmatch(text):
         with suppress(ValueError):
-            return key(f"{match[1]} {match[3]}"), float(match[2].strip(",.").replace(",", ""))
+            unit, number = key(f"{match[1]} {match[3]}"), re.sub("[−–]", "-", match[2].strip(",.").replace(",", ""))
+            return unit, float(number) * (-1 if unit in ("bc", "bce") else 1)
     return None
 
 

@@ -297,8 +297,9 @@ def _self_rag_question(row: Row, where: str, source: str) -> Question | None:
     if not question or not answer:
         return None
     passages = tuple(dict.fromkeys(_passages(output)))
+    known, search = tuple(range(len(passages))), question.partition(" A: ")[0]  # without choices
     return Question(
-        question_id(row, where, question, "id"), question, (answer,), passages, tuple(range(len(passages))), "", source
+        question_id(row, where, question, "id"), question, (answer,), passages, known, "", source, search=search
     )
 
 

@@ -207,7 +207,7 @@ class GraphLLMProcessor:
         limit = self.settings.max_input_tokens
         # Words of more than 20 characters are dropped in parts, since some scripts have no spaces.
         units: list[list[Any]] = [
-            list(step.triples) if evidence == "triples" else re.findall(r"\s*\S{1,20}", step.text)
+            {"triples": list(step.triples), "text": re.findall(r"\s*\S{1,20}", step.text)}.get(evidence, [])
             for step in sample.steps
         ]
 
@@ -216,7 +216,7 @@ class GraphLLMProcessor:
             for step, group in zip(sample.steps, units):
                 kept, count = group[: max(len(group) - count, 0)], max(count - len(group), 0)
                 changed: dict[str, Any] = {evidence: tuple(kept) if evidence == "triples" else "".join(kept)}
-                steps.append(dataclasses.replace(step, **changed))
+                steps.append(dataclasses.replace(step, **changed) if group else step)
             return self.prompt(dataclasses.replace(sample, steps=tuple(steps)), evidence)
 
         most = sum(map(len, units))

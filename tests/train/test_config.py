@@ -32,6 +32,7 @@ KINDS = {"preference": KINDS["cirag"]} | KINDS
     [
         ({"data.evidence": "graph", "model.use_graph": False}, "prompts hold no facts"),
         ({"data.prompt_order": "interleaved", "train.graph_warmup_steps": 5}, "needs one graph per row"),
+        ({"train.graph_warmup_steps": 5, "train.preference": "sigmoid"}, "their graph is trained"),
         ({"model.tune": "graph_token", "model.use_graph": False}, "model.use_graph must be true"),
         ({"model.tune": "all", "model.quantization": "nf4"}, "4-bit weights can't be trained"),
         ({"model.tune": "all", "model.dtype": "float16"}, "use float32"),

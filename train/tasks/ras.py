@@ -126,6 +126,8 @@ class GraphConfig(RunConfig):
                 "train.graph_warmup_steps needs one graph per row: set model.use_graph true, and a data.prompt_order "
                 "other than interleaved"
             )
+        if self.train.graph_warmup_steps and (self.train.preference or self.model.adapter):
+            found.append("train.graph_warmup_steps with train.preference or model.adapter: their graph is trained")
         return found
 
 

@@ -9,12 +9,13 @@ import pytest
 
 from tests.cli import write_lines
 from tripletune.data_builders.hotpotqa_subq import FailedSearches, gives_away_answer, label_question
-from tripletune.data_builders.hotpotqa_subq.annotations import PartTeacher, TripleLookup, open_teacher
+from tripletune.data_builders.hotpotqa_subq.annotations import PROMPT_FOLDER, PartTeacher, TripleLookup, open_teacher
 from tripletune.data_builders.hotpotqa_subq.build import build
 from tripletune.data_builders.hotpotqa_subq.checks import missing_facts
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._rows import NO_ANSWER
+from tripletune.eval import load_task
 from tripletune.models.data.questions import Annotation, DropReason, Hop, Question, UnlabelledQuestion
 from tripletune.models.data.records import Action, Passage, Step, read_records
 from tripletune.models.data.triples import Triple
@@ -160,6 +161,11 @@ def test_asqa_takes_the_first_long_answer_and_the_knowledge_behind_it(read):
     assert question.supporting == (0, 1)
 
 
+@pytest.mark.parametrize(("part", "task"), [("asqa", "asqa"), ("arc_easy", "arc")])
+def test_a_part_has_the_words_of_its_evaluation(part, task):
+    assert (PROMPT_FOLDER / f"{part}.md").read_text("utf-8").strip() == load_task(task).template
+
+
 def test_official_asqa_file_is_read_by_its_train_split(tmp_path):
     row = {key: value for key, value in ASQA.items() if key != "sample_id"}
     path = tmp_path / "ASQA.json"
@@ -178,6 +184,7 @@ def test_official_asqa_file_is_read_by_its_train_split(tmp_path):
 def test_self_rag_rows_are_told_apart_and_stripped_of_reflection(read):
     (arc,), _ = read("arc_easy", *SELF_RAG)
     assert (arc.id, arc.question, arc.answers, arc.passages) == ("arc_easy_0", "Hot? A: ice B: fire", ("B",), ())
+    assert arc.search == "Hot?"
     (asqa,), issues = read("asqa", *SELF_RAG)
     assert (asqa.question, asqa.answers) == ("Who sang it?", ("Ann [sic] sang it. Ben too. End.",))
     assert [(p.title, p.text) for p in asqa.passages] == [("Song", "Ann sang it.\nTwice.")]

@@ -227,8 +227,9 @@ def test_raw_text_without_spaces_loses_only_what_does_not_fit(tokenizer):
     assert "Other words." in shown
 
 
-def test_a_question_that_does_not_fit_is_an_error(tokenizer):
-    made = processor(tokenizer, max_input_tokens=60)
+@pytest.mark.parametrize("evidence", ["triples", "text", "graph"])
+def test_a_question_that_does_not_fit_is_an_error(tokenizer, evidence):
+    made = processor(tokenizer, max_input_tokens=60, evidence=evidence)
     with pytest.raises(ValueError, match="max_input_tokens=60"):
         made.encode_input(ModelInput("planning", "word " * 100, LONG.steps))
 
