@@ -12,9 +12,9 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from html.parser import HTMLParser
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -33,16 +33,20 @@ _OTHERS = ["cp1251", "koi8_r", "cp1253", "cp1255", "cp1256", "cp932", "euc_jp", 
 _SAMPLE, _PARAGRAPH, _PART = 1 << 16, 1 << 16, 1 << 20
 # A longer heading is a paragraph in a large font.
 _LONGEST_HEADING = 200
-_FRONT_MATTER = re.compile(r"\A---[ \t]*\n.*?\n(?:---|\.\.\.)[ \t]*\n", re.DOTALL)
+_FRONT_MATTER = re.compile(r"\A---[ \t]*\n[\"']?\w[\w.-]*[\"']?:\s.*?\n(?:---|\.\.\.)[ \t]*\n", re.DOTALL)
 # Start of a page that may end a sentence of the previous page.
 _SENTENCE_END = regex.compile(r"\p{Ll}.{0,600}?[.!?…](?=\s|$)", regex.DOTALL)
 # HTML tags without text, tags that begin and end a paragraph, and headings.
 _SKIPPED = re.compile("script|style|template|svg|nav|title|noscript|select|button")
+_HIDING = re.compile(rf"<(?=(/?)(?:{_SKIPPED.pattern})[\s/>])", re.IGNORECASE)
 _BLOCKS = re.compile(
     "address|article|aside|blockquote|body|caption|d[dlt]|details|div|fig(caption|ure)|footer|form|header|hr|html|li|main|"
     "ol|p|pre|section|summary|table|t(body|foot|head|r)|ul|h[1-6]"
 )
 _HEADING = re.compile("h[1-6]")
+_IN_CELL = re.compile("blockquote|d[dlt]|div|li|ol|p|pre|ul")
+# An encoding that HTML declares. A text without byte-order mark is not UTF-16.
+_DECLARED = re.compile(rb"<(?:meta|\?xml)\s[^>]*?(?:charset|encoding)\s*=\s*[\"']?(?!utf)([\w-]+)", re.IGNORECASE)
 
 
 class Block(NamedTuple):
@@ -70,9 +74,11 @@ def read_blocks(path: Path, texts: Iterable[str], titles: Iterable[str], notes: 
     try:
         table = _TABLES[ending](path, notes) if ending in _TABLES else None
         for block in _READERS[ending](path, notes) if table is None else _rows(table, texts, titles, notes):
-            if block.text.strip():
+            # Soft hyphens would hide words from a search.
+            text, *heading = (re.sub("\xad\n?", "", part) for part in (block.text, *block.heading))
+            if text.strip():
                 found = True
-                yield block
+                yield block._replace(text=text, heading=tuple(heading))
     except (Unreadable, ImportError):
         raise
     except Exception as error:  # the parsers of foreign formats raise all kinds
@@ -101,7 +107,10 @@ def _paragraphs(file: IO[str]) -> Iterator[str]:
 def _markdown(path: Path, notes: Counter[str]) -> Iterator[Block]:
     from markdown_it import MarkdownIt
 
-    render = MarkdownIt("commonmark").enable("table").render
+    reader = MarkdownIt("commonmark").enable("table")
+    for kind in ("html_block", "html_inline"):
+        reader.add_render_rule(kind, _raw_html)
+    render = reader.render
 
     def parts(file: IO[str]) -> Iterator[str]:
         text = _FRONT_MATTER.sub("", file.read(_SAMPLE))
@@ -114,6 +123,13 @@ def _markdown(path: Path, notes: Counter[str]) -> Iterator[Block]:
 
     with _open(path, notes) as file:
         yield from _Html().blocks(parts(file))
+
+
+def _raw_html(_: Any, tokens: Any, place: int, *_more: Any) -> str:
+    """HTML inside Markdown; a tag that would hide the text after it is text, such as the placeholder `<title>`."""
+    raw, tags = tokens[place].content, _HIDING.findall(tokens[place].content)
+    closed = tokens[place].type == "html_block" and 2 * tags.count("/") == len(tags)
+    return raw if closed else _HIDING.sub("&lt;", raw)
 
 
 def _html(path: Path, notes: Counter[str]) -> Iterator[Block]:
@@ -136,7 +152,7 @@ class _Html(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self._ready, self._parts, self._path, self._skipped = list[Block](), list[str](), dict[str, str](), 0
-        self._bare = ""  # the level of a heading that has no text yet
+        self._bare, self._cell = "", False  # the level of a heading that has no text yet; inside a cell
 
     def blocks(self, texts: Iterable[str]) -> Iterator[Block]:
         for text in texts:
@@ -150,16 +166,19 @@ class _Html(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
         self._skipped += _SKIPPED.fullmatch(tag) is not None
-        if _BLOCKS.fullmatch(tag):
-            self._end()
-        elif tag in ("td", "th") and "".join(self._parts).strip():
-            self._parts.append(" | ")
-        elif tag == "br":
+        if tag in ("td", "th"):
+            self._cell = True
+            self._parts.append(" | " if "".join(self._parts).strip() else "")
+        elif tag == "br" or (self._cell and _IN_CELL.fullmatch(tag)):
             self._parts.append(" ")
+        elif _BLOCKS.fullmatch(tag):
+            self._end()
 
     def handle_endtag(self, tag: str) -> None:
         self._skipped = max(self._skipped - (_SKIPPED.fullmatch(tag) is not None), 0)
-        if _BLOCKS.fullmatch(tag):
+        if self._cell and _IN_CELL.fullmatch(tag):
+            self._parts.append(" ")
+        elif _BLOCKS.fullmatch(tag):
             self._end(tag)
 
     def handle_data(self, data: str) -> None:
@@ -170,6 +189,7 @@ class _Html(HTMLParser):
         """Store the text read so far as a heading or a paragraph."""
         text = " ".join("".join(self._parts).split())
         self._parts.clear()
+        self._cell = False
         if _HEADING.fullmatch(tag) and 0 < len(text) <= _LONGEST_HEADING:
             self._close_heading(tag)
             above = {level: name for level, name in self._path.items() if level < tag}
@@ -235,8 +255,11 @@ def _csv(path: Path, notes: Counter[str]) -> Iterator[tuple[str, Row]]:
     with _open(path, notes, newline="") as file:
         head = file.readline(_PARAGRAPH)
         file.seek(0)
-        rows = csv.DictReader(file, delimiter=max("\t;,|", key=head.count), skipinitialspace=True)
-        for number, row in enumerate(rows, 1):
+        mark = max("\t;,|", key=head.count)
+        for number, row in enumerate(csv.DictReader(file, delimiter=mark, skipinitialspace=True), 1):
+            notes["rows with more fields than the header"] += None in row
+            joined = mark == "\t" and any("\n" in value and mark in value for value in map(str, row.values()))
+            notes["rows that a quote without end seems to join"] += joined
             yield f"row {number}", {str(name): value for name, value in row.items()}
 
 
@@ -255,25 +278,34 @@ def _rows(
 
 
 def _open(path: Path, notes: Counter[str], newline: str | None = None) -> IO[str]:
-    encoding = _encoding(path)
+    encoding = _encoding(path, notes)
     notes[f"read as {encoding}"] += not encoding.startswith("utf-8")
     return path.open(encoding=encoding, errors="replace", newline=newline)
 
 
-def _encoding(path: Path) -> str:
-    """The encoding of a text file: from its byte-order mark, UTF-8 if all bytes are valid UTF-8, or else a guess."""
+def _encoding(path: Path, notes: Counter[str]) -> str:
+    """The encoding of a text file: from its byte-order mark, UTF-8 if most of it is valid, as declared, or a guess."""
     with path.open("rb") as file:
         sample = file.read(_SAMPLE)
         if marked := next((name for mark, name in _MARKS.items() if sample.startswith(mark)), None):
             return marked
         if sample.count(0) > len(sample) / 100:
             raise Unreadable("binary")
-        try:
-            for _ in codecs.iterdecode(chain([sample], iter(lambda: file.read(_SAMPLE), b"")), "utf-8"):
-                pass
+        valid = characters = 0
+        for part in codecs.iterdecode(chain([sample], iter(lambda: file.read(_SAMPLE), b"")), "utf-8", "ignore"):
+            valid, characters = valid + len(part.encode()), characters + len(part)
+        # In UTF-8, a character that is not ASCII has one to three more bytes.
+        if (broken := file.tell() - valid) <= valid - characters:
+            notes["bytes that are not UTF-8"] += broken
             return "utf-8"
-        except UnicodeDecodeError as error:
-            return _guess(error.object)
+        if _READERS.get(path.suffix.lower()) is _html and (found := _DECLARED.search(sample)):
+            with suppress(LookupError, UnicodeError), path.open(encoding=found[1].decode()) as text:
+                # Windows pages declare ISO 8859, in which their punctuation would be control characters.
+                if not any(map(re.compile("[\x80-\x9f]").search, iter(lambda: text.read(_SAMPLE), ""))):
+                    return text.encoding
+        file.seek(0)
+        lines = (line for line in iter(lambda: file.readline(_SAMPLE), b"") if not line.isascii())
+        return _guess(b"".join(islice(lines, 200)))
 
 
 def _guess(sample: bytes) -> str:

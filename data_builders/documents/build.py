@@ -48,7 +48,7 @@ headings), `text`, `document`, `page` (of a PDF), `heading`, `position` (first a
 text, without markup and with white space folded). `tripletune build passages` reads unchanged documents from `{STORE}`.
 """
 # Increase this number when documents are read or cut in another way.
-_VERSION = 1
+_VERSION = 2
 # Paragraphs that decide the language of a document, and characters of each.
 _PARAGRAPHS, _READ = 20, 300
 

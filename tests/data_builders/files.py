@@ -44,15 +44,19 @@ LOCKED = f"/Encrypt << /Filter /Standard /V 1 /R 2 /P -4 /O <{'00' * 32}> /U <{'
 
 
 def docx(paragraphs):
-    """A DOCX file of (style, text) pairs; "Heading1" is the id of a style of that name."""
+    """A DOCX file of (style, text) pairs; "Heading1" is the id of a style of that name, rows of cells are a table."""
     word = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
     office = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
     package = "http://schemas.openxmlformats.org/package/2006"
     styles = sorted({style for style, _ in paragraphs})
-    body = "".join(
-        f'<w:p><w:pPr><w:pStyle w:val="{style}"/></w:pPr><w:r><w:t>{escape(text)}</w:t></w:r></w:p>'
-        for style, text in paragraphs
-    )
+
+    def content(style, text):
+        if isinstance(text, str):
+            return f'<w:p><w:pPr><w:pStyle w:val="{style}"/></w:pPr><w:r><w:t>{escape(text)}</w:t></w:r></w:p>'
+        rows = ("".join(f"<w:tc>{content(style, cell)}</w:tc>" for cell in row) for row in text)
+        return f"<w:tbl>{''.join(f'<w:tr>{row}</w:tr>' for row in rows)}</w:tbl>"
+
+    body = "".join(content(style, text) for style, text in paragraphs)
     named = "".join(
         f'<w:style w:type="paragraph" w:styleId="{style}"><w:name w:val="{style.replace("Heading", "heading ")}"/>'
         "</w:style>"

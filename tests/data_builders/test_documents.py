@@ -80,6 +80,22 @@ def build(tmp_path, files, *words, output="mine"):
                          ("Heading2", "Sub"), ("Normal", "Two.")]),
          [("T", "Of it."), ("A & B", "One."), ("A & B › Sub", "Two.")]),
         ("b.md", "# A\n## B\n## C\nText.\n# D\n", [("A", "B"), ("A › C", "Text."), ("", "D")]),
+        ("tags.md", "# A\nRun prog --name <title> or <Select id=x/>.\n\n<nav>\n\n## B\n<button>Go</button> there.\n\n"
+         "<nav><p>menu</nav>\n<p title='<nav'>Shown.\n\n- A <style> one\n\n<script>a</script>\n\nTo <navigation>its</navigation> end.\n",
+         [("A", "Run prog --name <title> or <Select id=x/>.\n<nav>"),
+          ("A › B", "<button>Go</button> there.\nShown.\nA <style> one\nTo its end.")]),
+        ("rule.md", "---\n\nThe first: about Ada.\n\n---\n\nBob.\n", [("", "The first: about Ada.\nBob.")]),
+        ("line.md", "---\nAbout Ada.\n\n---\nBob.\n", [("", "About Ada.\nBob.")]),
+        ("key.md", "---\n\"my-key\":\n- a\n---\nBob.\n", [("", "Bob.")]),
+        ("cells.html", "<p>Of <b>t</b>wo.<table><tr><th><p>City</p></th><th>\n<div>Size</div></th></tr><tr><td><p>Rome<p>(IT)</td>"
+         "<td><ul><li>3</li></ul></td></tr></table><p>One.</p><p>Two.</p><table><tr><td><h1>A</h1><p>In it.</p><p>End.</p>"
+         "<td>Side</table>", [("", "Of two.\nCity | Size\nRome (IT) | 3\nOne.\nTwo."), ("A", "In it.\nEnd.\nSide")]),
+        ("t.docx", docx([("Normal", "All."), ("Normal", [["City", "Size"], ["Rome", "3"]]), ("Normal", "After.")]),
+         [("", "All.\nCity | Size\nRome | 3\nAfter.")]),
+        ("soft.html", "<h1>Ver&shy;trag</h1><p>&shy;</p><p>Die Frist be&shy;trägt\u200b drei Ta\xadge.",
+         [("Vertrag", "Die Frist beträgt\u200b drei Tage.")]),
+        ("soft.csv", "title,text\nVer\xadtrag,Ta\xadge.\n", [("Vertrag", "Tage.")]),
+        ("soft.txt", "Die Frist be\xad\nträgt drei Ta\xadge.", [("", "Die Frist beträgt drei Tage.")]),
         ("e.txt", "One line\nand another.\n\nA paragraph.", [("", "One line and another.\nA paragraph.")]),
         ("f.jsonl", '{"contents": "One.", "title": 7}\n{"contents": "One."}\n{"contents": "Two."}\n',
          [("7", "One."), ("", "One."), ("", "Two.")]),
@@ -144,6 +160,45 @@ def test_encodings(tmp_path, text, encoding, read):
     rows, out = build(tmp_path, {"a.txt": text.encode(encoding)}, "--size", "100000")
     assert [row["text"].replace("\n", "") for row in rows][-1].endswith(text[-12:])
     assert (f"read as {read} (1): a.txt" in out) == (read is not None)
+
+
+POLISH = "Miasto Świnoujście leży nad morzem, a mieszkańcy żyją z żeglugi i są dumni."
+PAGE = f'<html><head><meta charset="{{}}"></head><body><p>{POLISH}</p></body></html>'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text", "said"),
+    [
+        ("cut.txt", "Die Käufer zahlen für Bü".encode()[:-1], "Die Käufer zahlen für B\ufffd", "not UTF-8 (1): cut.txt"),
+        ("long.txt", ("Käufer. " * 9_000 + "500 €").encode()[:-1], None, "not UTF-8 (1): long.txt (2)"),
+        ("stray.md", "Grüße aus ".encode() + b"K\xf6ln.", "Grüße aus K\ufffdln.", "not UTF-8 (1): stray.md"),
+        ("stray.html", PAGE.format("iso-8859-1").encode() + b"\xe9", f"{POLISH}\n\ufffd", "not UTF-8 (1): stray.html"),
+        ("valid.txt", "Was \ufffd\ufffd before.", "Was \ufffd\ufffd before.", None),
+        ("end.txt", b"A text that ends with a caf\xe9", "A text that ends with a café", "read as cp1252 (1): end.txt"),
+        ("a.html", PAGE.format("iso-8859-2").encode("iso-8859-2"), POLISH, "read as iso-8859-2 (1): a.html"),
+        ("b.htm", f"<?xml version='1.0' encoding='ISO-8859-2'?><p>{POLISH}".encode("iso-8859-2"), POLISH, "read as ISO"),
+        ("c.html", b"<META content='text/html; charset=iso-8859-15'>500 \xa4", "500 €", "read as iso-8859-15 (1)"),
+        ("d.html", b"<meta charset=iso-8859-1><p>\x93So gro\xdf\x94, sagt M\xfcller.", "“So groß”, sagt Müller.", "cp1252"),
+        ("e.html", PAGE.format("utf-16").encode("cp1250"), POLISH, "read as cp1250 (1): e.html"),
+        ("f.html", PAGE.format("nothing").encode("cp1250"), POLISH, "read as cp1250 (1): f.html"),
+        ("g.txt", PAGE.format("cp1251").encode("cp1250"), None, "read as cp1250 (1): g.txt"),
+    ],
+)
+def test_damaged_utf8_stays_utf8_and_html_declares_its_encoding(tmp_path, name, content, text, said):
+    rows, out = build(tmp_path, {name: content}, "--size", "100000")
+    assert text in (None, "\n".join(row["text"] for row in rows))
+    assert said in out if said else "(1)" not in out
+
+
+def test_rows_of_which_text_may_be_lost_are_counted(tmp_path):
+    table = 'A\t"Dune" is old.\nB\t"The start.\nC\tJane wrote Emma.\nD\tLeo wrote "War".\nE\t"Two\nlines."\n'
+    files = {"a.csv": "title,text\nDune,A novel, set on Arrakis.\nEmma,Short.\n", "b.tsv": f"title\ttext\n{table}"}
+    files["c.csv"] = 'title,text\nA,"With a\ttab,\nand a line."\n'
+    rows, out = build(tmp_path, files)
+    for said in (out, (tmp_path / "mine" / "README.md").read_text()):
+        assert "rows with more fields than the header (1): a.csv\n" in said
+        assert "rows that a quote without end seems to join (1): b.tsv\n" in said
+    assert [row["text"] for row in rows if row["document"] == "c.csv"] == ["With a tab, and a line."]
 
 
 def test_what_can_not_be_read_is_named_by_reason_and_stops_nothing(tmp_path):
