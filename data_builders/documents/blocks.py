@@ -45,8 +45,8 @@ _BLOCKS = re.compile(
 )
 _HEADING = re.compile("h[1-6]")
 _IN_CELL = re.compile("blockquote|d[dlt]|div|li|ol|p|pre|ul")
-# An encoding that HTML declares. A text without byte-order mark is not UTF-16.
-_DECLARED = re.compile(rb"<(?:meta|\?xml)\s[^>]*?(?:charset|encoding)\s*=\s*[\"']?(?!utf)([\w-]+)", re.IGNORECASE)
+# The encoding that HTML declares; UTF-16 would have a byte-order mark.
+_DECLARED = re.compile(rb"<(?:meta|\?xml)\s[^<>]*?(?:charset|encoding)\s*=\s*[\"']?(?!utf)([\w-]+)", re.IGNORECASE)
 
 
 class Block(NamedTuple):
@@ -110,16 +110,15 @@ def _markdown(path: Path, notes: Counter[str]) -> Iterator[Block]:
     reader = MarkdownIt("commonmark").enable("table")
     for kind in ("html_block", "html_inline"):
         reader.add_render_rule(kind, _raw_html)
-    render = reader.render
 
     def parts(file: IO[str]) -> Iterator[str]:
         text = _FRONT_MATTER.sub("", file.read(_SAMPLE))
         for paragraph in _paragraphs(file):
             text += paragraph
             if len(text) > _PART:
-                yield render(text)
+                yield reader.render(text)
                 text = ""
-        yield render(text)
+        yield reader.render(text)
 
     with _open(path, notes) as file:
         yield from _Html().blocks(parts(file))
@@ -127,8 +126,8 @@ def _markdown(path: Path, notes: Counter[str]) -> Iterator[Block]:
 
 def _raw_html(_: Any, tokens: Any, place: int, *_more: Any) -> str:
     """HTML inside Markdown; a tag that would hide the text after it is text, such as the placeholder `<title>`."""
-    raw, tags = tokens[place].content, _HIDING.findall(tokens[place].content)
-    closed = tokens[place].type == "html_block" and 2 * tags.count("/") == len(tags)
+    raw, ends = tokens[place].content, _HIDING.findall(tokens[place].content)
+    closed = tokens[place].type == "html_block" and ends.count("/") == ends.count("")
     return raw if closed else _HIDING.sub("&lt;", raw)
 
 
