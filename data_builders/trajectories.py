@@ -162,13 +162,16 @@ def build_trajectories(
     options.check_ledgers([ledger for _, *one in sources for ledger in one])
     filters = _filters(options)
     drops: Counter[str] = Counter()
-    with new_dataset(folder, options.kind, [file for pair in sources for file in pair]) as dataset:
+    with new_dataset(folder, options.kind, [file for pair in sources for file in pair]) as dataset, SeenTable() as seen:
         found = (_own_records if options.records else _trajectories)(sources, options, filters, drops)
         chosen = found if options.shortest is None else _shortest(found, options.shortest, options.kind, drops)
         chosen = _pairs(found, options.kind) if options.pairs else chosen
         for number, run in enumerate(chosen, 1):
             for row in run.rows:
-                dataset.write(row, run.split)
+                if options.kind is not TRAJECTORIES or seen.first("chat", canonical(list(row.messages))) is None:
+                    dataset.write(row, run.split)
+                else:
+                    drops["repeated chat"] += 1
             # islice would read, and count, one more run before it ends.
             if number == options.limit:
                 break
@@ -194,10 +197,9 @@ def build_trajectories(
 
 
 class _Run(NamedTuple):
-    """Rows of a run: a trajectory of `size` turns or records of `size` steps; for pairs, one row per reply."""
+    """Rows of a run: trajectories of `size` turns or records of `size` steps; for pairs, a row per reply of a chat."""
 
     question_id: str
-    role: str
     size: int
     rows: Any
     split: str
@@ -209,32 +211,36 @@ def _trajectories(
 ) -> Iterator[_Run]:
     with SeenTable() as seen:
 
-        def made(chat: Chat, role: str, question_id: str, question: str, good: bool = True) -> Iterator[_Run]:
-            if not options.pairs and seen.first("chat", canonical(list(chat.messages))) is not None:
-                drops["repeated chat"] += 1
+        def made(
+            chats: Sequence[tuple[str, Chat]], question_id: str, question: str, size: int, good: bool = True
+        ) -> Iterator[_Run]:
+            new = [seen.first("chat", canonical(list(chat.messages))) is None for _, chat in chats]
+            if not (options.pairs or any(new)):
+                drops["repeated chat"] += len(new)
                 return
             # A question has several trajectories if it has several runs, several roles, or a chat per round.
             names = (f"{question_id}:{number}" for number in count())
-            name = next(name for name in names if seen.first("id", name) is None)
-            one = Trajectory(name, question_id, role, chat.model, chat.messages, chat.learned)
-            split = split_of(question, options.seed, options.validation_fraction)
-            yield _Run(question_id, role, len(chat.messages), _replies(one) if options.pairs else [one], split, good)
+            free = (name for name in names if seen.first("id", name) is None)
+            rows = [Trajectory(next(free), question_id, role, chat.model, *chat[1:3]) for role, chat in chats]
+            rows = [reply for one in rows for reply in _replies(one)] if options.pairs else rows
+            yield _Run(question_id, size, rows, split_of(question, options.seed, options.validation_fraction), good)
 
         for results, ledger in sources:
             with ExitStack() as stack:
                 roles = options.roles_in(ledger)
                 opened = [stack.enter_context(RoleCalls(ledger, role, options.model)) for role in roles]
                 for row in _all_rows(results):
-                    for role, chat in _chats(row, opened, drops):
-                        failed = _failed(filters, row, chat)
-                        if failed and not options.pairs:
-                            drops[failed] += 1
-                        else:
-                            yield from made(chat, role, row["id"], row["question"], not failed)
+                    found = [(one, _failed(filters, row, one[1])) for one in _chats(row, opened, drops)]
+                    kept = [one for one, failed in found if not failed]
+                    parts = [([one], not failed) for one, failed in found] if options.pairs else [(kept, True)]
+                    drops.update(failed for _, failed in found if failed and not options.pairs)
+                    size = sum(len(chat.messages) for (_, chat), _ in found)
+                    for chats, good in parts:
+                        yield from made(chats, row["id"], row["question"], size, good)
                 for calls in opened:
                     for chat in calls.corpus_chats():
-                        text = chat.messages[-2]["content"]
-                        yield from made(chat, calls.role, f"corpus:{passage_id('', text)}", text)
+                        text, size = chat.messages[-2]["content"], len(chat.messages)
+                        yield from made([(calls.role, chat)], f"corpus:{passage_id('', text)}", text, size)
 
 
 def _own_records(
@@ -269,16 +275,16 @@ def _own_records(
             wanted = found[1:] if options.pairs else found
             rows = [replace(one, source=options.system) for one in wanted]
             split = split_of(row["question"], options.seed, options.validation_fraction)
-            yield _Run(row["id"], options.system, len(steps), rows, split, not failed)
+            yield _Run(row["id"], len(steps), rows, split, not failed)
 
 
 def _shortest(found: Iterable[_Run], most: int, kind: RowKind[Any], drops: Counter[str]) -> Iterator[_Run]:
-    """Yield the shortest runs per question and role, in order; the runs are stored on disk."""
+    """Yield the shortest runs per question, in order; the runs are stored on disk."""
     with closing(sqlite3.connect("")) as table:
-        table.execute("CREATE TABLE found (question, role, size, rows, split, good)")
+        table.execute("CREATE TABLE found (question, size, rows, split, good)")
         runs = (one._replace(rows=json.dumps([row.to_json() for row in one.rows])) for one in found)
-        table.executemany("INSERT INTO found VALUES (?, ?, ?, ?, ?, ?)", runs)
-        place = "row_number() OVER (PARTITION BY question, role ORDER BY size, rowid)"
+        table.executemany("INSERT INTO found VALUES (?, ?, ?, ?, ?)", runs)
+        place = "row_number() OVER (PARTITION BY question ORDER BY size, rowid)"
         for rank, *run in table.execute(f"SELECT {place}, * FROM found ORDER BY rowid"):
             if rank <= most:
                 one = _Run(*run)
@@ -303,18 +309,18 @@ def _pairs(found: Iterable[_Run], kind: RowKind[Any]) -> Iterator[_Run]:
         for run in found:
             for one in run.rows:
                 row = json.dumps(one.to_json())
-                values = (run.question_id, run.role, *kind.text(one), run.good, row, run.split)
+                values = (run.question_id, getattr(one, "role", ""), *kind.text(one), run.good, row, run.split)
                 table.execute("INSERT INTO found VALUES (?, ?, ?, ?, ?, ?, ?)", values)
         replies = table.execute(
             "SELECT question, role, prompt, reply, row, split, avg(good) AS share, min(rowid) AS place FROM found "
             "GROUP BY question, role, prompt, reply ORDER BY question, role, prompt, share DESC, place"
         )
-        for (question, role, _), group in groupby(replies, key=itemgetter(0, 1, 2)):
+        for (question, *_), group in groupby(replies, key=itemgetter(0, 1, 2)):
             ranked = [one[3:7] for one in group]
             (_, row, split, most), (rejected, _, _, least) = ranked[0], ranked[-1]
             if most > least:
                 better = replace(kind.read(json.loads(row), "a row"), rejected=rejected)
-                yield _Run(question, role, 1, [better], split)
+                yield _Run(question, 1, [better], split)
 
 
 def _chats(row: dict[str, Any], opened: Sequence[RoleCalls], drops: Counter[str]) -> list[tuple[str, Chat]]:

@@ -98,6 +98,8 @@ def test_each_role_of_a_system_has_trajectories_of_right_answers(system, tmp_pat
     assert {name for name in ids if name[0] == "q"} == {f"q{n}" for n, hit in enumerate(right) if hit}
     assert sum(name.startswith("corpus:") for name in ids) == (len(world.articles) if system == "thrag" else 0)
     name = f"{system}.{SYSTEMS[system][-1]}"
+    some, _ = build(results, tmp_path / "runs", "--system", system, "--roles", SYSTEMS[system][0], "--limit", "2")
+    assert len({one.question_id for one in some}) == 2
     some, _ = build(results, tmp_path / "one", "--system", system, "--roles", SYSTEMS[system][-1])
     assert {one.role for one in some} == {name}
     made = {call for trace in traces for call in trace.details["calls"][name]}
@@ -267,6 +269,10 @@ def test_a_shortened_prompt_loses_no_earlier_decision(tmp_path):
     found, statistics = build(tmp_path, tmp_path / "out")
     assert [learned(one) for one in found] == [[FIRST, second], [LAST]]
     assert statistics["statistics"]["trajectories"]["learned_turns"] == {"1": 1, "2": 1}
+    for number, more in enumerate((["--shortest", "1"], ["--limit", "1"])):
+        kept, statistics = build(tmp_path, tmp_path / f"one{number}", *more)
+        assert kept == found, "both chats are of one run"
+        assert statistics["build"]["drops"]["all"] == {}
 
 
 def test_a_chat_a_round_gives_a_trajectory_a_round(tmp_path):
@@ -276,6 +282,27 @@ def test_a_chat_a_round_gives_a_trajectory_a_round(tmp_path):
     assert [one.messages[-1]["content"] for one in found] == [FIRST, LAST]
     assert "[[## historical_context ##]]" in found[1].messages[1]["content"]
     assert statistics["statistics"]["trajectories"]["learned_turns"] == {"1": 2}
+
+
+def test_runs_of_several_chats_are_ranked_and_counted_as_a_whole(tmp_path):
+    second = says("Where is Kelm?", TRIPLES[0])
+    for name, replies in (("long", (FIRST, second, LAST)), ("again", (FIRST, second, LAST)), ("short", (FIRST, LAST))):
+        loop(tmp_path / name, *replies, history="section")
+    more = [word for name in ("again", "short") for word in ("--results", str(tmp_path / name))]
+
+    def last_turns(number, *options):
+        found, statistics = build(tmp_path / "long", tmp_path / f"out{number}", *more, *options)
+        left_out = statistics["build"]["drops"]["all"]
+        return [one.messages[-1]["content"] for one in found], sorted(left_out.items())
+
+    shorter, repeated = "other runs of the question are shorter", "repeated chat"
+    whole = ([FIRST, second, LAST, LAST], [(repeated, 4)])
+    assert last_turns(0) == whole
+    # The first chat is that of the longer run too.
+    assert last_turns(1, "--shortest", "1") == ([FIRST, LAST], [(shorter, 1), (repeated, 3)])
+    assert last_turns(2, "--shortest", "2") == whole
+    assert last_turns(3, "--limit", "1") == ([FIRST, second, LAST], [])
+    assert last_turns(4, "--limit", "2") == whole
 
 
 def test_examples_inside_a_prompt_are_not_learned(tmp_path):
