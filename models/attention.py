@@ -35,21 +35,28 @@ def set_attention(model: Any, name: str) -> None:
     model.set_attn_implementation(name)
 
 
-@torch.no_grad()
 def lies_end_to_end(model: Any, longest: int) -> bool:
     """Whether a causal language model with the kernel "blocks" keeps rows apart that are packed end to end.
 
-    It does not if an attention window is shorter than the longest row, or if other layers (convolutions, states) also
-    mix tokens. A run on a tiny input shows whether other layers mix tokens.
+    It does not if an attention window is shorter than the longest row, or if `keeps_apart` is false.
     """
     text = model.config.get_text_config()
     sizes = (getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size"))
     windows = any(isinstance(size, int) and size < longest for size in sizes)
     if windows and set(getattr(text, "layer_types", None) or ()) != {"full_attention"}:
         return False
-    ids = (torch.arange(13, device=model.device)[None] + 1) % text.vocab_size
-    positions = torch.tensor([[*range(8), *range(5)]], device=model.device)
     mask = torch.arange(8, device=model.device) < torch.tensor([[[[8], [5]]]], device=model.device)
+    return keeps_apart(model, mask)
+
+
+@torch.no_grad()
+def keeps_apart(model: Any, mask: Tensor | None = None) -> bool:
+    """Whether no layer (convolution, state) of a causal language model mixes packed rows, tested with a tiny input.
+
+    Rows are told apart by their positions or by `mask` (1, 1, R, L); see `block_attention`.
+    """
+    ids = (torch.arange(13, device=model.device)[None] + 1) % model.config.get_text_config().vocab_size
+    positions = torch.tensor([[*range(8), *range(5)]], device=model.device)
     decoder = model.get_decoder()
     try:
         with evaluating(model):

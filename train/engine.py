@@ -123,6 +123,8 @@ class EngineMixin(Mixed):
     task: TrainingTask
     # The optimiser step of the last evaluation, and its metrics.
     last_evaluation: tuple[int, dict[str, float]] | None = None
+    # Names of an evaluation's metrics that come from the trainer.
+    more_metrics: tuple[str, ...] = ()
     # Of the running evaluation: sums of losses and of label tokens (total and per part), and this process's batches.
     _sums: torch.Tensor
     _to_count: int
@@ -135,7 +137,7 @@ class EngineMixin(Mixed):
         self.evaluations = resume.StepLog(Path(config.output_dir) / resume.EVALUATIONS)
         metric = config.train.best_metric
         unknown = type(task).score is not TrainingTask.score  # whose names are not known yet
-        if metric and not unknown and metric not in (known := task.metric_names()):
+        if metric and not unknown and metric not in (known := [*task.metric_names(), *self.more_metrics]):
             raise ValueError(not_one_of("train.best_metric", metric, known))
         self.keeper = Keeper(config.train.save_minutes, task.together)
         # In this order: if `keeper` asks for a checkpoint, `losses` writes its lines before the checkpoint is saved.
@@ -368,8 +370,9 @@ class EngineMixin(Mixed):
         return found
 
     def impatient(self) -> bool:
-        """Whether the last `train.patience` evaluations were no better than an earlier evaluation."""
-        since = [step for step in self._evaluated() if step > (self.state.best_global_step or 0)]
+        """Whether the last `train.patience` evaluations with the metric were no better than an earlier evaluation."""
+        name, best = f"eval_{self.config.train.best_metric}", self.state.best_global_step or 0
+        since = [step for step, row in self._evaluated().items() if name in row and step > best]
         return len(since) >= (self.config.train.patience or math.inf)
 
     def _evaluated(self) -> dict[int, dict[str, float]]:

@@ -51,7 +51,7 @@ class TextTask(TrainingTask):
     def load(self) -> tuple[Any, Any]:
         from transformers import set_seed
 
-        from tripletune.models.attention import set_attention
+        from tripletune.models.attention import keeps_apart, set_attention
         from tripletune.models.losses import learn_labels_only
 
         set_seed(self.config.seed)
@@ -61,6 +61,9 @@ class TextTask(TrainingTask):
             raise ValueError(f"train.packing: {section.base} is an encoder-decoder, which reads one source per row")
         dtype = trained_dtype(section.dtype, section.tune)
         model = load_weights(section.base, dtype, section.revision, nf4=section.quantization == "nf4")
+        # Before `set_attention`, because flash attention does not run on the CPU.
+        if self.config.train.packing and not keeps_apart(model):
+            raise ValueError(f"train.packing: {section.base} mixes the samples of a pack: set train.packing false")
         if section.attention != "auto":
             set_attention(model, section.attention)
         if not seq2seq:

@@ -104,6 +104,8 @@ class RewardLog(StepLog):
 class PreferenceTrainer(TrlMixin, DPOTrainer):
     """Trains a model with an adapter on pairs of replies; the reference model has the initial adapter."""
 
+    more_metrics = tuple(f"rewards/{name}" for name in ("chosen", "rejected", "accuracies", "margins"))
+
     def __init__(self, task: Any) -> None:
         base, train = task.model.get_base_model(), task.config.train
         forward, shared = base.forward, shared_arguments(task.config, task.validation is not None)
@@ -117,8 +119,11 @@ class PreferenceTrainer(TrlMixin, DPOTrainer):
         )
         # TRL's own forward takes no graphs, and computes the logits of all tokens on a CPU.
         base.forward = with_log_probs(forward, getattr(base, "graph_encoder", torch.nn.Identity()))
-        names = [f"rewards/{name}" for name in ("chosen", "rejected", "accuracies", "margins")]
-        self.add_callback(RewardLog(task, dict(zip(names, names))))
+        # TRL copies only parameters, but the reference also needs the graph encoder's batch statistics.
+        buffers = dict(task.model.named_buffers())
+        for name in (name for name in buffers if ".ref." in name):
+            buffers[name].copy_(buffers[name.replace(".ref.", ".default.")])
+        self.add_callback(RewardLog(task, {name: name for name in self.more_metrics}))
         self.begin_run(task)
 
     def _prepare_dataset(self, dataset: Any, *args: Any) -> Any:

@@ -146,6 +146,16 @@ def test_a_metric_that_is_not_there_is_refused(make_task):
         train(make_task("ras", {**BEST, "data.validation_split": "none"}))
 
 
+def test_a_run_does_not_stop_for_a_metric_that_does_not_come(make_task, write_records, records, tmp_path):
+    run = {**BEST, "train.best_metric": "loss_answering", "train.patience": 2, "train.eval_generate_records": 0}
+    task = make_task("ras", {**run, "output_dir": str(tmp_path / "run")})
+    write_records([one for one in records if not one.answers][:3], "validation")
+    train(task)
+    assert [set(row) for row in logs_of(tmp_path / "run")[1]] == [{"step", "epoch", "loss", "loss_planning"}] * 8
+    with pytest.raises(ValueError, match=r"'loss_answering' is not one of loss, loss_planning \("):
+        train(make_task("ras", {**run, "data.tasks": ["planning"], "output_dir": str(tmp_path / "other")}))
+
+
 @pytest.mark.parametrize(("name", "lowest"), [("loss", True), ("planning/malformed", True), ("answering/f1", False)])
 def test_which_way_is_better(name, lowest):
     assert TrainSection(best_metric=name).lower_is_better() == lowest

@@ -1,5 +1,6 @@
 """Preference training of planner and integrator: the loss by hand, the reference, exact resume, what is refused."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -127,6 +128,31 @@ def test_an_adapter_is_trained_on_and_is_the_reference(make, tmp_path):
     changed = {name for name in started if started[name].requires_grad and not torch.equal(started[name], now[name])}
     assert changed
     assert not {name for name, weight in now.items() if weight.requires_grad and ".default." not in name}
+
+
+@pytest.mark.parametrize("architecture", ["gat_authors", "gcn_authors"])
+def test_the_reference_has_the_batch_statistics_of_the_adapter(architecture, make, make_task, tmp_path):
+    start = {"model.graph_architecture": architecture}
+    make("ras")
+    train(make_task("ras", {**start, "train.learning_rate": 0.01, "output_dir": str(tmp_path / "first")}))
+    task = make(
+        "ras", {**start, "model.adapter": str(tmp_path / "first" / "final"), "output_dir": str(tmp_path / "run")}
+    )
+    train(task)
+    assert read_lines(tmp_path / "run" / "losses.jsonl")[0]["loss"] == pytest.approx(math.log(2))
+    assert read_lines(tmp_path / "run" / "rewards.jsonl")[0]["rewards/margins"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reward_chooses_the_best_step(kind, make, tmp_path):
+    best = {"train.eval_steps": 1, "train.best_metric": "rewards/margins", "output_dir": str(tmp_path / "run")}
+    train(make(kind, best))
+    margins = [row["rewards/margins"] for row in read_lines(tmp_path / "run" / "evaluations.jsonl")]
+    result = json.loads((tmp_path / "run" / "final" / "training.json").read_text())
+    assert (result["highest_rewards/margins"], len(margins)) == (max(margins), 3)
+    known = "loss, rewards/chosen, rewards/rejected, rewards/accuracies, rewards/margins"
+    with pytest.raises(ValueError, match=f"'loss_planning' is not one of {known}"):
+        train(make(kind, best | {"train.best_metric": "loss_planning", "output_dir": str(tmp_path / "other")}))
 
 
 @pytest.mark.parametrize(

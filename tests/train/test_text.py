@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.cli import read_lines
+from tripletune.models.attention import keeps_apart
 from tripletune.models.losses import learn_labels_only
 from tripletune.train import engine_of
 from tripletune.train.batches import TextCollator
@@ -126,6 +127,7 @@ def test_packed_samples_have_the_loss_and_gradients_of_separate_ones(
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model(family), dtype=torch.float32).eval()
+    assert keeps_apart(model)
     learn_labels_only(model)
     rows = list(PairEncoder(tokenizer, "Extract.").rows(extraction_pairs[:5], Counter()))
     total = 0.0
@@ -144,6 +146,14 @@ def test_packed_samples_have_the_loss_and_gradients_of_separate_ones(
     loss.backward()
     for name, parameter in model.named_parameters():
         assert torch.allclose(parameter.grad, expected[name], atol=2e-3, rtol=1e-3), name
+
+
+@pytest.mark.parametrize("family", ["lfm2", "mamba"])
+def test_packs_of_a_model_with_convolutions_or_states_are_refused(family, make_task, tiny_model):
+    change = {"model.base": str(tiny_model(family)), "model.tune": "all", "train.packing": True}
+    with pytest.raises(ValueError, match=rf"train\.packing: .*{family}.* mixes the samples of a pack: set"):
+        make_task("text_to_triples", change).load()
+    make_task("text_to_triples", change | {"train.packing": False}).load()
 
 
 def test_the_first_token_of_a_packed_sample_is_never_a_label():

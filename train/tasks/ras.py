@@ -326,6 +326,10 @@ class GraphTask(TrainingTask):
 
         return score_predictions(self.scored, replies)
 
+    def metric_names(self) -> list[str]:
+        absent = {*TASKS} - {*(() if self.config.train.preference else self.config.data.tasks)}
+        return [name for name in super().metric_names() if name.removeprefix("loss_") not in absent]
+
     def save(self, folder: Path) -> None:
         self.model.config.save_pretrained(folder)
         self.processor.save_pretrained(folder)
