@@ -211,9 +211,7 @@ def _trajectories(
 ) -> Iterator[_Run]:
     with SeenTable() as seen:
 
-        def made(
-            chats: Sequence[tuple[str, Chat]], question_id: str, question: str, size: int, good: bool = True
-        ) -> Iterator[_Run]:
+        def made(chats: list[tuple[str, Chat]], question_id: str, text: str, size: int, good: bool) -> Iterator[_Run]:
             new = [seen.first("chat", canonical(list(chat.messages))) is None for _, chat in chats]
             if not (options.pairs or any(new)):
                 drops["repeated chat"] += len(new)
@@ -223,7 +221,7 @@ def _trajectories(
             free = (name for name in names if seen.first("id", name) is None)
             rows = [Trajectory(next(free), question_id, role, chat.model, *chat[1:3]) for role, chat in chats]
             rows = [reply for one in rows for reply in _replies(one)] if options.pairs else rows
-            yield _Run(question_id, size, rows, split_of(question, options.seed, options.validation_fraction), good)
+            yield _Run(question_id, size, rows, split_of(text, options.seed, options.validation_fraction), good)
 
         for results, ledger in sources:
             with ExitStack() as stack:
@@ -240,7 +238,7 @@ def _trajectories(
                 for calls in opened:
                     for chat in calls.corpus_chats():
                         text, size = chat.messages[-2]["content"], len(chat.messages)
-                        yield from made([(calls.role, chat)], f"corpus:{passage_id('', text)}", text, size)
+                        yield from made([(calls.role, chat)], f"corpus:{passage_id('', text)}", text, size, True)
 
 
 def _own_records(

@@ -36,10 +36,7 @@ def set_attention(model: Any, name: str) -> None:
 
 
 def lies_end_to_end(model: Any, longest: int) -> bool:
-    """Whether a causal language model with the kernel "blocks" keeps rows apart that are packed end to end.
-
-    It does not if an attention window is shorter than the longest row, or if `keeps_apart` is false.
-    """
+    """Whether a causal language model with the kernel "blocks" keeps rows apart, also in short attention windows."""
     text = model.config.get_text_config()
     sizes = (getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size"))
     windows = any(isinstance(size, int) and size < longest for size in sizes)

@@ -147,9 +147,7 @@ class TrainSection:
     logging_steps: int = rare(10, "optimiser steps between log lines", above=0)
     eval_steps: int | None = setting(None, "optimiser steps between evaluations (default: only at the end)", above=0)
     eval_batch_size: int = rare(8, "rows in an evaluation batch", above=0)
-    best_metric: str | None = rare(
-        None, "loss, score or reward of evaluations that chooses final/ (default: last step)"
-    )
+    best_metric: str | None = rare(None, "evaluated loss, score or reward that chooses final/ (default: last step)")
     best_is: str = rare(
         "auto", "best value; auto: lowest loss or malformed share, else highest", choices=("auto", "highest", "lowest")
     )
