@@ -62,7 +62,7 @@ class TextTask(TrainingTask):
         dtype = trained_dtype(section.dtype, section.tune)
         model = load_weights(section.base, dtype, section.revision, nf4=section.quantization == "nf4")
         # Before `set_attention`, because flash attention does not run on the CPU.
-        if self.config.train.packing and not keeps_apart(model):
+        if getattr(self.config.train, "packing", False) and not keeps_apart(model):
             raise ValueError(f"train.packing: {section.base} mixes the samples of a pack: set train.packing false")
         if section.attention != "auto":
             set_attention(model, section.attention)
