@@ -63,7 +63,7 @@ def folder(tmp_path_factory, tiny_llama, tiny_t5, tiny_encoder, records, extract
     shared = RUN | {"model.lora_dropout": 0.0, "train.save_total_limit": "none", "train.eval_batch_size": 2}
     ras = shared | {f"model.{name}": width for name, width in GRAPH_WIDTHS.items()} | {
         "model.base": tiny_llama, "model.encoder": tiny_encoder, "model.graph_dropout": 0.0,
-        "data.train": folder / "records", "train.max_steps": 6, "train.save_steps": 2, "train.eval_steps": 3,
+        "data.train": folder / "records", "train.max_steps": 4, "train.save_steps": 1, "train.eval_steps": 2,
         "train.loss_per": "record", "train.answer_weight": 2.0,
     }  # fmt: skip
     pairs = shared | {
@@ -74,13 +74,13 @@ def folder(tmp_path_factory, tiny_llama, tiny_t5, tiny_encoder, records, extract
     def job(name, launcher=None, task="ras", copy="", step=0):
         # Of a copy what was done after a step is done again.
         if copy:
-            later = shutil.ignore_patterns("final", *(f"checkpoint-{at}" for at in (4, 6) if at > step))
+            later = shutil.ignore_patterns("final", *(f"checkpoint-{at}" for at in (2, 3, 4) if at > step))
             shutil.copytree(folder / copy, folder / name, ignore=later)
         more = {"output_dir": folder / name} | (
             (HALF if task == "ras" else {"train.batch_size": 1}) if launcher else {}
         )
         if name.endswith("all"):
-            more |= {"model.tune": "all", "train.learning_rate": 1e-3}
+            more |= {"model.tune": "all", "train.learning_rate": 3e-3}
             more |= {"train.loss_per": "token", "train.answer_weight": 1.0}
         return [environment(launcher) if launcher else {}, task, words((ras if task == "ras" else pairs) | more)]
 
@@ -90,7 +90,7 @@ def folder(tmp_path_factory, tiny_llama, tiny_t5, tiny_encoder, records, extract
         patch.setattr("tripletune.models.graph_llm.embeddings.CHUNK", CHUNK)
         for _, task, line in (job("one"), job("one_all"), job("one_t5", task="text_to_triples")):
             assert main(task, argv=line) == 0
-        jobs = [job("one_then_two", "ddp", copy="one", step=2), job("t5", "ddp", "text_to_triples")]
+        jobs = [job("one_then_two", "ddp", copy="one", step=1), job("t5", "ddp", "text_to_triples")]
         ways = ["fsdp2", *(["zero2", "zero3"] if importlib.util.find_spec("deepspeed") else [])]
         for way in ways:
             # What is loaded behind ZeRO-3 in the same process is divided at once: it comes last.
@@ -101,7 +101,7 @@ def folder(tmp_path_factory, tiny_llama, tiny_t5, tiny_encoder, records, extract
         done = run(["-m", "tests.train.launched", str(port), json.dumps(jobs, default=str)])
         (folder / "log").write_text(done.stderr)
         assert done.returncode == 0, [line for line in done.stderr.splitlines() if "Error" in line or "error:" in line]
-        assert main("ras", argv=job("two_then_one", copy="one_then_two", step=4)[2]) == 0
+        assert main("ras", argv=job("two_then_one", copy="one_then_two", step=3)[2]) == 0
     return folder
 
 
