@@ -155,7 +155,7 @@ def library_misfits(config: Any) -> list[str]:
     found += misfits("train.arguments", train.arguments, hints, own, kind)
     # Smoothing changes `eval_loss` and knows no weights of records; only a resumed run evaluates at its start.
     refused = (name for name in ("label_smoothing_factor", "eval_on_start") if train.arguments.get(name))
-    found += [f"train.arguments: {name} does not work with our losses and evaluations" for name in refused]
+    found += [f"train.arguments: {name} does not fit our losses and evaluations; leave it out" for name in refused]
     optimizers, schedulers = ([one.value for one in names] for names in (OptimizerNames, SchedulerType))
     if train.optimizer not in (None, *optimizers):
         found.append(not_one_of("train.optimizer", train.optimizer, optimizers))

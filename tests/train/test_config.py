@@ -32,7 +32,7 @@ KINDS = {"preference": KINDS["cirag"]} | KINDS
     [
         ({"data.evidence": "graph", "model.use_graph": False}, "prompts hold no facts"),
         ({"data.prompt_order": "interleaved", "train.graph_warmup_steps": 5}, "needs one graph per row"),
-        ({"train.graph_warmup_steps": 5, "train.preference": "sigmoid"}, "their graph is trained"),
+        ({"train.graph_warmup_steps": 5, "train.preference": "sigmoid"}, "is for new graph modules"),
         ({"model.tune": "graph_token", "model.use_graph": False}, "model.use_graph must be true"),
         ({"model.tune": "all", "model.quantization": "nf4"}, "4-bit weights can't be trained"),
         ({"model.tune": "all", "model.dtype": "float16"}, "use float32"),
@@ -76,7 +76,7 @@ def test_settings_that_cannot_work(settings, message):
         ({"train.arguments": "{learning_rate: 1}"}, r"\(here it is train\.learning_rate\)"),
         ({"train.arguments": "{neftune_noise: 1}"}, r"\(did you mean neftune_noise_alpha\?\)"),
         ({"train.arguments": "{hub_model_id: me/m}"}, r"unknown setting 'hub_model_id' \(here it is push_to_hub\)"),
-        ({"train.arguments": "{label_smoothing_factor: 0.5}"}, "label_smoothing_factor does not work with our losses"),
+        ({"train.arguments": "{label_smoothing_factor: 0.5}"}, "label_smoothing_factor does not fit our losses"),
         ({"train.arguments": "{push_to_hub: true}"}, r"unknown setting 'push_to_hub' \(here it is push_to_hub\)"),
     ],
 )

@@ -127,7 +127,9 @@ class GraphConfig(RunConfig):
                 "other than interleaved"
             )
         if self.train.graph_warmup_steps and (self.train.preference or self.model.adapter):
-            found.append("train.graph_warmup_steps with train.preference or model.adapter: their graph is trained")
+            found.append(
+                "train.graph_warmup_steps is for new graph modules: not with model.adapter or train.preference"
+            )
         return found
 
 
