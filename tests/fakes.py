@@ -157,6 +157,12 @@ class Words:
         return [len(words(query) & words(text)) / (1 + len(words(text))) for text in texts]
 
 
+def flip_last_byte(file: Path) -> None:
+    """Change a weight file's last byte; its size stays."""
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
 def damaged(source: str | Path, target: Path, change: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -> Path:
     """A copy of a model folder with other tensors; one number of the first is NaN unless a change is given."""
     shutil.copytree(source, target)

@@ -164,7 +164,7 @@ class _Html(HTMLParser):
         yield from self._ready
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self._skipped += _SKIPPED.fullmatch(tag) is not None
+        self._skipped = 0 if tag == "main" else self._skipped + (_SKIPPED.fullmatch(tag) is not None)
         if tag in ("td", "th"):
             self._cell = True
             self._parts.append(" | " if "".join(self._parts).strip() else "")

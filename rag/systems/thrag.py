@@ -162,7 +162,8 @@ def _read_labels(text: str) -> list[str]:
     value = find_json(text, dict, list, advice='write {"topics": ["…", …]} or {"subtopics": ["…", …]}')
     if isinstance(value, dict):
         value = next((one for one in value.values() if isinstance(one, list)), [])
-    return [label for label in value if isinstance(label, str)]
+    value = [next(iter(one.values()), None) if isinstance(one, dict) else one for one in value]
+    return [str(label) for label in value if isinstance(label, str | int | float)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,9 @@ The *rules* of [Velo](http://velo.example/x). All of them.
 Low.
 """
 HTML = (
-    "<title>T</title><style>p {}</style><nav>menu</nav><h1>Site</h1><p>One<br>two &amp; three.<table><tr><th>A<th>B"
-    "<tr><td>1<td>2</table><h3>Deep<a href=#deep>¶</a></h3>bare <b>text</b><h2>Next</h2><div>End.</div>"
+    "<title>T</title><style>p {}</style><nav>menu</nav><nav>more<main><h1>Site</h1>"
+    "<p>One<br>two &amp; three.<table><tr><th>A<th>B<tr><td>1<td>2</table>"
+    "<h3>Deep<a href=#deep>¶</a></h3>bare <b>text</b><h2>Next</h2><div>End.</div>"
 )
 PAGES = [
     ["Velo Corp 2024", "Handbook", "The com-", "pany makes bicycles in Kelm and"],

@@ -1,11 +1,11 @@
 import asyncio
-import os
 import shutil
 
 import pytest
 import torch
 
 from tests.cli import write_lines
+from tests.fakes import flip_last_byte
 from tripletune.models.llm import SetupError
 from tripletune.rag.__main__ import main
 from tripletune.rag.extractor import LocalOptions, choose_shots, open_local_extractor
@@ -139,7 +139,7 @@ def extract(tmp_path, *more):
     return main(call)
 
 
-def test_the_command_and_its_second_run(adapter, tmp_path, capsys):
+def test_the_command_and_its_second_run(adapter, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "model"
     shutil.copytree(adapter, folder)
     # Chance wrote the model's weights, and so its replies.
@@ -148,16 +148,14 @@ def test_the_command_and_its_second_run(adapter, tmp_path, capsys):
     chosen = store.choose()
     assert chosen.passages == len(TEXTS)
     assert "Write the facts down." in chosen.settings
-    # Nothing is left to do, so the weights are not even read.
-    weights = folder / "adapter_model.safetensors"
-    content, stat = weights.read_bytes(), weights.stat()
-    weights.write_bytes(b"\0" * len(content))
-    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    # Nothing is left to do, so the weights are not even loaded.
+    monkeypatch.setattr("tripletune.models.llm.backends.hf.load_weights", None)
     capsys.readouterr()
     assert extract(tmp_path, "--model", str(folder)) == 0
     assert f"stored {len(TEXTS)}" in capsys.readouterr().err
+    monkeypatch.undo()
     # Other weights are another model.
-    weights.write_bytes(content)
+    flip_last_byte(folder / "adapter_model.safetensors")
     assert extract(tmp_path, "--model", str(folder)) == 1
     assert len(store.extractors()) == 2
     store.close()

@@ -108,8 +108,8 @@ def test_levels_candidates_and_statistics():
 
 def test_a_question_from_topics_to_sentences_and_passages():
     trace, chat = run(
-        '{"topics": ["literature", "Cooking", "Geography"]}', '{"subtopics": ["writer"]}', '```json\n["Town"]\n```',
-        "Answer: Kelm", sentences=2, chunks=1,
+        '{"topics": [{"topic": "literature"}, "Cooking", "Geography"]}', '{"subtopics": ["writer"]}',
+        '```json\n["Town"]\n```', "Answer: Kelm", sentences=2, chunks=1,
     )  # fmt: skip
     assert (trace.answer, trace.stop_reason, trace.calls, chat.extractions) == ("Kelm", "single_pass", 4, 3)
     assert [role for role, _ in chat.others] == ["thrag.topics", "thrag.subtopics", "thrag.subtopics", "thrag.answer"]
