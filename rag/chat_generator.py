@@ -48,7 +48,7 @@ class ChatGenerator(Generator):
             sampling=self.client.up_to(max_new_tokens),
         )
         # In the prompt, replies come after "Reply:", which some models repeat.
-        plan = _LABEL.sub("", without_thoughts(completion.text)).strip()
+        plan = _LABEL.sub("", _own(completion.text)).strip()
         return replace(completion, text=plan if plans else bare_answer(completion.text, self._long))
 
 
@@ -63,14 +63,21 @@ def prompt_files(*used: str, names: tuple[str, ...] = PROMPTS) -> Callable[[Any]
     return files
 
 
+def _own(text: str) -> str:
+    """A reply without thoughts and without the example that some models invent after it."""
+    text = without_thoughts(text).strip()
+    more = None if _NEXT.match(text) else _QUESTION.search(text, 1)
+    return text[: more.start()] if more else text
+
+
 def bare_answer(text: str, long: bool = False) -> str:
     """Read the answer in a reply to a prompt that asks only for the answer.
 
     The answer is the line after "Answer:", or else the text before the first blank line; if `long`, the whole text.
     """
     if long:
-        return _LEADING_LABEL.sub("", without_thoughts(text)).strip()
-    bare, labels = _LABEL.subn("", without_thoughts(text))
+        return _LEADING_LABEL.sub("", _own(text)).strip()
+    bare, labels = _LABEL.subn("", _own(text))
     return re.split(r"\n" if labels else r"\n\s*\n", bare.strip(), maxsplit=1)[0].strip("*_` \n")
 
 

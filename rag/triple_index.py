@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import unicodedata
 from array import array
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,8 @@ from tripletune.rag.triple_store import StoredTriples
 logger = logging.getLogger(__name__)
 
 _KEPT = 1 << 16
+_WORDS = {ord("."): "point", ord("+"): "plus", ord("#"): "sharp"}
+_MARKS = re.compile(r"(?<=\d)\.(?=\d)|(?<=\w)[+#]+(?!\w)")  # 1.5 is not 15, and C++ is not C
 _TRIPLES, _OFFSETS, _PAIRS, _ENTITIES = "triples.jsonl", "offsets.npy", "pairs.index.npy", "entities.index.npy"
 
 
@@ -55,7 +58,7 @@ class TripleIndex(Lines[Triple]):
         root = Path(index_dir) / "triples"
         wanted = {"corpus_sha256": passages.sha256, "triples": triples.identity}
         folder = root / "rows"
-        prepare(folder, {"kind": "triples", **wanted}, lambda out: _write(passages, triples, out))
+        prepare(folder, {"kind": "triples", "names": 2, **wanted}, lambda out: _write(passages, triples, out))
         self.passages, self._path = passages, folder / _TRIPLES
         super().__init__(self._path, folder / _OFFSETS, _triple, _KEPT)
         rows, positions = np.load(folder / _PAIRS)
@@ -112,7 +115,8 @@ class TripleIndex(Lines[Triple]):
 @lru_cache(maxsize=_KEPT)
 def entity_key(name: str) -> str:
     """Normalise case, punctuation, articles and Unicode form of a name, so that names of one entity are equal."""
-    return normalize_answer(unicodedata.normalize("NFKC", name))
+    marked = _MARKS.sub(lambda mark: f" {mark[0].translate(_WORDS)}", unicodedata.normalize("NFKC", name))
+    return normalize_answer(marked)
 
 
 class _Groups:

@@ -122,7 +122,7 @@ class TripleStore:
             raise unusable(self.path, _STORE, error) from None
 
     def fill(self, source: str | Path, counts: Counter[str] | None = None) -> int:
-        """Import a JSON-lines file unless this was done before; drop an earlier file; return the extractor number."""
+        """Import a JSON-lines file unless this was done before; return the extractor number."""
         digest = file_digest(source)
         files = self._database.execute("SELECT id, prompt FROM extractors WHERE model = ?", (_FILE,)).fetchall()
         for number, prompt in files:
@@ -130,9 +130,6 @@ class TripleStore:
                 return int(number)
         counts = Counter() if counts is None else counts
         with self._writing():
-            for number, _ in files:
-                self._database.execute("DELETE FROM extractions WHERE extractor = ?", (number,))
-                self._database.execute("DELETE FROM extractors WHERE id = ?", (number,))
             number = self.extractor(_FILE, digest, str(source))
             # A passage's last row has the triples of all its rows.
             self._insert(number, _rows(source, counts, self, number), "REPLACE")

@@ -13,10 +13,11 @@ _CALLED = re.compile(rf"\b{_SAID}\Z", re.IGNORECASE)
 _ANSWERED = re.compile(r"\banswer(?: is| would be|[\s*_]*:)[\s:*_\"'(]*\Z", re.IGNORECASE)
 _DENIED = re.compile(r"(?:\b(?:not|nor|neither|than|except)|n't)(?: option| choice)?[\s*_\"'(]+\Z", re.IGNORECASE)
 _LISTED = re.compile(r"\W*(?:\b(?:or|and|nor)\b)?\W*", re.IGNORECASE)
-# "A" and "I" are also words: a bare A counts only before punctuation, "is", "or", "and" or the end.
+# "A" and "I" are also words: a bare A counts before punctuation, "is", "or", "and" or the end, and in "A - ..." first.
 _LETTER = re.compile(
     rf"(?i:\b{_SAID})(?P<a>[A-HJ])\b|\((?P<b>[A-HJ])\)|\b(?P<c>[B-HJ])\b"
     r"|\b(?P<d>A)(?=[).:,/*_\"']| (?:is|or|and)\b|\s*\Z)"
+    r"|\A[\s*_\"'(]*(?P<e>A)(?=\s*[\n(;=\]]|\s+[-\u2013\u2014]|\s*[\u2013\u2014]| (?:because|since|as)\b)"
 )
 _TRUTH = re.compile(
     r"(?P<false>(?:\bnot|n't|\bnever)(?: \w+)? true|\b(?:untrue|false|incorrect))\b"

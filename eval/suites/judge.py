@@ -41,6 +41,7 @@ KIND = "judge"
 PROMPT = Path(__file__).parents[1] / "prompts" / "judge_pair.md"
 CRITERIA = ("comprehensiveness", "diversity", "empowerment", "overall")
 _NUMBER = re.compile(r"(?<!\d)[12](?!\d)")
+_LEAD = re.compile(r"\W*(?:answer\W*)?([12])\b(?!\W*(?:and|or|&|/))", re.IGNORECASE)
 _TIE = re.compile(r"\b(0|tie|draw|equal|both|neither|same)\b", re.IGNORECASE)
 
 
@@ -204,12 +205,14 @@ def read_verdict(text: str, criteria: Sequence[str] = CRITERIA) -> dict[str, int
     """
     advice = f"write one JSON object with the keys {', '.join(criteria)}, each 1, 2 or 0"
     found: dict[str, int] = {}
-    for key, one in find_json(text, dict, advice=advice).items():
+    # "overall" before "overall_explanation"
+    for key, one in sorted(find_json(text, dict, advice=advice).items(), key=lambda pair: len(str(pair[0]))):
         name = next((name for name in criteria if str(key).lower().startswith(name.lower())), None)
         winner = str({key.lower(): inner for key, inner in one.items()}.get("winner") if isinstance(one, dict) else one)
-        winners = set(_NUMBER.findall(winner))
-        if name and (winners or _TIE.search(winner)):
-            found[name] = {frozenset("1"): 1, frozenset("2"): -1}.get(frozenset(winners), 0)
+        lead = _LEAD.match(winner)
+        winners = {lead[1]} if lead else set(_NUMBER.findall(winner))
+        if name and name not in found and (len(winners) == 1 or _TIE.search(winner)):
+            found[name] = {"1": 1, "2": -1}[winners.pop()] if len(winners) == 1 else 0
     if missing := [name for name in criteria if name not in found]:
         raise UnusableReply("no_verdict", f"The reply names no winner for {', '.join(missing)}; {advice}.")
     return {name: found[name] for name in criteria}

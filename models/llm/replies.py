@@ -86,16 +86,20 @@ _NOTHING_LEFT = re.compile(
     rf"|no (?:more|further|additional|other) {_KNOWN}|nothing(?: (?:more|else|further))?"
     r"(?: (?:is|to|remains)(?: to be)? (?:needed|required|necessary|missing|left|ask|search|find|found)\w*"
     r"| left(?: to \w+)?)?\Z"
-    r"|(?:query )?(?:none|null|n/?a|no|no more|done|stop|end|finish(?:ed)?|completed?|enough|sufficient)"
-    r"(?: needed| required)?\Z"
     rf"|(?:(?:the|these|those|all|our|my|what|this|that|it|every)\w*\b.{{0,60}}?|{_KNOWN}) (?:is|are|be|been) "
-    rf"(?:\w+ )?{_ENOUGH}|(?:\w+ ){{0,3}}{_KNOWN}.{{0,20}}? (?:suffice|answers? the (?:\w+ )?(?:question|query))\b"
+    rf"(?:(?!not|never|hardly)\w+ )?{_ENOUGH}"
+    rf"|(?:\w+ ){{0,3}}{_KNOWN}.{{0,20}}? (?:suffice|answers? the (?:\w+ )?(?:question|query))\b"
     rf"|all .{{0,60}}?{_KNOWN} .{{0,30}}?(?:available|there|gathered|collected)\b"
     rf"|(?:(?:we|i|you) (?:now |already )?have |that is )?(?:enough|sufficient) {_KNOWN}"
     r"|(?:we|i|you) (?:now |already )?(?:have|know) (?:everything|all|enough|the answer)\b"
     r"|(?:we|i|you) (?:can (?:now )?answer|(?:do not|don't) need (?:any|to (?:ask|search)|more|further|another))\b"
     r"|(?:it is )?(?:not|no longer) (?:necessary|needed|required)\b|(?-i:[Tt]he (?:final )?answer (?:is|has|can))\b"
     r"|(?:(?:further|more|additional|another) )?(?:question|quer|search|retrieval)\w* (?:is|are) (?:not|un))",
+    re.IGNORECASE,
+)
+_STOPS = re.compile(
+    r"(?:query )?(?:none|null|n/?a|no|no more|done|stop|end|finish(?:ed)?|completed?|enough|sufficient)"
+    r"(?: needed| required)?",
     re.IGNORECASE,
 )
 _CLAUSE = re.compile(r"([.,;!?\n]+|\b(?:but|though|although|however)\b)", re.IGNORECASE)
@@ -220,9 +224,11 @@ def asks_nothing(query: str) -> bool:
 
     A text with a question mark, or a clause that begins like a query, is a query.
     """
-    clauses = [one.strip("\"'`*<>()[]- ") for one in re.split(r"[.,;:!\n]+", query.replace("\u2019", "'"))]
+    whole, *clauses = (
+        one.strip("\"'`*<>()[]-.,;:! \n") for one in (query, *re.split(r"[.,;:!\n]+", query.replace("\u2019", "'")))
+    )
     asks = "?" in query or any(re.match(QUERY_START, one, re.IGNORECASE) for one in clauses)
-    return not asks and any(_NOTHING_LEFT.match(one) for one in clauses)
+    return not asks and (bool(_STOPS.fullmatch(whole)) or any(_NOTHING_LEFT.match(one) for one in clauses))
 
 
 def without_refusals(text: str) -> str:

@@ -90,7 +90,7 @@ class Rounds:
         self.trace.add_action(replies[-1], "answer" if move.answer else "search", move.query)
         left = move.query, self._asked, len(self.trace.steps), self._options.max_rounds
         self.trace.stop_reason = "sufficient" if move.answer else reason_to_stop(*left)
-        if not move.answer and asks_nothing(move.query):
+        if not move.answer and call != "think" and asks_nothing(move.query):  # a thought need not ask
             self.trace.stop_reason = "no_question"
         return move if move.answer or not self.trace.stop_reason else None
 

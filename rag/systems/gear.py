@@ -162,8 +162,8 @@ class _Gear:
     async def rewrite(self, why: str) -> str:
         """Ask for the next query (eq. 7); after an empty reply it is the question."""
         user = f"Facts:\n{_shown(self.gist)}\n\nQuestion: {one_line(self.question)}\n\nReason: {one_line(why)}"
-        text = await self.llm.ask("rewrite", user, without_thoughts, self.options.max_thought_tokens)
-        self.trace.actions[-1].subquery = _NEXT.sub("", text.strip()).partition("\n")[0].strip() or self.question
+        query = await self.llm.ask("rewrite", user, read_query, self.options.max_thought_tokens)
+        self.trace.actions[-1].subquery = query or self.question
         return self.trace.actions[-1].subquery
 
     def first(self, ranking: Ranking, count: int) -> list[Passage]:
@@ -172,6 +172,12 @@ class _Gear:
     def passages_of(self, rows: Iterable[int]) -> Ranking:
         """The distinct passages that state triples, in the order of the triples."""
         return [(one, 0.0) for one in dict.fromkeys(int(one) for row in rows for one in self.triples.passages_of(row))]
+
+
+def read_query(text: str) -> str:
+    """Read the next query: the first line that is not an introduction ("Here is the question:")."""
+    lines = (line.strip("*_# ") for line in without_thoughts(text).splitlines())
+    return _NEXT.sub("", next((line for line in lines if line and not line.endswith(":")), "")).strip("*_ ")
 
 
 @dataclass(frozen=True, slots=True)

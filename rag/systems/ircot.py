@@ -16,6 +16,7 @@ from tripletune.models.llm.replies import UnusableReply
 from tripletune.models.options import setting
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, bare_answer, prompt_files, show_passages
+from tripletune.rag.retrievers import split_sentences
 from tripletune.rag.systems import System, Tools
 from tripletune.rag.systems._rounds import Move, RoundOptions, Rounds
 from tripletune.rag.systems.ppr import SYSTEM as PPR
@@ -56,14 +57,16 @@ async def ircot(question: str, search: str, tools: Tools, options: IRCoTOptions)
 
 
 def _read(text: str) -> Move:
-    """Read the first thought of a reply, or its answer; other text is dropped."""
+    """Read the first sentence of a reply, or the answer in its first line; other text is dropped."""
     thought = _LABEL.sub("", next((line.strip() for line in text.splitlines() if line.strip()), ""))
     if not thought:
         raise UnusableReply("empty_thought", "There is no thought: write the next one, as one sentence.")
-    if found := _ANSWER.search(text):
+    # The phrase may end a line.
+    if (found := _ANSWER.search(text)) and found[0] in thought:
         answer = bare_answer(text[found.end() :])
         if answer:
             return Move(answer=answer.rstrip("."), text=text[: found.end()] + " " + answer)
+    thought = split_sentences(thought)[0]
     return Move(query=thought, text=thought)
 
 

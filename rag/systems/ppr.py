@@ -10,6 +10,7 @@ cosines and fused ranks). If the model keeps no triple, the retriever's order is
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -93,11 +94,8 @@ class PageRank:
                 "ppr_filter", f"Facts:\n{facts}\n\nQuestion: {one_line(question)}"
             )
             try:
-                numbers = await self._llm.ask(
-                    "filter", chat, lambda text: find_json(text, list), options.max_filter_tokens
-                )
-                # Numbers that name no triple are skipped.
-                found = [found[n - 1] for n in numbers if type(n) is int and 1 <= n <= len(found)]
+                kept = await self._llm.ask("filter", chat, partial(_kept, len(found)), options.max_filter_tokens)
+                found = [found[number - 1] for number in kept]
             except UnusableReply as error:
                 self._trace.tally(f"filter.{error.reason}")
         ranking: Ranking = [(hit.position, hit.score) for hit in hits]
@@ -105,6 +103,16 @@ class PageRank:
             embedder = need(self._tools, "reranker", self._system) if options.synonyms is not None else None
             ranking = await asyncio.to_thread(_walk, index, embedder, found, ranking, options)
         return found, ranking
+
+
+def _kept(count: int, text: str) -> list[int]:
+    """Read the numbers of kept facts, also as strings ("2", "2. Ada ..."); others than 1 to `count` are skipped."""
+    rows = find_json(text, list)
+    found = (re.match(r"\d+", str(one)) for row in rows for one in (row if isinstance(row, list) else [row]))
+    numbers = dict.fromkeys(number for match in found if match and 1 <= (number := int(match[0])) <= count)
+    if rows and not numbers:
+        raise UnusableReply("no_number", f"Write only a JSON list of numbers of facts, 1 to {count}, or [].")
+    return list(numbers)
 
 
 def _walk(index: TripleIndex, embedder: Embedder | None, found: Ranking, hits: Ranking, options: PprOptions) -> Ranking:
@@ -178,6 +186,7 @@ def _synonyms(index: TripleIndex, embedder: Embedder, threshold: float) -> tuple
         for entity, name in zip(index.entities[:, row].tolist(), (triple.subject, triple.object)):
             names.setdefault(entity, name)
     vectors = embedder.encode([names[entity] for entity in range(len(names))])
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)  # an encoder for dot products has none
     found = []
     for start in range(0, len(vectors), _COMPARED):
         cosines = np.triu(vectors[start : start + _COMPARED] @ vectors.T, start + 1)

@@ -15,6 +15,7 @@ from tripletune.rag.chat_generator import READER, prompt_files, show_passages
 from tripletune.rag.systems import System, Tools
 from tripletune.rag.systems._rounds import Move, RoundOptions, Rounds
 
+_LINE = re.compile(r"^\W*action\b", re.IGNORECASE | re.MULTILINE)
 _ACTION = re.compile(r"\b(search|finish)\s*(?:\d+\s*)?\[([^\]\n]*)\]", re.IGNORECASE)
 
 
@@ -35,7 +36,8 @@ async def react(question: str, search: str, tools: Tools, options: RoundOptions)
 
 def _read(text: str) -> Move:
     """Read the first action of a reply; the reply is cut after it, since observations there are invented."""
-    action = _ACTION.search(text)
+    line = _LINE.search(text)  # a thought may name an action
+    action = _ACTION.search(text, line.end() if line else 0)
     if action is None or not action[2].strip():
         raise UnusableReply("no_action", "There is no action: end with Search[what to search] or Finish[the answer].")
     said, value = text[: action.end()], action[2].strip()

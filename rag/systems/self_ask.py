@@ -17,7 +17,7 @@ from tripletune.rag.systems import System, Tools
 from tripletune.rag.systems._rounds import Move, RoundOptions, Rounds
 
 _FOLLOW_UP = re.compile(r"follow[ -]?up(?: question)?:[ \t]*(\S[^\n]*)", re.IGNORECASE)
-_FINAL = re.compile(r"so the (?:final )?answer is:?[ \t]*(\S[^\n]*)", re.IGNORECASE)
+_FINAL = re.compile(r"so the (?:final )?answer is:?\s*([^\s:][^\n]*)", re.IGNORECASE)
 
 
 async def self_ask(question: str, search: str, tools: Tools, options: RoundOptions) -> Trace:
@@ -34,8 +34,9 @@ async def self_ask(question: str, search: str, tools: Tools, options: RoundOptio
 def _read(text: str) -> Move:
     """Read the first follow-up question or final answer of a reply; later text is dropped."""
     follow_up, final = _FOLLOW_UP.search(text), _FINAL.search(text)
-    if final and not (follow_up and follow_up.start() < final.start()):
-        return Move(answer=bare_answer(final[1]).rstrip("."), text=text)
+    answer = bare_answer(final[1]).rstrip(".") if final else ""
+    if final and answer and not (follow_up and follow_up.start() < final.start()):
+        return Move(answer=answer, text=text)
     if follow_up:
         return Move(query=follow_up[1].strip(), text=text)
     raise UnusableReply(

@@ -35,7 +35,8 @@ from tripletune.rag.triple_index import TripleIndex, entity_key
 _PROMPTS = ("t2rag_decompose", "t2rag_resolve", "t2rag_answer")
 _NAMES = (*_PROMPTS, READER)
 # A question mark directly after a word ("Who's Afraid of Virginia Woolf?") is no unknown.
-_UNKNOWN = re.compile(r"(?<![^\s(\"'])\?\w*")
+_UNKNOWN = re.compile(r"(?<![^\s(\"'\[<{])\?\w*")
+_BLANK = re.compile(r"[\[<{(\s]*(?:(\?\w*)|_+|unknown)[\]>})\s]*", re.IGNORECASE)
 _NOTHING = re.compile(r"\W*(unknown|none|n/?a|not (known|found|given|specified|mentioned|available))\W*", re.IGNORECASE)
 T = TypeVar("T")
 _KINDS = (("Searchable", 1), ("Fuzzy", 2), ("Resolved", 0))
@@ -86,7 +87,9 @@ class Clue:
 def first_clues(reply: str) -> list[Clue]:
     """Read the clues of a question from a reply (step 1); `UnusableReply` if the reply has no clue."""
     if rows := triple_rows(reply):
-        return [Clue(number, fields) for number, (_, fields) in enumerate(rows, 1)]
+        blanks = ([(_BLANK.fullmatch(text), text) for text in fields] for _, fields in rows)
+        read = [[(blank[1] or "?") if blank else text for blank, text in fields] for fields in blanks]
+        return [Clue(number, fields) for number, fields in enumerate(read, 1)]
     raise UnusableReply("no_clue", "The reply holds no line of the form subject | predicate | object.")
 
 

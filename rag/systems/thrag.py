@@ -253,7 +253,7 @@ class TopicGraph:
 async def graph_of(llm: LLMClient, passages: PassageStore, prompts: PromptSet, sampling: Any, *how: Any) -> TopicGraph:
     """The graph of a corpus, built once per process with one call per passage; the ledger stores the replies."""
     tasks = _BUILT.setdefault(llm, {})
-    key = f"{passages.sha256} {prompts.digests()[_EXTRACT]} {sampling}"
+    key = f"{passages.sha256} {prompts.digests()[_EXTRACT]} {sampling} {how[:1]}"
     if key not in tasks:  # a failure is kept too, since it ends the run or waits for a batch
         tasks[key] = asyncio.create_task(_build(llm, passages, prompts, sampling, *how))
     return await asyncio.shield(tasks[key])

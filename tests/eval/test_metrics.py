@@ -69,6 +69,8 @@ def test_the_choice_a_is_not_an_article(prediction, gold, right):
         ("B is correct", "B"), ("The answer is A", "A"), ("Both A) and B) are right", ""), ("The answer is a dog.", ""),
         ("I", ""), ("The claim is true.", "true"), ("False, because it is not true", "false"), ("untrue", "false"),
         ("This is not true", "false"), ("It isn't entirely true.", "false"), ("True. It is not false", "true"),
+        ("A - heat", "A"), ("A (heat)", "A"), ("A\nheat", "A"), ("**A** \u2013 heat", "A"),
+        ("A because heat rises", "A"), ("A heat wave", ""), ("A-level physics", ""),
         ("", ""), ("The answer is not B.", ""), ("A or B", ""), ("A, B, C", ""), ("It may be vitamin C, D or A.", ""),
         ("A) red B) blue\n\nThe answer is B.", "B"), ("None fits: I cannot tell whether B is right.", ""),
         ("True or false", ""), ("The claim cannot be verified as true.", ""),

@@ -25,6 +25,8 @@ def numbered(query):
         ("Two lines\nof prose", "Two lines\nof prose"),
         ("Answer: Oslo\nQuestion: capital of France?\nAnswer: Paris", "Oslo"),
         ("Answer:", "Answer:"),
+        ("Oslo\n\nQuestion: capital of France?\n\nReply: Paris", "Oslo"),
+        ("Passages:\nNorway\n\nQuestion: its capital?\n\nReply: Oslo", "Oslo"),
         ("", ""),
     ],
 )
@@ -33,7 +35,8 @@ def test_the_answer_alone(reply, answer):
 
 
 def test_ras_plans_and_answers_in_few_shot_prompts():
-    chat = Client("[SUBQ] Where is T0?", "<think>enough</think>Reply: [SUFFICIENT]", "Reply: Oslo")
+    runs_on = "[SUBQ] Where is T0?\n\nQuestion: Who?\n\nReply: [SUFFICIENT]"
+    chat = Client(runs_on, "<think>enough</think>Reply: [SUFFICIENT]", "Reply: Oslo")
     tools = Tools(retriever=Shelf(numbered), store=Facts(), llm=chat, sampling=Sampling(seed=3), question_id="q7")
     trace = asyncio.run(find_system("ras").run("Where? Choose.", "Where?", tools, LoopOptions(top_k=1)))
     assert (trace.answer, trace.stop_reason, trace.calls, trace.prompt_tokens) == ("Oslo", "sufficient", 3, 30)

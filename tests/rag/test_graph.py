@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 from tests.fakes import Client
 from tripletune.models.data.triples import Triple
 from tripletune.rag.systems import Tools
-from tripletune.rag.systems.gear import Beam, GearOptions, _Gear, breadth_first, diverse_beam_search
+from tripletune.rag.systems.gear import Beam, GearOptions, _Gear, breadth_first, diverse_beam_search, read_query
 from tripletune.rag.systems.ppr import personalised_pagerank
 
 
@@ -137,6 +137,11 @@ def test_a_beam_without_neighbours_and_no_seeds():
     assert search(alone, {"a p b": 0.5}, [0])[0] == [Beam((0,), 0.5)]
     assert search(alone, {}, [])[0] == []
     assert breadth_first([]) == []
+
+
+def test_a_query_after_an_introduction():
+    for reply in ("Which?", "Here is the next question:\n\nWhich?", "**Question:** Which?", "Next question: Which?\nx"):
+        assert read_query(reply) == "Which?"
 
 
 def test_three_triples_and_the_cheap_score():

@@ -47,6 +47,8 @@ def test_a_row_is_a_statement_with_all_its_passages(opened, caplog):
 def test_neighbours_share_an_entity_whatever_its_spelling(opened):
     index = opened()
     assert entity_key("The Sarn") == entity_key("sarn!")
+    assert entity_key("$1,500") == entity_key("1500")
+    assert len({*map(entity_key, ("C", "C++", "C#", "$1.5 million", "$15 million"))}) == 5
     assert [index.neighbours(row).tolist() for row in range(6)] == [[1, 2, 3], [0, 5], [0, 3, 4], [0, 2], [2], [1]]
 
 

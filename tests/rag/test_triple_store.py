@@ -1,5 +1,6 @@
 import multiprocessing
 import os
+import shutil
 from collections import Counter
 
 import pytest
@@ -130,12 +131,15 @@ def test_a_file_of_triples_is_looked_up_whatever_its_spaces_unicode_form_and_ids
 def test_database_is_used_again_until_the_source_changes(source, tmp_path):
     database = tmp_path / "deep" / "triples.sqlite"
     open_triples(source, database).close()
+    other = shutil.copy(source, tmp_path / "other.jsonl")
     stamp = database.stat().st_mtime_ns
     open_triples(source, database).close()
     assert database.stat().st_mtime_ns == stamp
     write_lines(source, [{"title": "T", "text": "t", "triples": [["a", "b", "c"]]}])
-    store = open_triples(source, database)
+    before, store = open_triples(other, database), open_triples(source, database)
     assert store.get(Passage("T", "t")) == (Triple("a", "b", "c"),)
+    assert before.get(Passage("T", "t")) is None, "another run still reads its own file"
+    assert before.get(Passage("Oslo", "Oslo is in Norway."))
     assert store.get(Passage("Oslo", "Oslo is in Norway.")) is None
     write_lines(source, [{"title": "T", "text": "t"}])
     with pytest.raises(ValueError, match="no row is a passage with triples"):

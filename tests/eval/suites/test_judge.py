@@ -96,10 +96,12 @@ def test_runs_of_other_questions_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(1, 1), ("2", -1), (0, 0), ("Answer 1", 1), ("[Answer 2]", -1), ("tie", 0), ({"Winner": "Answer 2"}, -1)],
-)
+    [(1, 1), ("2", -1), (0, 0), ("Answer 1", 1), ("[Answer 2]", -1), ("tie", 0), ({"Winner": "Answer 2"}, -1),
+     ("Answer 1, since it names 2 causes", 1), ("Answer 2 is better than 1", -1), ("Answer 1 and 2 are equal", 0)],
+)  # fmt: skip
 def test_winners_are_read_in_the_forms_that_models_write(value, expected):
-    assert read_verdict(f"Well: {json.dumps({'Overall Winner': value})}", ["overall"]) == {"overall": expected}
+    reply = {"Overall explanation": "Not 1 but 2", "Overall Winner": value}
+    assert read_verdict(f"Well: {json.dumps(reply)}", ["overall"]) == {"overall": expected}
     with pytest.raises(UnusableReply, match="diversity"):
         read_verdict(json.dumps({"overall": value}), ["overall", "diversity"])
 

@@ -353,6 +353,11 @@ def test_no_query_in_other_words(text):
         "The actor who is best known for playing Sherlock",
         "The album is complete and was released in 1999",
         "Nothing More is a band from San Antonio.",
+        "No, No, Nanette composer",
+        "Stop! In the Name of Love songwriter",
+        "No. 1 ladies detective agency author",
+        "The birthplace of Ivo Rand is not known.",
+        "The evidence is not enough.",
     ],
 )
 def test_queries_are_queries(text):

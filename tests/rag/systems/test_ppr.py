@@ -48,7 +48,9 @@ class Letters:
     """Names whose last words begin with the same letter are synonyms."""
 
     def encode(self, texts):
-        return np.stack([np.eye(26, dtype=np.float32)[ord(text.lower().split()[-1][0]) - ord("a")] for text in texts])
+        return 2 * np.stack(
+            [np.eye(26, dtype=np.float32)[ord(text.lower().split()[-1][0]) - ord("a")] for text in texts]
+        )
 
 
 @pytest.fixture(scope="module")
@@ -107,15 +109,22 @@ def test_the_walk_does_not_depend_on_the_scale_of_scores(tools, of_triples, of_p
     assert titles(found)[-1] == "Velsund", "which no search finds"
 
 
-@pytest.mark.parametrize("reply", ["[]", "[7, true]"])
-def test_without_a_triple_the_retrieval_stands(tools, reply):
-    trace, _ = run(tools, reply, "x", top_k=4)
+def test_without_a_triple_the_retrieval_stands(tools):
+    trace, _ = run(tools, "[]", "x", top_k=4)
     assert (titles(trace), trace.steps[0].triples) == (["Ada", "Harbour"], [])
 
 
-def test_an_unreadable_filter_keeps_all_triples(tools):
-    trace, _ = run(tools, "none of them", "none of them", "x", top_k=4)
-    assert (titles(trace), trace.tallies["filter.no_json"]) == (["Ada", "Harbour", "Velsund"], 1)
+@pytest.mark.parametrize(
+    ("reply", "reason"), [("none of them", "no_json"), ("[7, true]", "no_number"), ('[["Ada", "a", "b"]]', "no_number")]
+)
+def test_an_unreadable_filter_keeps_all_triples(tools, reply, reason):
+    trace, _ = run(tools, reply, reply, "x", top_k=4)
+    assert (titles(trace), trace.tallies[f"filter.{reason}"]) == (["Ada", "Harbour", "Velsund"], 1)
+
+
+@pytest.mark.parametrize("reply", ["[2, 9]", '["2"]', "[[2]]", "[2.0]", '["2. Ada wrote"]'])
+def test_numbers_of_kept_triples_in_other_forms(tools, reply):
+    assert run(tools, reply, "x")[0].steps == run(tools, "[2]", "x")[0].steps
 
 
 def test_all_triples_without_the_filter(tools):

@@ -27,7 +27,9 @@ def queries(trace):
 
 
 def test_ircot_searches_with_its_first_sentence_and_ends_at_the_answer_phrase():
-    trace, asked = run("ircot", "1. Ada wrote it.\nSo she lived in Oslo.", "So the final answer is: Oslo.", "Oslo!")
+    trace, asked = run(
+        "ircot", "1. Ada wrote it. So it was.\nSo the answer is: Rome.", "So the final answer is: Oslo.", "Oslo!"
+    )
     assert queries(trace) == ["Main?", "Ada wrote it."]
     assert [action.action for action in trace.actions] == ["search", "answer"]
     assert (trace.answer, trace.stop_reason, trace.details["thoughts"][0]) == ("Oslo!", "sufficient", "Ada wrote it.")
@@ -36,6 +38,11 @@ def test_ircot_searches_with_its_first_sentence_and_ends_at_the_answer_phrase():
         "Thoughts so far:\nAda wrote it."
     )
     assert [role for role, _ in asked] == ["ircot.think", "ircot.think", "ircot.answer"]
+
+
+@pytest.mark.parametrize("thought", ["The evidence is not enough.", "The film is complete.", "Its river is not known."])
+def test_ircot_searches_every_thought(thought):
+    assert queries(run("ircot", thought, "So the answer is: x", "x")[0]) == ["Main?", thought]
 
 
 def test_the_common_reader_gets_thoughts_but_not_the_answer():
@@ -57,11 +64,11 @@ def test_the_first_passages_stay_where_there_is_no_room():
 
 
 def test_react_searches_and_finishes():
-    first = "Thought: what?\nAction: Search[Ada]\nObservation\nPassages: made up\nAction: Finish[wrong]"
+    first = "Thought: I Search[...] it\nAction: Search[Ada]\nObservation\nPassages: made up\nAction: Finish[wrong]"
     trace, asked = run("react", first, "<think>x</think>Action 2: finish[Oslo]")
     assert (queries(trace), trace.answer, trace.stop_reason) == (["Ada"], "Oslo", "sufficient")
     assert asked[1][1][2:] == [
-        "Thought: what?\nAction: Search[Ada]",
+        "Thought: I Search[...] it\nAction: Search[Ada]",
         "Observation\nPassages:\nAda\nown\n\nShared\npage\n\nSearches left: 3",
     ]
 
@@ -99,12 +106,16 @@ def test_self_ask_answers_each_follow_up_from_its_own_search():
     assert trace.details["follow_ups"] == told.splitlines()[1:]
 
 
+def test_the_answer_of_self_ask_may_stand_on_the_next_line():
+    trace, _ = run("self_ask", "So the final answer is: ...", "So the final answer is:\nSarn")
+    assert (trace.answer, trace.stop_reason) == ("Sarn", "sufficient")
+
+
 @pytest.mark.parametrize(
     ("name", "reply"),
     [
         ("react", "Action: Search[no further search is needed]"),
         ("self_ask", "Follow up: none needed"),
-        ("ircot", "There is enough information."),
     ],
 )
 def test_what_asks_nothing_is_not_searched(name, reply):

@@ -178,6 +178,13 @@ def test_a_question_mark_in_a_name_is_no_unknown():
     assert Clue(1, ["(?a)", "b", "c"]).kind == 1
 
 
+@pytest.mark.parametrize("blank", ["?b", "[?b]", "<?b>", "{ ?b }", "[?]", "unknown", "___"])
+def test_an_unknown_in_other_forms(blank):
+    (clue,) = first_clues(f"Ivo Rand | built | {blank}")
+    assert (clue.kind, clue.query) == (1, "Ivo Rand built")
+    assert clue.fields[2] in ("?b", "?")
+
+
 @pytest.mark.parametrize(
     ("reply", "rows"),
     [
