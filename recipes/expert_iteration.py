@@ -19,7 +19,7 @@ from typing import Any
 
 from tripletune.data_builders.trajectories import TrajectoryOptions
 from tripletune.eval.systems import read_options
-from tripletune.models.files import check_folder, read_text, write_text
+from tripletune.models.files import check_folder, write_text
 from tripletune.models.options import other_default, setting, to_yaml
 from tripletune.models.program import parse_command_line, run_program, to_arguments
 from tripletune.recipes.demo import walk
@@ -93,28 +93,33 @@ def steps(config: ExpertConfig) -> Iterator[tuple[str, str, str]]:
     home, student = config.output_dir, config.student
 
     def run(output: str, values: dict[str, Any], sample: int | None = None) -> tuple[str, str]:
-        return shlex.join(config.run_command(student, values, output, sample)), f"{output}/metrics.json"
+        return shlex.join(config.run_command(student, values, f"{home}/{output}", sample)), f"{output}/metrics.json"
 
-    yield "Test the initial student on held-out questions", *run(f"{home}/exam-0", config.exam)
+    yield "Test the initial student on held-out questions", *run("exam-0", config.exam)
     for number in range(1, config.rounds + 1):
-        folder = f"{home}/round-{number}"
+        folder = f"round-{number}"
         runs = [f"{folder}/sample-{sample}" for sample in range(config.samples)]
         for sample, output in enumerate(runs):
             title = f"Round {number}: run sample {sample + 1} of {config.samples}"
             yield title, *run(output, config.questions, config.first_sample + sample)
         data = f"{folder}/trajectories"
-        build = ["tripletune", "build", "trajectories", *(word for one in runs for word in ("--results", one))]
+        build = [
+            "tripletune",
+            "build",
+            "trajectories",
+            *(word for one in runs for word in ("--results", f"{home}/{one}")),
+        ]
         keep = to_arguments(TrajectoryOptions(**asdict(config.keep)))
-        build += ["--ledger", f"{home}/ledger.sqlite", *keep, "--overwrite", "--output", data]
+        build += ["--ledger", f"{home}/ledger.sqlite", *keep, "--overwrite", "--output", f"{home}/{data}"]
         yield f"Round {number}: keep the best runs", shlex.join(build), f"{data}/README.md"
-        settings = {**config.train.settings, "model.adapter": student, "data.train": data}
-        student = f"{folder}/student"
+        settings = {**config.train.settings, "model.adapter": student, "data.train": f"{home}/{data}"}
+        student = f"{home}/{folder}/student"
         train = ["accelerate", "launch", "--quiet", "--config_file", config.train.launcher]
         train += [f"recipes/{config.train.recipe}.py", "--config", config.train.config]
         for name, value in {**settings, "output_dir": student}.items():
             train += [f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else str(value)]
-        yield f"Round {number}: train", shlex.join(train), f"{student}/final/training.json"
-        yield f"Round {number}: test on held-out questions", *run(f"{home}/exam-{number}", config.exam)
+        yield f"Round {number}: train", shlex.join(train), f"{folder}/student/final/training.json"
+        yield f"Round {number}: test on held-out questions", *run(f"exam-{number}", config.exam)
     exams = shlex.join(f"{home}/exam-{number}" for number in range(config.rounds + 1))
     yield "Compare all students with the initial student", f"tripletune eval compare --across model {exams}", ""
 
@@ -124,13 +129,11 @@ def main(config: ExpertConfig, dry_run: bool = False) -> int:
     if dry_run:
         sys.stdout.write("".join(f"{command}\n" for _, command, _ in steps(config)))
         return 0
-    about, now = Path(config.output_dir) / "config.yaml", to_yaml(config)
-    check_folder(config.output_dir, (), True, continues=about.name)
-    if about.is_file() and read_text(about) != now:
-        raise ValueError(f"{about} is of another run: give another --output_dir, or the settings in that file")
-    about.parent.mkdir(parents=True, exist_ok=True)
-    write_text(about, now)
-    return walk(list(steps(config)))
+    home = Path(config.output_dir)
+    check_folder(home, (), True, continues="config.yaml")
+    home.mkdir(parents=True, exist_ok=True)
+    write_text(home / "config.yaml", to_yaml(config))
+    return walk(list(steps(config)), home)
 
 
 def run(argv: list[str] | None = None) -> int:

@@ -15,21 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from tripletune.models.files import check_folder, write_text
 from tripletune.models.options import setting, to_yaml
 from tripletune.models.program import parse_command_line, run_program
 from tripletune.recipes.demo import run as run_step
 from tripletune.recipes.demo import walk
-
-# Settings of the steps that are done if a file exists.
-_USED = {
-    "questions/README.md": ("documents", "count", "holdout"),
-    "records/README.md": ("top_k", "failed_searches"),
-    "before/metrics.json": ("base",),
-    "model/final/training.json": ("recipe", "train"),
-}
 
 
 @dataclass
@@ -106,7 +96,6 @@ def main(config: RoadConfig, dry_run: bool = False) -> int:
         sys.stdout.write("".join(f"{command}\n" for _, command, _ in all_steps))
         return _costs(config, home, {command.split(" --")[0]: command for _, command, _ in all_steps})
     check_folder(config.output_dir, (), True, continues="config.yaml")
-    _check_same(config, home)
     home.mkdir(parents=True, exist_ok=True)
     write_text(home / "config.yaml", to_yaml(config))
     if status := walk(all_steps, home):
@@ -115,20 +104,6 @@ def main(config: RoadConfig, dry_run: bool = False) -> int:
     served += f" --top-k {config.top_k} --first-query generated"
     sys.stdout.write(f"\nServe the model at http://127.0.0.1:8000:\n  $ {served}\n")
     return 0
-
-
-def _check_same(config: RoadConfig, home: Path) -> None:
-    """Raise `ValueError` if finished steps were made with other documents or settings."""
-    old = yaml.safe_load((home / "config.yaml").read_text("utf-8")) if (home / "config.yaml").exists() else {}
-    used = (name for file, names in _USED.items() if (home / file).exists() for name in names)
-    changed = [name for name in used if old.get(name) != getattr(config, name)]
-    places = [place for name in config.documents for place in (Path(name), *Path(name).rglob("*"))]
-    questions = home / "questions" / "README.md"
-    # Deleting a file changes its folder.
-    if questions.exists() and any(place.stat().st_mtime > questions.stat().st_mtime for place in places):
-        changed.append("the documents' files")
-    if changed:
-        raise ValueError(f"{home} holds results of other values of {', '.join(changed)}: give another --output_dir")
 
 
 def _costs(config: RoadConfig, home: Path, commands: dict[str, str]) -> int:

@@ -88,8 +88,10 @@ def main(config: DistilConfig, dry_run: bool = False) -> int:
     if dry_run:
         sys.stdout.write("".join(f"{command}\n" for _, command, _ in stations(config)))
         return 0
+    home = Path(config.output_dir)
+    home.mkdir(parents=True, exist_ok=True)
     # Exit code 3: some calls were not recorded; training uses the other questions.
-    return walk(list(stations(config)), Path(config.output_dir), fine=(0, 3))
+    return walk(list(stations(config)), home, fine=(0, 3))
 
 
 def run(argv: list[str] | None = None) -> int:

@@ -37,3 +37,17 @@ def test_what_was_done_is_not_done_again_and_a_failed_step_ends_the_demo(demo, t
     out = capfd.readouterr().out
     assert "  $ tripletune nothing\n  done before" in out
     assert "usage: tripletune" in out
+
+
+def test_a_failed_step_that_left_its_file_is_run_again(demo, tmp_path, monkeypatch):
+    codes, ran = [1, 1, 0, 0], []
+
+    def step(command, done):
+        (tmp_path / "metrics.json").touch()
+        ran.append(done)
+        return codes[len(ran) - 1]
+
+    monkeypatch.setattr(demo, "run", step)
+    steps = [("Evaluate", "tripletune eval run", "metrics.json")]
+    assert [demo.walk(steps, tmp_path) for _ in codes] == codes
+    assert ran == [False, False, False, True]

@@ -81,7 +81,8 @@ def test_it_continues_and_refuses_other_settings(tmp_path, monkeypatch, capsys):
     assert [run(words), run(words)] == [7, 7]
     assert [done for _, done in called] == [False] * 5 + [True] * 4 + [False]
     assert run([*words, "--keep.shortest", "2"]) == 2
-    assert "is of another run" in capsys.readouterr().err
+    assert "other settings or input files of the step 'Round 1: keep the best runs'" in capsys.readouterr().err
+    assert run([*words[:-4], "--rounds", "2", *words[-2:]]) == 7, "more rounds continue"
     (tmp_path / "out" / "config.yaml").unlink()
     assert run(words) == 2
     assert "did not make" in capsys.readouterr().err

@@ -1,7 +1,9 @@
 import os
 
-from tripletune.models.options import to_yaml
-from tripletune.recipes.own_documents import RoadConfig, run
+import pytest
+
+from tripletune.recipes import demo
+from tripletune.recipes.own_documents import run
 
 
 def test_a_dry_run_shows_the_commands_and_what_the_chat_model_costs(tmp_path, capfd):
@@ -18,17 +20,30 @@ def test_a_dry_run_shows_the_commands_and_what_the_chat_model_costs(tmp_path, ca
     assert run(words) == 2, "no chat model is named"
 
 
-def test_finished_steps_of_other_settings_or_documents_are_refused(tmp_path, capfd):
-    page, home = tmp_path / "docs" / "kelm.md", tmp_path / "mine"
-    for place in (page.parent, home / "questions"):
-        place.mkdir(parents=True)
-    page.write_text("# Kelm\n\nKelm Bridge crosses the Lune.\n")
-    words = ["--documents", str(page.parent), "--llm", "openai:none", "--output_dir", str(home)]
-    config = RoadConfig(str(home), [str(page.parent)], "openai:none", count=100)
-    (home / "config.yaml").write_text(to_yaml(config))
-    questions = home / "questions" / "README.md"
-    questions.write_text("made")
-    os.utime(questions, (1, 1))
-    assert run(words) == 2
-    assert "other values of count, the documents' files: give another --output_dir" in capfd.readouterr().err
-    assert "count: 100" in (home / "config.yaml").read_text()
+@pytest.mark.parametrize("changed", ["nothing", "times", "document", "settings", "chat model", "recipe"])
+def test_finished_steps_of_other_settings_or_documents_are_refused(tmp_path, monkeypatch, capfd, changed):
+    page, home, recipe = tmp_path / "docs" / "kelm.md", tmp_path / "mine", tmp_path / "train.yaml"
+    page.parent.mkdir()
+    page.write_text("Kelm Bridge crosses the Lune.")
+    recipe.write_text("seed: 1")
+
+    def step(command, done):
+        for file in ("questions/README.md", "model/final/training.json"):
+            (home / file).parent.mkdir(parents=True, exist_ok=True)
+            (home / file).touch()
+        return 0
+
+    monkeypatch.setattr(demo, "run", step)
+    words = ["--documents", str(page.parent), "--recipe", str(recipe), "--output_dir", str(home)]
+    assert run([*words, "--llm", "openai:none"]) == 0
+    if changed == "times":
+        os.utime(page, (1, 1))
+    elif changed in ("document", "recipe"):
+        stat = page.stat()
+        {"document": page, "recipe": recipe}[changed].write_text("seed: 2")
+        os.utime(page, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    words += ["--count", "100"] * (changed == "settings")
+    code = run([*words, "--llm", "openai:other" if changed == "chat model" else "openai:none"])
+    assert code == 2 * (changed not in ("nothing", "times"))
+    titles = {"document": "Split", "settings": "Write and check", "chat model": "Extract", "recipe": "Train"}
+    assert f"input files of the step '{titles.get(changed)}" in capfd.readouterr().err or not code
