@@ -17,7 +17,7 @@ import jinja2
 import yaml
 
 from tripletune.models.files import flatten, read_json, read_text, write_json, write_text
-from tripletune.models.loading import PYPI
+from tripletune.models.loading import PYPI, model_fingerprint, resolve
 from tripletune.models.options import read_yaml
 from tripletune.models.run_folders import (
     ADAPTER_CONFIG,
@@ -61,6 +61,12 @@ def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence:
     provenance = Provenance(**read_json(kept)) if kept.is_file() else _collect_from_run(source)
     provenance = replace(provenance, **_names(source), licence=licence or provenance.licence)
     for file in map(Path, scores):
+        settings = read_json(file.with_name("settings.json")) if file.with_name("settings.json").is_file() else {}
+        for one in (settings, *(value for value in settings.values() if isinstance(value, dict))):
+            spec, weights = one.get("spec") or one.get("model"), one.get("weights")
+            same = isinstance(spec, str) and Path(spec).is_dir() and Path(resolve(spec)).samefile(source)
+            if same and weights and weights != model_fingerprint(source):
+                raise ValueError(f"--scores {file} is of other weights, before {source} changed: evaluate it again")
         # All score files are named metrics.json, so the folder's name distinguishes them.
         provenance.scores[f"{file.resolve().parent.name}/{file.name}"] = public(read_json(file))
     return provenance

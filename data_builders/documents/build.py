@@ -158,12 +158,19 @@ def build_passages(options: PassageOptions, documents: Sequence[str | Path], out
         raise ValueError("; ".join([f"{few(list(map(str, documents)), 3)}: no document was found", *build.oddities(3)]))
     lock = lock_folder(folder, f"output folder {folder}: another program is writing it")
     with lock or nullcontext(), closing(open_database(folder / STORE, _STORE)) as database:
+        known = [name for (name,) in database.execute("SELECT name FROM documents")]
+        if known and not found.keys() & known:
+            for name in (one for one in found if f"/{one}".endswith(f"/{known[0]}") or known[0].endswith(f"/{one}")):
+                raise ValueError(
+                    f"{known[0]} in {output} would become {name}, and all passages would be new, since documents are "
+                    "named from the folder that holds all of --documents: give the same folder, with new documents in "
+                    "it, or another --output"
+                )
         for name, path in progress(found.items(), "reading", "document"):
             _read(database, name, path, options, build)
-        for (name,) in database.execute("SELECT name FROM documents").fetchall():
-            if name not in found:
-                build.counts["gone"] += len(_forget(database, name))
-                build.counts["deleted"] += 1
+        for name in (one for one in known if one not in found):
+            build.counts["gone"] += len(_forget(database, name))
+            build.counts["deleted"] += 1
         stay = sum(build.counts[one] for one in ("kept", "changed", "no longer read"))
         if (gone := build.counts["deleted"]) and not stay:
             said = "%s has none of the %d documents from which %s was made; if this is a mistake, give the right folder"

@@ -155,6 +155,8 @@ def untimed(run: Run) -> str:
         return "it is not known whether another evaluation used the machine at the time"
     if spared := (run.rows["calls"].astype(float) - run.rows["sent"].astype(float)).sum():
         return f"{spared:,.0f} of its calls were not sent: the ledger had the replies"
+    if run.rows["sent"].isna().any() and "--ledger" in str(run.about.get("command")):
+        return "it is not known which of its calls the ledger answered"
     return "the file of answers has no seconds" if run.rows["seconds"].isna().any() else ""
 
 

@@ -1,10 +1,12 @@
 import json
 import re
+from contextlib import nullcontext
 
 import pytest
 import yaml
 
 from tripletune.checkpoints.card import Provenance, collect_provenance, public, render_card
+from tripletune.models.loading import model_fingerprint
 
 
 def _head(card):
@@ -64,6 +66,20 @@ def test_scores_files(tiny_run, tmp_path):
     assert "| `metrics.f1` | 0.25 |" in card
     assert "supporting_recall" not in card
     assert "| `speed.tokens_per_second` | 99.5 |" in card
+
+
+def test_scores_of_earlier_weights_are_refused(tiny_run, tmp_path):
+    (tmp_path / "metrics.json").write_text("{}")
+    weights, other = model_fingerprint(tiny_run), str(tmp_path)
+    for settings, fits in (
+        ({"model": str(tiny_run), "weights": weights}, True),
+        ({"model": str(tiny_run), "weights": "before"}, False),
+        ({"planner": {"spec": str(tiny_run / "final"), "weights": "before"}}, False),
+        ({"planner": {"spec": other, "weights": "before"}, "model": None}, True),
+    ):
+        (tmp_path / "settings.json").write_text(json.dumps(settings))
+        with nullcontext() if fits else pytest.raises(ValueError, match="of other weights"):
+            collect_provenance(tiny_run / "final", [tmp_path / "metrics.json"])
 
 
 def test_controls_have_a_table_of_their_own(tiny_run, tmp_path):

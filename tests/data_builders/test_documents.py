@@ -304,6 +304,14 @@ def test_a_folder_with_none_of_the_documents_is_warned_of(tmp_path):
         assert (f"{tmp_path / 'other'} has none of the 1 documents from which" in ran.err) is warned
 
 
+def test_one_more_folder_does_not_rename_all_documents(tmp_path):
+    before, _ = build(tmp_path, {"a.md": "A.", "b.md": "B."})
+    (tmp_path / "more.md").write_text("C.")
+    ran = run("build passages", "--documents", tmp_path / "docs", tmp_path / "more.md", "--output", tmp_path / "mine")
+    assert (ran.code, "a.md in" in ran.error, "would become docs/a.md" in ran.error) == (2, True, True)
+    assert build(tmp_path, {})[0] == before
+
+
 def test_what_comes_after_reads_new_passages_alone(tmp_path):
     texts = {"a.md": f"# A\n{sentences(200)}", "b.txt": sentences(20, 1)}
     store, encoded = TripleStore(tmp_path / "triples.sqlite"), []

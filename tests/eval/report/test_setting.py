@@ -216,14 +216,20 @@ def test_a_mean_over_tasks_is_of_finished_runs(folders, rows, cells):
         ([True, None], True, "not shown, since it is not known whether"),
         ([], True, "not shown, since it is not known whether"),
         ([True], False, "not shown, since 12 of its calls were not sent"),
+        ([True], None, "not shown, since it is not known which of its calls the ledger answered"),
     ],
 )
 def test_seconds_are_shown_of_runs_that_had_the_machine_and_asked_themselves(folders, tmp_path, alone, sent, shown):
     (folder,) = folders(one={"triples": "t"})
-    if sent:
-        write_lines(f"{folder}/results.jsonl", (row(number, "good") for number in range(12)))
+    if sent is not False:
+        made = [row(number, "good") for number in range(12)]
+        for one in made if sent is None else ():
+            one["trace"]["calls"] += 1  # a Graph-LLM's calls have no roles
+        write_lines(f"{folder}/results.jsonl", made)
     sessions = [{"began": "2026", "embedded": 40, **({} if one is None else {"alone": one})} for one in alone]
-    (tmp_path / "runs" / "one" / "run.json").write_text(json.dumps({"questions": 12, "sessions": sessions}))
+    (tmp_path / "runs" / "one" / "run.json").write_text(
+        json.dumps({"questions": 12, "sessions": sessions, "command": ["--ledger", "x"]})
+    )
     assert main(["report", folder, "--output", str(tmp_path / "out")]) == 0
     page = (tmp_path / "out" / "report.md").read_text()
     assert shown in page.partition("### Latency")[2].partition("###")[0]
