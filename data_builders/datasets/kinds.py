@@ -109,7 +109,7 @@ class _Records(RowKind[Record]):
         if row.task == "planning" and row.action is Action.SUBQ:
             sizes.append(("subq_tokens", output))
         for triples in filter(None, (set(step.triples) for step in row.steps)):
-            # Each triple is an edge and its reverse (RAS, section 3.2).
+            # Each triple is an edge and its reverse, as in the authors' code.
             sizes += [("graph_nodes", len(_names(triples))), ("graph_edges", 2 * len(triples))]
         return sizes
 

@@ -99,7 +99,7 @@ class LLMTeacher(Teacher):
         return [Annotation(*one) for one in zip(documents, subqueries, triples)]
 
     async def helpful_documents(self, question: Question) -> list[int]:
-        """Indices into `question.passages`, in reasoning order (section C.1)."""
+        """Indices into `question.passages`, in the order of reading (section C.1 gives none)."""
         shown = shown_documents(question, self._shown)
 
         def parse(text: str, recovered: Counter[str]) -> tuple[list[int], bool, str]:

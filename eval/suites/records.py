@@ -1,7 +1,7 @@
 """Score a model's plans and answers on SUBQ records with gold histories (`tripletune eval records`).
 
-No retrieval runs, so this evaluation is fast, and training logs it. A planning record asks for one action. With the
-paper's q_0 = Q all records without history have the label `[SUBQ] Q`, so planning is also scored on records with at
+No retrieval runs, so this evaluation is fast, and training logs it. A planning record asks for one action. With
+q_0 = Q all searches without history have the label `[SUBQ] Q`, so planning is also scored on records with at
 least one step. Intervals draw whole questions, because the records of one question share most of their text. With
 `--triples` an extractor's triples replace each step's gold triples (RAS, section 3.2), which shows the cost of the
 extractor's mistakes. With `--controls` records are also scored under controls (`eval/controls.py`).

@@ -27,7 +27,7 @@ class RoundOptions(AnswerOptions):
     max_rounds: int = setting(4, "maximum searches", at_least=1)
     top_k: int = setting(5, "passages per search", at_least=1)
     max_passages: int = setting(15, "maximum passages in a prompt, in the order in which they were found", at_least=1)
-    repairs: int = setting(1, "maximum repair turns for an unusable reply", at_least=0)
+    repairs: int = setting(1, "maximum repair turns for an unusable reply; 0 in the papers", at_least=0)
     prompts: str | None = setting(None, "folder of custom prompts")
     max_thought_tokens: int = setting(256, "maximum tokens of a reply", at_least=1)
 

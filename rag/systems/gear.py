@@ -2,8 +2,9 @@
 
 `variant` "agent" is the whole system; "naive" and "sync" only retrieve once (NaiveGE, SyncGE). Where the paper leaves a
 choice: a triple leads to all passages that state it; a round reads the 15 best passages of its fused list; a next
-question that was searched before ends the loop; the answer comes from the 5 best passages (table 3). An iteration makes
-two calls to read and one call to reason; every iteration except the last also makes one call to rewrite.
+question that was searched before ends the loop, and so does a verdict that cannot be read after a repair turn; the
+memory keeps each triple once (eq. 5 repeats it); the answer comes from the 5 best passages (table 3). An iteration
+makes two calls to read and one call to reason; every iteration except the last also makes one call to rewrite.
 """
 
 from __future__ import annotations

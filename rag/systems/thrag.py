@@ -3,7 +3,9 @@
 Where the paper leaves a choice: chunks are the passages of the corpus, so that all systems read the same texts
 (`tripletune data adapt` cuts long documents as the paper does); a selected label that is not in the list is dropped and
 counted; a prompt shows at most `most_labels` labels, those closest to the question; if nothing was selected, all
-sentences are compared; a sentence follows the title of its passage, which explains pronouns.
+sentences are compared; a sentence follows the title of its passage, which explains pronouns; a sentence that is not in
+its passage is replaced by its triple; "1-hop neighbours" are the edges of the selected entities, as in the authors'
+code (`hops=2` adds the edges of their neighbours).
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class GraphTask(TrainingTask):
     usage = "--config smollm2_135m_ras_cpu --model.base MODEL --data.train runs/subq"
     unit: str = "records"
     loss_parts: ClassVar[tuple[str, ...]] = TASKS
-    published: ClassVar[str] = "the paper: 16 (2 x 2 on 4 GPUs); the authors' code: 4"
+    published: ClassVar[str] = "the paper: 2 x 2, 4 GPUs (16 if per device); the authors' code: 4"
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
