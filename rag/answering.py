@@ -11,6 +11,7 @@ import dataclasses
 import gc
 import logging
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from tripletune.models.data.records import read_corpus
 from tripletune.models.llm import Endpoint, LLMClient, Sampling
 from tripletune.models.llm.backends import LLMOptions, add_chat_model, open_client
+from tripletune.models.llm.question_client import load_prompts
 from tripletune.models.loading import DTYPE_HELP, resolve, usual_dtype
 from tripletune.models.options import rare, require, setting
 from tripletune.models.program import add_arguments, add_short_flags, from_arguments
@@ -91,10 +93,12 @@ class OpenSystem(AbstractContextManager["OpenSystem"], AbstractAsyncContextManag
     tools: Tools
     scratch: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
     _runner: asyncio.Runner = field(default_factory=asyncio.Runner, init=False, repr=False)
+    _lock: Any = field(default_factory=threading.Lock, init=False, repr=False)
 
     def answer(self, question: str, search: str = "", **known: Any) -> Trace:
-        """Answer a question outside an event loop; see `answer_async`."""
-        return self._runner.run(self.answer_async(question, search, **known))
+        """Answer a question outside an event loop; threads wait for each other. See `answer_async`."""
+        with self._lock:
+            return self._runner.run(self.answer_async(question, search, **known))
 
     async def answer_async(
         self,
@@ -103,7 +107,7 @@ class OpenSystem(AbstractContextManager["OpenSystem"], AbstractAsyncContextManag
         watch: Callable[[TraceAction | TraceStep], None] | None = None,
         **known: Any,
     ) -> Trace:
-        """Answer a question.
+        """Answer a question; all questions of a system whose models are on servers need the same event loop.
 
         Args:
             question: The question as the model reads it.
@@ -141,6 +145,7 @@ class OpenSystem(AbstractContextManager["OpenSystem"], AbstractAsyncContextManag
 
     async def close_async(self) -> None:
         """Close models, the store of triples and the folder of temporary indexes."""
+        gc.unfreeze()  # models are in cycles of references
         for one in clients_of(self.tools):
             await one.close()
         if self.tools.store is not None:
@@ -165,6 +170,7 @@ def open_system(options: SystemOptions, teacher: LLMOptions | None = None, opene
     loop = make_options(system, options.set)
     if problems := system_problems(options, system, loop, teacher, alone=True):
         raise ValueError("; ".join(problems))
+    load_prompts.cache_clear()  # prompts may have changed
     opened = opened or Opened()
     scratch = None if options.index else opened.once("scratch", tempfile.TemporaryDirectory)
     index = Path(options.index or scratch.name)  # type: ignore[union-attr]

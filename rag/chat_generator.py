@@ -178,6 +178,8 @@ async def finish(
     texts = [*((passage.content, [passage.id]) for passage in found.passages), *trace.origins.items()]
     shown = (one for text, ids in texts if sent is None or " ".join(text.split()) in sent for one in ids)
     trace.shown = list(dict.fromkeys(shown))
+    if sent is None and trace.truncated_words:  # which passages lost words is not known
+        trace.shown = []
     if trace.found and len(found) and not trace.shown:
         trace.details["unknown"] = ["shown"]
     return trace
@@ -213,6 +215,8 @@ async def answer_once(
         sample = ModelInput("answering", question, steps)
         completion = await tools.answerer.generate(sample, options.max_answer_tokens, "text" if steps else None)
         trace.count(completion)
+        if completion.finish_reason == "length":
+            trace.tally(f"cut_off.{system}.answer")
         return completion.text.strip()
 
     return await finish(trace, options, llm, Found(passages or ()), own)

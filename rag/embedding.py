@@ -18,6 +18,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 
 import numpy as np
 
+from tripletune.models.llm import CallError, PromptTooLong
 from tripletune.models.loading import encoder_fingerprint, load_encoder
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,13 @@ class Together(Generic[K, V]):
             loop.call_soon(self._thread.submit, self._work_off)
         return await future
 
+    def _tried(self, keys: Iterable[K]) -> tuple[dict[K, V], Exception | None]:
+        missing = list(keys)
+        try:
+            return dict(zip(missing, self._work(missing))) if missing else {}, None
+        except Exception as error:
+            return {}, error
+
     def _work_off(self) -> None:
         # Wait while more requests arrive, but at most half as long as the work takes.
         gap, end = max(self._patience, self._seconds / 50), time.monotonic() + max(self._patience, self._seconds / 2)
@@ -84,12 +92,13 @@ class Together(Generic[K, V]):
             calls, self._waiting = [call for call in self._waiting if not call[1].cancelled()], []
             wanted = dict.fromkeys(key for keys, _ in calls for key in keys)
             values = {key: self._kept[key] for key in wanted if key in self._kept}
-        missing = [key for key in wanted if key not in values]
-        start, failure = time.monotonic(), None
-        try:
-            fresh = dict(zip(missing, self._work(missing))) if missing else {}
-        except Exception as error:
-            fresh, failure = {}, error
+        start = time.monotonic()
+        fresh, failure = self._tried(key for key in wanted if key not in values)
+        failures = [failure] * len(calls)
+        if isinstance(failure, PromptTooLong) and len(calls) > 1:  # another call's text
+            for place, (keys, _) in enumerate(calls):
+                more, failures[place] = self._tried(key for key in keys if key not in values and key not in fresh)
+                fresh |= more
         self._seconds = time.monotonic() - start
         values |= fresh
         with self._lock:
@@ -98,7 +107,7 @@ class Together(Generic[K, V]):
                 del self._kept[key]
 
         def answer(loop: asyncio.AbstractEventLoop) -> None:
-            for keys, future in calls:
+            for (keys, future), failure in zip(calls, failures):
                 if future.get_loop() is not loop or future.done():
                     continue
                 if failure is not None:
@@ -248,7 +257,8 @@ def _endpoint(model: str, prompts: Prompts) -> Encode:
             try:
                 reply = client.embeddings.create(model=model, input=asked[start : start + _BATCH])
             except openai.OpenAIError as error:
-                raise ValueError(f"encoder {ENDPOINT}{model}: {error}") from None
+                kind = PromptTooLong if isinstance(error, openai.BadRequestError) else CallError
+                raise kind(f"encoder {ENDPOINT}{model}: {error}") from None
             rows += [item.embedding for item in sorted(reply.data, key=lambda item: item.index)]
         return np.array(rows)
 

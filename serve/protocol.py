@@ -20,7 +20,7 @@ def _text(content: Any) -> Any:
     if isinstance(content, list):
         if any(not isinstance(part, dict) or part.get("type") != "text" for part in content):
             raise ValueError("only text is accepted, no images, audio or files")
-        return "".join(str(part.get("text", "")) for part in content)
+        return "".join(str(part.get("text") or "") for part in content)
     return content or ""
 
 

@@ -7,6 +7,7 @@ model gets the chat unchanged. A Graph-LLM gets the last turn as question, and t
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,6 +35,8 @@ Part = Callable[[Asked], Awaitable[Completion]]
 async def _chat(client: LLMClient, sampling: Sampling | None, instruction: str, asked: Asked) -> Completion:
     drawn = {"temperature": asked.temperature, "top_p": asked.top_p, "seed": asked.seed, "max_tokens": asked.limit}
     given: dict[str, Any] = {name: value for name, value in drawn.items() if value is not None}
+    if given.get("temperature") and "seed" not in given:
+        given["seed"] = secrets.randbelow(2**31)  # equal calls at the same time would share a reply
     messages = asked.turns
     if instruction and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": instruction})
@@ -69,7 +72,7 @@ class Shelf:
             if asked.limit is not None:
                 system = replace(system, options=replace(system.options, max_answer_tokens=asked.limit))
             trace = cost = await system.answer_async(turns[-1]["content"], watch=watch)
-            cut = any(name.startswith("cut_off.") and name.endswith(".answer") for name in trace.tallies)
+            cut = any(name.startswith("cut_off.") and ".answer" in name for name in trace.tallies)
             more = {"tripletune": {**trace.to_json(), **_sources(system, trace), "ignored_turns": len(turns) - 1}}
             text = trace.answer
         read, written = cost.prompt_tokens, cost.completion_tokens
@@ -179,7 +182,8 @@ def _parts(loops: dict[str, OpenSystem]) -> dict[str, Part]:
     found = dict[str, Part | None]()
     for name, system in sorted(loops.items(), key=lambda one: one[0] != "ras"):
         tools, options = system.tools, system.options
-        chat = partial(_chat, tools.llm, tools.sampling, "") if tools.llm else None
+        usual = replace(tools.sampling or Sampling(), max_tokens=Sampling().max_tokens)
+        chat = partial(_chat, tools.llm, usual, "") if tools.llm else None
         plan = tools.planner and partial(_generate, tools.planner, "planning", options.max_plan_tokens)
         answer = tools.answerer and partial(_generate, tools.answerer, "answering", options.max_answer_tokens)
         found["planner"] = found.get("planner") or plan or chat

@@ -43,8 +43,10 @@ def read_questions(location: str, issues: Issues = None, source: str = "qa") -> 
     """Stream the questions; see `data_builders.readers.Reader` for arguments and errors."""
     rows = source_rows(location)
     if location.endswith(".txt"):
-        lines = enumerate(read_text(location).splitlines(), 1)
-        rows = ((f"{location}:{number}", {"question": line}) for number, line in lines if line.strip())
+        first = dict[str, int]()  # a question that repeats is read once
+        for number, line in enumerate(read_text(location).removeprefix("\ufeff").split("\n"), 1):
+            first.setdefault(line.strip(), number)
+        rows = ((f"{location}:{number}", {"question": line}) for line, number in first.items() if line)
     for where, row in rows:
         yield read_question(row, where, source)
 

@@ -5,11 +5,13 @@ A ledger stores, reuses and counts replies of the Graph-LLM like those of any ot
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,7 @@ from tripletune.models.losses import evaluating, scales_alike
 from tripletune.models.options import ConfigError, load_config
 from tripletune.models.run_folders import CONFIG, is_adapter
 
+_LARGE = 1 << 16  # characters that would block the event loop for too long
 GRAPH_MODULES = ("graph_encoder", "projector")
 # PEFT's own name for "an adapter without adapter layers": graph-token tuning trains the saved modules alone.
 _NO_ADAPTER_LAYERS = "dummy-target-modules"
@@ -244,7 +247,9 @@ class LocalGenerator(DecodingService, Generator, Backend):
 
     async def decode(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
         """Like `generate`, without the ledger."""
-        request = self._request(sample, max_new_tokens, evidence)
+        make = partial(self._request, sample, max_new_tokens, evidence)
+        large = sum(len(step.text) + 60 * len(step.triples) for step in sample.steps) + len(sample.question) > _LARGE
+        request = await asyncio.to_thread(make) if large else make()
         await self.reply(request)
         return self._completion(request)
 

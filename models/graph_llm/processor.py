@@ -33,12 +33,17 @@ from tripletune.models.data.records import ModelInput, Record, Step
 from tripletune.models.data.rendering import load_instructions, render, render_growing, render_parts
 from tripletune.models.files import read_json, write_json
 from tripletune.models.graph_llm.graphs import SampleGraph, build_graph
+from tripletune.models.llm import PromptTooLong
 from tripletune.models.local.chat import DATE
 from tripletune.models.run_folders import PROCESSOR
 
 GRAPH_TOKEN = "<|graph|>"
 # Private-use characters mark instruction and body in a chat template, since no text contains them.
 _INSTRUCTION, _BODY = "\ue000instruction\ue001", "\ue000body\ue001"
+
+
+class QuestionTooLong(PromptTooLong, ValueError):
+    """A question is too long for the model, even without evidence."""
 
 
 @dataclass(kw_only=True)
@@ -223,7 +228,7 @@ class GraphLLMProcessor:
         count = bisect_left(range(most), True, key=lambda count: len(prompt_without(count)) <= limit)
         prompt = prompt_without(count)
         if len(prompt) > limit:
-            raise ValueError(
+            raise QuestionTooLong(
                 f"question {sample.question[:80]!r}: without any evidence the prompt still has "
                 f"{len(prompt) - limit} tokens more than max_input_tokens={limit} allows: raise max_input_tokens"
             )

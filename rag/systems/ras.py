@@ -67,6 +67,8 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
         asked = ModelInput("answering", question, steps)
         answer = await answerer.generate(asked, options.max_answer_tokens, options.evidence)
         trace.count(answer)
+        if answer.finish_reason == "length":
+            trace.tallies["cut_off.ras.answer"] = 1  # a chat model's client has counted it, too
         return answer.text.strip()
 
     common, prompts = options.reader == "common", load_prompts(PROMPTS, options.prompts)

@@ -256,9 +256,12 @@ async def graph_of(llm: LLMClient, passages: PassageStore, prompts: PromptSet, s
     """The graph of a corpus, built once per process with one call per passage; the ledger stores the replies."""
     tasks = _BUILT.setdefault(llm, {})
     key = f"{passages.sha256} {prompts.digests()[_EXTRACT]} {sampling} {how[:1]}"
-    if key not in tasks:  # a failure is kept too, since it ends the run or waits for a batch
-        tasks[key] = asyncio.create_task(_build(llm, passages, prompts, sampling, *how))
-    return await asyncio.shield(tasks[key])
+    task = tasks.get(key)
+    # A failure is kept, too, since it ends the run or waits for a batch, unless the system stays open.
+    open_still = task and task.done() and not getattr(llm, "ends_run", True)
+    if task is None or (open_still and (task.cancelled() or task.exception())):
+        task = tasks[key] = asyncio.create_task(_build(llm, passages, prompts, sampling, *how))
+    return await asyncio.shield(task)
 
 
 async def _build(

@@ -38,7 +38,8 @@ def world(tmp_path_factory):
         for row in read_lines(folder / "test.jsonl")
     ]  # fmt: skip
     write_lines(folder / "plain.jsonl", rows)
-    (folder / "questions.txt").write_text("\n\n".join(row["question"] for row in rows))
+    plain = [row["question"] for row in rows]
+    (folder / "questions.txt").write_text("\ufeff" + "\n\n".join([*plain, plain[0]]))
     return folder
 
 

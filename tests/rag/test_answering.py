@@ -1,5 +1,7 @@
 import asyncio
+import gc
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -76,6 +78,18 @@ def test_who_stops_listening_ends_the_answer(system, client):
 
     asyncio.run(run())
     assert "ras.answer" not in client.roles
+
+
+def test_a_system_that_is_closed_is_freed_and_threads_may_share_an_open_one(system):
+    found: list[Trace] = []
+    threads = [Thread(target=lambda: found.append(system.answer("Ida Morn?"))) for _ in range(3)]
+    for step in (Thread.start, Thread.join):
+        for thread in threads:
+            step(thread)
+    assert [trace.answer for trace in found] == ["Velsund"] * 3
+    gc.freeze()
+    system.close()
+    assert not gc.get_freeze_count()
 
 
 def test_a_failure_is_raised_after_what_was_seen(system, client):

@@ -9,6 +9,7 @@ from sentence_transformers import SentenceTransformer
 
 from tests.models.llm.server import MockServer, Reply
 from tripletune.models.control_tokens import read_text_alone
+from tripletune.models.llm import PromptTooLong
 from tripletune.models.loading import encoder_fingerprint, load_encoder
 from tripletune.rag.embedding import Embedder, open_embedder
 
@@ -120,6 +121,21 @@ def test_a_failure_reaches_everybody_whom_it_concerns_and_nobody_else():
         return await embedder.queries(["good"])
 
     assert asyncio.run(run()).shape == (1, 2)
+
+
+def test_a_text_that_the_encoder_refuses_fails_its_own_call_alone():
+    def encode(texts, kind):
+        if "long" in texts:
+            raise PromptTooLong("too long")
+        return np.ones((len(texts), 2))
+
+    embedder = Embedder("refusing", encode)
+
+    async def run():
+        calls = (embedder.queries([text, "both"]) for text in ("a", "long", "b"))
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    assert [isinstance(one, PromptTooLong) for one in asyncio.run(run())] == [False, True, False]
 
 
 def test_a_vector_does_not_depend_on_company(tiny_encoder):

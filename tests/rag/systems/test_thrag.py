@@ -153,6 +153,9 @@ def test_the_graph_is_built_once():
         with pytest.raises(SetupError):
             run(chat=chat)
     assert chat.extractions == 3, "all calls are made, none again"
+    chat.ends_run = False
+    run("x", chat=chat, traversal=False)
+    assert chat.extractions == 6, "a system that stays open tries again"
     chat = Chat()
     run("x", chat=chat, traversal=False)
     run("x", chat=chat, traversal=False)
