@@ -257,8 +257,8 @@ def _endpoint(model: str, prompts: Prompts) -> Encode:
             try:
                 reply = client.embeddings.create(model=model, input=asked[start : start + _BATCH])
             except openai.OpenAIError as error:
-                kind = PromptTooLong if isinstance(error, openai.BadRequestError) else CallError
-                raise kind(f"encoder {ENDPOINT}{model}: {error}") from None
+                failure = PromptTooLong if isinstance(error, openai.BadRequestError) else CallError
+                raise failure(f"encoder {ENDPOINT}{model}: {error}") from None
             rows += [item.embedding for item in sorted(reply.data, key=lambda item: item.index)]
         return np.array(rows)
 
