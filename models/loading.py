@@ -30,7 +30,10 @@ from tripletune.models.run_folders import (
     ADAPTER_CONFIG,
     CONFIG,
     INDEX,
+    PROCESSOR,
+    PROMPT_FILE,
     TASK_FILES,
+    TOKENIZER_FILES,
     TOKENIZERS,
     check_finite,
     check_weights,
@@ -52,8 +55,7 @@ PYPI = "pypi:"
 ALL_LINEAR = "all-linear"
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DTYPE_HELP = "type of the weights: float32, bfloat16, float16 or auto (default: bfloat16 on a GPU, else float32)"
-_MODEL_FILES = (CONFIG, ADAPTER_CONFIG, "generation_config.json", *TOKENIZERS, "tokenizer_config.json",
-                "special_tokens_map.json", "chat_template.jinja")  # fmt: skip
+_MODEL_FILES = (CONFIG, ADAPTER_CONFIG, PROCESSOR, PROMPT_FILE, "generation_config.json", *TOKENIZER_FILES)
 SAY_WHAT_IS_MISSING: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 # The prefix of "(q_proj|v_proj)" in the adapter of a Graph-LLM, the only regular expression that is accepted.
 LANGUAGE_MODEL_LAYERS = r"(?:.*\.)?language_model\..*\."
@@ -123,7 +125,8 @@ def usual_dtype(name: str | None = None) -> str:
 def model_fingerprint(spec: str | Path) -> str:
     """A fingerprint of everything in a local model that its replies depend on; "" for other specs.
 
-    It covers weights, adapter, base model, quantisation, tokenizer, chat template, generation settings, text encoder.
+    It covers weights, adapter, base model, quantisation, tokenizer, chat template, prompts, generation settings, text
+    encoder.
     """
     folder = Path(resolve(spec))
     if not folder.is_dir():
@@ -133,10 +136,11 @@ def model_fingerprint(spec: str | Path) -> str:
     named: dict[str, Any] = {}
     for name in (CONFIG, ADAPTER_CONFIG):
         named |= read_json(folder / name) if (folder / name).is_file() else {}
-    bases = [named.get("base_model_name_or_path") or named.get("base_model")] if is_adapter(folder) else []
-    for other in (*bases, named.get("encoder") if named.get("model_type") == "graph_llm" else None):
+    base = (named.get("base_model_name_or_path") or named.get("base_model")) if is_adapter(folder) else None
+    encoder = named.get("encoder") if named.get("model_type") == "graph_llm" else None
+    for other, read in ((base, model_fingerprint), (encoder, encoder_fingerprint)):
         with suppress(OSError):  # loading reports a missing model
-            parts.append(model_fingerprint(str(other)) if other and Path(str(other)) != folder else "")
+            parts.append(read(str(other)) if other and Path(str(other)) != folder else "")
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 

@@ -239,6 +239,9 @@ CHANGES = {
     "template options": {"template_options": {"loud": True}},
     "no template": {"plain": True},
     "quantisation": _edit("config.json", quantization_config={"load_in_4bit": True}),
+    "a Graph-LLM's instruction": _edit("processor_config.json", planning_instruction="Plan."),
+    "a student's prompt": lambda folder: (folder / "prompt.md").write_text("Extract."),
+    "added tokens": _edit("added_tokens.json", more=99),
     "settings of generation": _edit("generation_config.json", eos_token_id=3),
     "beams": {"beams": 2},
 }
