@@ -63,9 +63,14 @@ def train(task: TrainingTask, dry_run: bool = False, run: Steps | None = None) -
     """Check the task before anything is loaded, then do a dry run or train."""
     from accelerate import PartialState
 
+    from tripletune.train.resume import is_finished
+
     checkpoint = check(task, dry_run)
     if not dry_run:
-        (run or fit)(task, checkpoint)
+        if checkpoint is None and is_finished(task.config):
+            logger.info("%s is finished; to train again, set --resume false", task.config.output_dir)
+        else:
+            (run or fit)(task, checkpoint)
         if task.config.push_to_hub and PartialState().is_main_process:
             push_result(task)
         return

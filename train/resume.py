@@ -16,7 +16,7 @@ import shutil
 import sys
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -43,9 +43,10 @@ from tripletune.models.run_folders import FINAL, check_finite, check_weights, no
 logger = logging.getLogger(__name__)
 SETTINGS, ENVIRONMENT = "config.yaml", "environment.json"
 LOSS_FILE, EVALUATIONS = "losses.jsonl", "evaluations.jsonl"
-# Keys of `environment.json`: the training data's digest, the number of processes, what is sharded among them, and the
-# number of rows that are grouped by length.
-TRAIN_DIGEST, PROCESSES, SHARDING, GROUPED = "train_sha256", "processes", "sharding", "rows_grouped"
+# Keys of `environment.json`: the number of processes, what is sharded among them, the number of rows that are grouped by
+# length, and the digests of data, with their names in words.
+PROCESSES, SHARDING, GROUPED = "processes", "sharding", "rows_grouped"
+DATA = {"train_sha256": "the training data", "validation_sha256": "the validation data"}
 PACKAGES = (
     "torch", "transformers", "peft", "accelerate", "torch-geometric", "datasets", "sentence-transformers", "trl",
 )  # fmt: skip
@@ -55,11 +56,10 @@ _FREE = {
     "push_to_hub",
     "data.train", "data.validation", "data.validation_split", "data.max_validation_records", "data.cache",
     "train.gradient_checkpointing", "train.torch_compile", "train.logging_steps", "train.workers", "train.ddp_timeout",
-    "model.attention", "train.patience",
+    "model.attention", "train.patience", "train.eval_steps", "train.eval_batch_size",
     # Of these three, only their product counts: `check_same_run` compares the records per step.
     "train.batch_size", "train.gradient_accumulation", "train.records_per_step",
 }  # fmt: skip
-_FREE_BEGINNINGS = ("train.eval_", "train.save_")
 # Steps in a row without a finite loss or gradient norm, after which a run ends.
 _PATIENCE = 3
 
@@ -74,8 +74,8 @@ def grouped_rows(config: Any, continues: bool) -> int:
     return int(read_json(file).get(GROUPED) or rows * config.train.micro_batches(processes))
 
 
-def save_run_settings(config: Any, train_digest: str, grouped: int | None = None) -> None:
-    """Write the resolved configuration, git revision, versions and the data's fingerprint into the run folder."""
+def save_run_settings(config: Any, digest: Mapping[str, str], grouped: int | None = None) -> None:
+    """Write the resolved configuration, git revision, versions and `TrainingTask.digest` into the run folder."""
     folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     about = {
@@ -87,15 +87,15 @@ def save_run_settings(config: Any, train_digest: str, grouped: int | None = None
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         PROCESSES: process_count(),
         SHARDING: sharding(),
-        TRAIN_DIGEST: train_digest,
         GROUPED: grouped,
+        **digest,
     }
     write_json(folder / ENVIRONMENT, about)  # first, because this file marks the folder as a run folder
     write_text(folder / SETTINGS, to_yaml(config))
 
 
-def check_same_run(config: Any, train_digest: str) -> None:
-    """Make sure that the run folder's checkpoints have these settings and this data digest."""
+def check_same_run(config: Any, digest: Mapping[str, str]) -> None:
+    """Make sure that the run folder's checkpoints have these settings, data, models and files."""
     folder = Path(config.output_dir)
     if not (folder / SETTINGS).is_file() or not (folder / ENVIRONMENT).is_file():
         return
@@ -107,10 +107,13 @@ def check_same_run(config: Any, train_digest: str) -> None:
     about = read_json(folder / ENVIRONMENT)
     # Entries that were removed from a mapping count too.
     mappings = tuple(f"{name}." for name, item in leaves(type(config)).items() if isinstance(default_of(item), dict))
+    # If contents are known, names do not count. Settings of scores count if a score chooses the result.
+    free, scored = _FREE | (about.keys() & digest.keys()), not (config.train.best_metric or "loss").startswith("loss")
+    beginnings = "train.save_" if scored else ("train.save_", "train.eval_")
     changed = [
         f"{name} was {before.get(name)!r:.60} and is {now.get(name)!r:.60}"
         for name in dict.fromkeys([*now, *(name for name in saved if name.startswith(mappings))])
-        if before.get(name) != now.get(name) and name not in _FREE and not name.startswith(_FREE_BEGINNINGS)
+        if before.get(name) != now.get(name) and name not in free and not name.startswith(beginnings)
     ]
     # Revision b3f73d5 made other rows from these settings.
     interleaved = "train.shared_prefixes" in saved and now.get("data.prompt_order") == "interleaved"
@@ -134,8 +137,8 @@ def check_same_run(config: Any, train_digest: str) -> None:
     if before_divided != divided or (divided.startswith("ZeRO") and counts[0] != counts[1]):
         ways = [f"{how or 'DDP or one process'} on {count}" for how, count in zip((before_divided, divided), counts)]
         changed.append(f"optimiser states were saved with {ways[0]} process(es), and this run uses {ways[1]}")
-    if about[TRAIN_DIGEST] != train_digest:
-        changed.append("the content of the training data has changed")
+    others = [name for name, one in digest.items() if about.get(name, one) != one]
+    changed += [f"the content of {DATA.get(name) or f'{name} {now[name]}'} has changed" for name in others]
     if changed:
         raise ValueError(
             f"{folder} holds checkpoints of another run: {few(changed)}. Give another --output_dir, or --resume false "
@@ -143,13 +146,18 @@ def check_same_run(config: Any, train_digest: str) -> None:
         )
 
 
-def checkpoint_to_continue(config: Any, train_digest: str) -> Path | None:
-    """Return the newest checkpoint of this run in the run folder; None for a new run."""
+def checkpoint_to_continue(config: Any, digest: Mapping[str, str]) -> Path | None:
+    """Return the newest checkpoint of this run in the run folder; None for a new run, or without checkpoints."""
     check_writable(config.output_dir)
     checkpoint = newest_checkpoint(config.output_dir) if config.resume else None
-    if checkpoint is not None:
-        check_same_run(config, train_digest)
+    if checkpoint is not None or is_finished(config):
+        check_same_run(config, digest)
     return checkpoint
+
+
+def is_finished(config: Any) -> bool:
+    """Whether the run folder has a result to keep."""
+    return bool(config.resume and (Path(config.output_dir) / FINAL / "training.json").is_file())
 
 
 def newest_checkpoint(output_dir: str | Path) -> Path | None:

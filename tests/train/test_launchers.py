@@ -162,8 +162,8 @@ def test_what_would_train_in_another_way_is_refused(variables, message, make_tas
 
 def test_a_run_continues_as_it_was_saved(make_task, monkeypatch):
     task = make_task("ras")
-    save_run_settings(task.config, "digest")
+    save_run_settings(task.config, task.digest)
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
     with pytest.raises(ValueError, match=r"with DDP or one process on 1 process\(es\), and this run uses ZeRO-3 on 1"):
-        check_same_run(task.config, "digest")
+        check_same_run(task.config, task.digest)

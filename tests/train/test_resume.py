@@ -2,7 +2,10 @@
 
 import json
 import math
+import shutil
 import sys
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,16 +13,20 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from tripletune.models.files import flatten
 from tripletune.models.options import load_config
+from tripletune.train import train
 from tripletune.train.resume import check_same_run, newest_checkpoint, save_run_settings
-from tripletune.train.tasks.ras import GraphConfig
+from tripletune.train.tasks.ras import GraphConfig, GraphTask
+
+DATA = {"train_sha256": "aa"}
 
 
 def begun(tmp_path, **changes):
     return load_config(GraphConfig, None, {"output_dir": str(tmp_path), **changes})
 
 
-def goes_on(config, digest="aa"):
+def goes_on(config, digest=DATA):
     try:
         check_same_run(config, digest)
     except ValueError:
@@ -41,7 +48,7 @@ def goes_on(config, digest="aa"):
     ],
 )
 def test_how_it_is_watched_kept_and_computed_may_change(change, tmp_path):
-    save_run_settings(begun(tmp_path), "aa")
+    save_run_settings(begun(tmp_path), DATA)
     assert goes_on(begun(tmp_path, **change))
     assert not goes_on(begun(tmp_path, seed=1, **change))
 
@@ -49,7 +56,7 @@ def test_how_it_is_watched_kept_and_computed_may_change(change, tmp_path):
 @pytest.mark.parametrize(("lora", "tune"), [(True, "lora"), (False, "graph_token")])
 @pytest.mark.parametrize("now", ["lora", "graph_token", "all"])
 def test_a_run_of_before_goes_on_as_what_it_was(tmp_path, lora, tune, now):
-    save_run_settings(begun(tmp_path), "aa")
+    save_run_settings(begun(tmp_path), DATA)
     settings = yaml.safe_load((tmp_path / "config.yaml").read_text())
     del settings["model"]["tune"]
     settings["model"]["lora"] = lora
@@ -67,21 +74,83 @@ def test_a_run_of_before_goes_on_as_what_it_was(tmp_path, lora, tune, now):
     ],
 )
 def test_what_is_learned_may_not(change, message, tmp_path):
-    save_run_settings(begun(tmp_path), "aa")
+    save_run_settings(begun(tmp_path), DATA)
     with pytest.raises(ValueError, match=message) as error:
-        check_same_run(begun(tmp_path, **change), "aa")
+        check_same_run(begun(tmp_path, **change), DATA)
     assert "--resume false" in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_other_data_under_the_same_name_are_noticed(tmp_path):
-    save_run_settings(begun(tmp_path), "aa")
+    save_run_settings(begun(tmp_path), DATA)
     with pytest.raises(ValueError, match="the content of the training data has changed"):
-        check_same_run(begun(tmp_path), "bb")
+        check_same_run(begun(tmp_path), {"train_sha256": "bb"})
+
+
+def begin(make_config, **change):
+    task = GraphTask(make_config({"train.eval_steps": 1, **change}))
+    return task.config, task.digest
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("model.base", "chat_template.jinja"), ("model.encoder", "config.json"), ("data.planning_prompt", "")],
+)
+def test_models_and_files_are_their_content(name, file, make_config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if file:
+        shutil.copytree(flatten(asdict(make_config()), ".")[name], "own")
+    else:
+        Path("own").write_text("Plan.")
+    save_run_settings(*begin(make_config, **{name: "own"}))
+    (shutil.copytree if file else shutil.copyfile)("own", "copy")
+    for same in ("own", "./own", "own/" if file else "own", str(tmp_path / "own"), "copy"):
+        check_same_run(*begin(make_config, **{name: same}))
+    with (Path("own") / file).open("a") as changed:
+        changed.write(" ")
+    with pytest.raises(ValueError, match=f"the content of {name} own has changed"):
+        check_same_run(*begin(make_config, **{name: "own"}))
+    environment = tmp_path / "run" / "environment.json"
+    about = json.loads(environment.read_text())
+    del about[name]  # as earlier versions left it
+    environment.write_text(json.dumps(about))
+    check_same_run(*begin(make_config, **{name: "own"}))
+    with pytest.raises(ValueError, match=f"{name} was 'own' and is 'copy'"):
+        check_same_run(*begin(make_config, **{name: "copy"}))
+
+
+@pytest.mark.parametrize("best", [None, "loss", "f1"])
+def test_what_chooses_the_result_stays(best, make_config):
+    change = {"train.best_metric": best}
+    save_run_settings(*begin(make_config, **change))
+    scores = {**change, "train.eval_max_new_tokens": 5, "train.eval_batch_size": 1}
+    with pytest.raises(ValueError, match="eval_max_new_tokens was") if best == "f1" else nullcontext():
+        check_same_run(*begin(make_config, **scores))
+    config, _ = begin(make_config, **change)
+    with (Path(config.data.train) / "validation-00000.jsonl").open("a") as changed:
+        changed.write("\n")
+    with pytest.raises(ValueError, match="the content of the validation data has changed") if best else nullcontext():
+        check_same_run(config, GraphTask(config).digest)
+
+
+def test_a_finished_run_without_checkpoints_stays(make_task, tmp_path, caplog):
+    steps = {"train.max_steps": 1, "train.gradient_accumulation": 1}
+    train(make_task("text_to_triples", steps))
+    run = tmp_path / "run"
+    shutil.rmtree(run / "checkpoint-1")
+    before = (run / "final" / "training.json").stat()
+    caplog.set_level("INFO")
+    train(make_task("text_to_triples", steps))
+    assert f"{run} is finished; to train again, set --resume false" in caplog.text
+    assert (run / "final" / "training.json").stat() == before
+    with pytest.raises(ValueError, match="seed was 42 and is 1"):
+        train(make_task("text_to_triples", steps | {"seed": 1}))
+    train(make_task("text_to_triples", steps | {"seed": 1, "resume": False}))
+    assert (run / "final.previous" / "training.json").stat().st_mtime_ns == before.st_mtime_ns
 
 
 def test_settings_that_an_earlier_version_did_not_have_are_no_difference(tmp_path):
-    save_run_settings(begun(tmp_path), "aa")
+    save_run_settings(begun(tmp_path), DATA)
     saved = yaml.safe_load((tmp_path / "config.yaml").read_text())
     del saved["data"]["long_labels"], saved["train"]["records_per_step"]
     saved["train"]["gradient_accumulation"] = 2
@@ -93,7 +162,7 @@ def test_settings_that_an_earlier_version_did_not_have_are_no_difference(tmp_pat
 @pytest.mark.parametrize(("change", "fits"), [({}, True), ({"train.answer_weight": 2.0}, False)])
 def test_losses_that_an_earlier_version_weighed_otherwise_are_not_continued(change, fits, tmp_path):
     config = begun(tmp_path, **change)
-    save_run_settings(config, "aa")
+    save_run_settings(config, DATA)
     about = json.loads((tmp_path / "environment.json").read_text())
     del about["rows_grouped"]
     (tmp_path / "environment.json").write_text(json.dumps(about))
@@ -103,18 +172,18 @@ def test_losses_that_an_earlier_version_weighed_otherwise_are_not_continued(chan
 @pytest.mark.parametrize(("processes", "batch", "fits"), [(2, 2, True), (2, 4, False), (1, 2, False), (1, 4, True)])
 def test_the_records_of_a_step_count_all_processes(tmp_path, processes, batch, fits, monkeypatch):
     monkeypatch.setattr("tripletune.train.resume.process_count", lambda: 2)
-    save_run_settings(begun(tmp_path, **{"train.batch_size": 2}), "aa")
+    save_run_settings(begun(tmp_path, **{"train.batch_size": 2}), DATA)
     monkeypatch.setattr("tripletune.train.resume.process_count", lambda: processes)
     config = begun(tmp_path, **{"train.batch_size": batch})
     if fits:
-        check_same_run(config, "aa")
+        check_same_run(config, DATA)
         # Said in one number, it does not depend on the processes.
-        save_run_settings(begun(tmp_path, **{"train.records_per_step": 8}), "aa")
+        save_run_settings(begun(tmp_path, **{"train.records_per_step": 8}), DATA)
         assert goes_on(begun(tmp_path, **{"train.records_per_step": 8}))
         assert not goes_on(begun(tmp_path, **{"train.records_per_step": 16}))
         return
     with pytest.raises(ValueError, match=r"records per step were 8 on 2 process\(es\) and are"):
-        check_same_run(config, "aa")
+        check_same_run(config, DATA)
 
 
 def test_the_run_folder_says_what_ran(make_config, monkeypatch):
@@ -122,7 +191,7 @@ def test_the_run_folder_says_what_ran(make_config, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "4567-secret")
     monkeypatch.setattr(sys, "argv", ["ras_multitask.py", "--seed", "1"])
     config = make_config({"seed": 1})
-    save_run_settings(config, "aa")
+    save_run_settings(config, DATA)
     folder = Path(config.output_dir)
     resolved = yaml.safe_load((folder / "config.yaml").read_text())
     assert resolved["seed"] == 1

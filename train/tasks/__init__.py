@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from tripletune.models.data.records import record_files, stored_parts, stored_rows
 from tripletune.models.files import file_digest, flatten
-from tripletune.models.loading import ALL_LINEAR, DTYPES, changes_base
+from tripletune.models.loading import ALL_LINEAR, DTYPES, changes_base, encoder_fingerprint, model_fingerprint
 from tripletune.models.options import rare, setting
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,12 @@ TRACKERS = (
 _LIMITS = ("max_tokens", "max_input_tokens", "max_label_tokens", "max_source_tokens", "max_target_tokens")
 # Settings of data sections that name a file.
 _FILES = ("chat_template", "prompt", "planning_prompt", "answering_prompt")
+# Settings that name files or models, with functions that return a fingerprint of their content; "" for the hub's.
+_CONTENT: dict[str, Callable[[str], str]] = {
+    **dict.fromkeys(("model.base", "model.adapter", "train.teacher"), model_fingerprint),
+    "model.encoder": encoder_fingerprint,
+    **{f"data.{name}": file_digest for name in _FILES},
+}
 # Our settings, with their names in other trainers.
 _LENGTHS = "max_seq_length max_length sequence_len cutoff_len model_max_length"
 _ELSEWHERE = {
@@ -349,7 +355,7 @@ class TrainingTask:
     grouped: int | None = None
     model: Any
     processor: Any = None
-    train: Any
+    train: Any = None
     validation: Any = None
     scored: Any = ()
     samples: Sequence[dict[str, str]] = ()
@@ -405,11 +411,19 @@ class TrainingTask:
         return None, None
 
     @property
-    def digest(self) -> str:
-        """Fingerprint of the training data."""
+    def digest(self) -> dict[str, str]:
+        """Fingerprints of what the result depends on: data, and by setting the local models and files."""
         from tripletune.train.batches import rows_digest
+        from tripletune.train.resume import DATA
 
-        return str(self.sources[0].digest) if self.sources[0] else rows_digest(self.train)
+        # Validation data matter if they choose the result.
+        pairs = list(zip(DATA, self.sources, (self.train, self.validation)))[
+            : 2 if self.config.train.best_metric else 1
+        ]
+        found = {name: one.digest if one else rows_digest(rows) for name, one, rows in pairs if one or rows is not None}
+        settings = flatten(asdict(self.config), ".")
+        found |= {name: read(settings[name]) for name, read in _CONTENT.items() if settings.get(name)}
+        return {name: one for name, one in found.items() if one}
 
     def load(self) -> tuple[Any, Any]:
         """Return the model to train and its tokenizer or processor."""
