@@ -43,8 +43,8 @@ from tripletune.models.run_folders import FINAL, check_finite, check_weights, no
 logger = logging.getLogger(__name__)
 SETTINGS, ENVIRONMENT = "config.yaml", "environment.json"
 LOSS_FILE, EVALUATIONS = "losses.jsonl", "evaluations.jsonl"
-# Keys of `environment.json`: the number of processes, what is sharded among them, the number of rows that are grouped by
-# length, and the digests of data, with their names in words.
+# Keys of `environment.json`: the number of processes, what is sharded among them, the number of rows grouped by length,
+# and the digests of data, with their names in words.
 PROCESSES, SHARDING, GROUPED = "processes", "sharding", "rows_grouped"
 DATA = {"train_sha256": "the training data", "validation_sha256": "the validation data"}
 PACKAGES = (
