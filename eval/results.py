@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -47,6 +48,8 @@ RANKINGS = {"first": "first search", "retrieved": "all retrieved", "shown": "sho
 BUDGETS = (2, 5, 15)
 _SESSION = {"began": str, "version?": str, "commit?": str, "alone?": bool, "embedded?": int}
 _ABOUT = {"questions?": int, "concurrency?": int, "command?": [str], "sessions?": [_SESSION]}
+# The beginning of a model's name, such as "hf:FOLDER" of 'hf:FOLDER {"dtype": "bfloat16"} 0123456789abcdef'.
+_SPEC, _FINGERPRINT = re.compile(r"^.*?(?=( \{.*\})?( [0-9a-f]{16})?$)", re.DOTALL), re.compile(r" [0-9a-f]{16}$")
 
 
 class ResultLog:
@@ -95,8 +98,7 @@ class ResultLog:
             begun = self.path.exists() and self.path.stat().st_size > 0
             self._replaces = overwrite and begun
             found, now = flatten(read_json(path), ".") if path.exists() else {}, flatten(settings, ".")
-            names = sorted(found.keys() | now.keys(), key=lambda name: ("." in name, name))
-            changed = [name for name in names if found.get(name) != now.get(name)]
+            changed = changed_settings(found, now)
             if found and not found.keys() & now.keys():
                 raise FileExistsError(f"{path} does not belong to an evaluation: give another --output")
             if begun and not overwrite and (self.folder / ABOUT).is_file():
@@ -183,6 +185,27 @@ class ResultLog:
         self._file.close()
         if self._lock is not None:
             self._lock.close()
+
+
+def changed_settings(found: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Dotted names of settings in which two runs differ; where contents are known, names of models and files may."""
+    same = {name for name, one in now.items() if one and found.get(name) == one}
+    files = any(name.startswith("files.") for name in now)
+
+    def content(name: str, value: Any) -> Any:
+        head, _, last = f".{name}".rpartition(".")
+        if files and name in ("options.prompts", "options.answers", "options.corpus"):
+            return None  # `files` and `corpus` hold digests
+        if not isinstance(value, str):
+            return value
+        if value.startswith("oracle:"):
+            return Path(value.removeprefix("oracle:")).resolve()
+        weights = f"{head}.weights"[1:] if last in ("spec", "model", "extractor") else ""
+        known = same & {f"{name}_weights", weights} or (last == "model" and _FINGERPRINT.search(value))
+        return _SPEC.sub("", value) if known else value
+
+    names = sorted(found.keys() | now.keys(), key=lambda name: ("." in name, name))
+    return [name for name in names if content(name, found.get(name)) != content(name, now.get(name))]
 
 
 @contextmanager

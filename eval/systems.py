@@ -159,7 +159,7 @@ def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> dict
         return settings
     settings["sampling"] = [teacher.temperature, teacher.top_p, teacher.seed]
     if options.oracle:
-        settings["teacher"] = f"oracle:{options.oracle}"
+        settings["teacher"] = f"oracle:{Path(options.oracle)}"
     else:
         settings |= chat_model(teacher, "teacher")
     if options.llm:

@@ -9,7 +9,7 @@ from tests.cli import read_lines
 from tests.fakes import Facts, Shelf
 from tripletune.eval import Task, find_metrics
 from tripletune.eval.__main__ import main
-from tripletune.eval.results import ResultLog, this_machine
+from tripletune.eval.results import ResultLog, changed_settings, this_machine
 from tripletune.eval.suites import run_suites
 from tripletune.eval.suites.questions import QuestionSuite
 from tripletune.eval.systems import QuestionOptions
@@ -260,6 +260,32 @@ def test_other_settings_are_named_in_short(tmp_path):
     with pytest.raises(ValueError, match=r"and is None; and 17 more\.") as caught:
         ResultLog(tmp_path, {"same": 1})
     assert len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "content", "changed"),
+    [
+        ({"model": "runs/a"}, {"model": "/b"}, {"weights": "f"}, []),
+        ({"model": "runs/a", "weights": "f"}, {"model": "/b", "weights": "g"}, {}, ["model", "weights"]),
+        ({"model": "a/b"}, {"model": "a/c"}, {"weights": ""}, ["model"]),
+        ({"model.spec": "a"}, {"model.spec": "a/"}, {"model.weights": "f"}, []),
+        ({"teacher": "hf:a"}, {"teacher": "hf:./a"}, {"teacher_weights": "f"}, []),
+        ({"teacher": "hf:a"}, {"teacher": 'hf:a {"x":1}'}, {"teacher_weights": "f"}, ["teacher"]),
+        ({"llm.a.model": "hf:a"}, {"llm.a.model": "hf:b"}, {"llm.a.model_weights": "f"}, []),
+        ({"model": f"local:a {'0' * 16}"}, {"model": f"local:b {'0' * 16}"}, {}, []),
+        ({"model": f"local:a {'0' * 16}"}, {"model": f"local:a {'1' * 16}"}, {}, ["model"]),
+        ({"triples.extractor": "a"}, {"triples.extractor": "b"}, {"triples.weights": "f"}, []),
+        ({"triples.dtype": "a"}, {"triples.dtype": "b"}, {"triples.weights": "f"}, ["triples.dtype"]),
+        ({"encoder": "a"}, {"encoder": "b"}, {"encoder_weights": "f"}, []),
+        ({"teacher": "oracle:w/test"}, {"teacher": "oracle:./w/test/"}, {}, []),
+        ({"teacher": "oracle:w/test"}, {"teacher": "oracle:w/train"}, {}, ["teacher"]),
+        ({"options.prompts": "a"}, {"options.prompts": "b"}, {"files.p": "1"}, []),
+        ({"options.prompts": "a", "files.p": "1"}, {"options.prompts": "a", "files.p": "2"}, {}, ["files.p"]),
+        ({"options.prompts": "a"}, {"options.prompts": "b"}, {}, ["options.prompts"]),
+    ],
+)
+def test_names_of_known_contents_may_change(then, now, content, changed):
+    assert changed_settings(then | content, now | content) == changed
 
 
 def test_overwritten_results_are_there_until_there_are_new_ones(tmp_path):
