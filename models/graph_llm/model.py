@@ -28,7 +28,7 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
     """Configuration of a `GraphLLM`.
 
     Attributes:
-        base_weights: Fingerprint of the base model; see `models.loading.check_base`.
+        base_weights: Fingerprint of the base model; see `models.loading.check_base`. `encoder_weights`: of the encoder.
         graph_token_norm: Norm to which the graph token is scaled after the projector's offset is removed, since that
             offset hides the differences between graphs; None leaves the token unchanged (paper).
     """
@@ -40,6 +40,7 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
     base_model: str = ""
     base_revision: str | None = None
     base_weights: str = ""
+    encoder_weights: str = ""
     text_embedding_width: int = 1024
     graph_token_id: int | None = None
     graph_token_norm: float | None = None

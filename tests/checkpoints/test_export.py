@@ -37,7 +37,7 @@ def test_says_nothing_of_this_machine(run_copy, tmp_path, tiny_encoder):
         for private in (b"/home/", b"hf_abcdef", config["base_model"].encode(), bytes(tiny_encoder), b"\x80pickle"):
             assert private not in path.read_bytes(), (path.name, private)
     written = json.loads((folder / "config.json").read_text())
-    assert names.items() <= written.items()
+    assert {**names, "encoder_weights": config["encoder_weights"]}.items() <= written.items()
     adapter = json.loads((folder / "adapter_config.json").read_text())
     assert (adapter["base_model_name_or_path"], adapter["revision"]) == ("owner/base", "abc123")
     assert adapter["auto_mapping"]["parent_library"] == "tripletune.models.graph_llm.model"

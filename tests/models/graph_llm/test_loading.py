@@ -1,6 +1,9 @@
+import json
+import shutil
+
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tripletune.models.graph_llm import add_adapter, is_graph_llm_folder, load_graph_llm
 
@@ -41,6 +44,21 @@ def test_an_adapter_holds_what_is_trained_and_nothing_else(family, make_graph_ll
     assert not again.training
     assert trained_names(again) == set()
     assert its_processor.encode_input(records[1].input) == processor.encode_input(records[1].input)
+
+
+def test_the_text_encoder_is_that_of_the_training(make_graph_llm, tiny_encoder, tmp_path):
+    base, processor = make_graph_llm()
+    base.config.encoder = str(encoder := shutil.copytree(tiny_encoder, tmp_path / "encoder"))
+    save(add_adapter(base), processor, tmp_path / "model")
+    load_graph_llm(tmp_path / "model")
+    weights = load_file(encoder / "model.safetensors")
+    save_file({name: 1.1 * one for name, one in weights.items()}, encoder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=f"was trained with another text encoder than {encoder} holds now"):
+        load_graph_llm(tmp_path / "model")
+    config = json.loads((file := tmp_path / "model" / "config.json").read_text())
+    assert config.pop("encoder_weights")
+    file.write_text(json.dumps(config))  # as earlier versions left it
+    load_graph_llm(tmp_path / "model")
 
 
 def test_queries_and_values_have_lora_and_graph_modules_are_trained_in_full(make_graph_llm):
