@@ -233,5 +233,5 @@ def triples_settings(source: str, extractor: str | None = None) -> Any:
         return file_digest(source)
     with closing(TripleStore(source, create=False)) as store:
         chosen = store.choose(extractor)
-    found = {"store": Path(source).name, "model": chosen.model, "prompt": chosen.prompt}
-    return found | {"passages": chosen.passages}
+        found = {name: getattr(chosen, name) for name in ("model", "prompt", "passages")}
+        return found | {"digest": store.digest(chosen.id)}

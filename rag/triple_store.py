@@ -8,6 +8,7 @@ paragraph differ in spaces.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import sqlite3
@@ -107,6 +108,14 @@ class TripleStore:
         for key, triples, malformed in self._database.execute(query, (extractor,)):
             yield Extraction(key, tuple(Triple(*fields) for fields in json.loads(triples)), malformed)
 
+    def digest(self, extractor: int) -> str:
+        """A digest of all triples of an extractor, with their passages."""
+        found = hashlib.blake2b(digest_size=16)
+        query = "SELECT passage, triples FROM extractions WHERE extractor = ? ORDER BY passage"
+        for row in self._database.execute(query, (extractor,)):
+            found.update("\n".join(row).encode())
+        return found.hexdigest()
+
     def put(self, extractor: int, extractions: Iterable[Extraction]) -> None:
         """Store passages in one transaction; a stored passage keeps its first extraction."""
         with self._writing():
@@ -121,13 +130,16 @@ class TripleStore:
         except sqlite3.Error as error:
             raise unusable(self.path, _STORE, error) from None
 
+    def filled(self, digest: str) -> int | None:
+        """The extractor number of an imported JSON-lines file with this digest."""
+        query = "SELECT id FROM extractors WHERE model = ? AND prompt = ?"
+        row = self._database.execute(query, (_FILE, digest)).fetchone()
+        return row and int(row[0])
+
     def fill(self, source: str | Path, counts: Counter[str] | None = None) -> int:
         """Import a JSON-lines file unless this was done before; return the extractor number."""
-        digest = file_digest(source)
-        files = self._database.execute("SELECT id, prompt FROM extractors WHERE model = ?", (_FILE,)).fetchall()
-        for number, prompt in files:
-            if prompt == digest:
-                return int(number)
+        if (known := self.filled(digest := file_digest(source))) is not None:
+            return known
         counts = Counter() if counts is None else counts
         with self._writing():
             number = self.extractor(_FILE, digest, str(source))
@@ -174,9 +186,10 @@ class StoredTriples:
 
     @property
     def identity(self) -> list[Any]:
-        """What identifies these triples: the model, the digest of its prompt or of the file, the number of passages."""
+        """What identifies these triples: the model, and digests of its prompt and its triples or of the file."""
         chosen = next(one for one in self.store.extractors() if one.id == self.extractor)
-        return [chosen.model, chosen.prompt, chosen.passages]
+        content = chosen.passages if chosen.model == _FILE else self.store.digest(self.extractor)
+        return [chosen.model, chosen.prompt, content]
 
     def get(self, passage: Passage) -> tuple[Triple, ...] | None:
         """The triples of a passage; None if the store lacks the passage."""
@@ -209,6 +222,11 @@ def open_triples(
     if not Path(source).is_file():
         raise FileNotFoundError(f"no such file of triples: {source}")
     made, folder = is_store(source), Path(database).parent
+    if not made and is_store(database):  # perhaps another user's, which can only be read
+        store = TripleStore(database, create=False)
+        if (number := store.filled(file_digest(source))) is not None:
+            return StoredTriples(store, number)
+        store.close()
     lock = None if made else lock_folder(folder, f"{folder}: another program is building an index", wait=True)
     with lock or nullcontext():
         store = TripleStore(source, create=False) if made else TripleStore(database)

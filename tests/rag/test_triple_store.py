@@ -67,6 +67,21 @@ def test_several_extractors_must_be_told_apart(store):
         store.choose("x")
 
 
+def test_triples_are_known_by_their_content_and_not_by_their_file(store, tmp_path):
+    rows = [Extraction("a", TRIPLES), Extraction("b", ())]
+
+    def identity(name, extractions):
+        other = TripleStore(tmp_path / name)
+        other.put(other.extractor("m", "p"), extractions)
+        other.close()
+        return open_triples(tmp_path / name, tmp_path / "unused.sqlite").identity
+
+    first = identity("first", rows)
+    assert identity("other", rows[::-1]) == first
+    assert identity("better", [Extraction("a", TRIPLES[:1]), rows[1]]) != first
+    assert identity("first", [Extraction("c", ())]) != first
+
+
 def fill(path, first):
     store = TripleStore(path)
     number = store.extractor("m", "p")
@@ -128,9 +143,13 @@ def test_a_file_of_triples_is_looked_up_whatever_its_spaces_unicode_form_and_ids
     assert store.get(Passage("Nothing", "Said something.")) is None
 
 
-def test_database_is_used_again_until_the_source_changes(source, tmp_path):
+def test_database_is_used_again_until_the_source_changes(source, tmp_path, monkeypatch):
     database = tmp_path / "deep" / "triples.sqlite"
     open_triples(source, database).close()
+    with monkeypatch.context() as reading:  # another user's index
+        reading.setattr("tripletune.rag.triple_store.lock_folder", None)
+        reading.setattr(os, "access", lambda path, mode: False)
+        open_triples(source, database).close()
     other = shutil.copy(source, tmp_path / "other.jsonl")
     stamp = database.stat().st_mtime_ns
     open_triples(source, database).close()

@@ -127,7 +127,7 @@ def test_a_step_without_text_can_not_be_read_anew(store):
 
 def test_what_results_depend_on(store, tmp_path):
     first = triples_settings(str(store.path))
-    assert first == {"store": "s.sqlite", "model": "model", "prompt": "prompt", "passages": 4}
+    assert first == {"model": "model", "prompt": "prompt", "passages": 4, "digest": store.digest(1)}
     store.put(store.extractor("other", "prompt"), [Extraction("k", ())])
     with pytest.raises(ValueError, match="several extractors"):
         triples_settings(str(store.path))
