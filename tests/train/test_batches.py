@@ -1,4 +1,5 @@
 import json
+import os
 from collections import Counter
 
 import pyarrow
@@ -107,6 +108,25 @@ def test_the_digest_follows_content_and_selection(tmp_path):
     assert len({first, digest(limit=6), digest(limit=5, selection=("planning",))}) == 3
     write_lines(path, [{"id": "2"}])
     assert digest(limit=5) != first
+
+
+def test_the_digest_of_a_folder_like_one_of_the_hub_is_its_content(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name / "data").mkdir(parents=True)
+        for split in ("train", "validation"):
+            write_lines(tmp_path / name / "data" / f"{split}-00000.jsonl", [{"id": "1"}])
+
+    def digest(name, split="train"):
+        return Examples(lambda row, where: row, ((str(tmp_path / name), 1.0),), split).digest
+
+    file = tmp_path / "one" / "data" / "train-00000.jsonl"
+    first, stamp = digest("one"), file.stat().st_mtime_ns
+    write_lines(file.with_name("validation-00000.jsonl"), [{"id": "3"}])
+    os.utime(tmp_path / "two" / "data" / file.name, ns=(1, 1))
+    assert digest("one") == digest("two") == first != digest("one", "validation")
+    write_lines(file, [{"id": "2"}])
+    os.utime(file, ns=(stamp, stamp))
+    assert digest("one") != first
 
 
 @pytest.fixture
