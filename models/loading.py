@@ -272,12 +272,15 @@ _LEFT_OUT = ("inv_freq", "position_ids", "lm_head.weight")
 
 
 def content_fingerprint(spec: str | Path, revision: str | None = None) -> str:
-    """A digest of some numbers of each weight, independent of files and shards; "" if there are no weights."""
+    """A digest of some numbers of each weight, independent of files and shards; "" if no weights can be read."""
     from safetensors import safe_open
     from transformers.utils import cached_file
 
-    source = resolve(spec)
-    folder = Path(source) if Path(source).is_dir() else Path(cached_file(source, CONFIG, revision=revision)).parent
+    try:
+        source = resolve(spec)
+        folder = Path(source) if Path(source).is_dir() else Path(cached_file(source, CONFIG, revision=revision)).parent
+    except OSError:
+        return ""
     found = {}
     for file in filter(Path.is_file, weight_files(folder)):
         with safe_open(file, framework="pt") as weights:
@@ -303,7 +306,7 @@ def check_base(folder: str | Path, base: str, revision: str | None = None) -> No
     if not noted:
         if name == base and trained in (None, revision):
             return
-        with suppress(OSError, ValueError):
+        with suppress(ValueError):
             noted = content_fingerprint(name, trained)
     if not noted or noted != content_fingerprint(base, revision):
         what = "holds other weights now" if name == base else "is not known to be the same model"

@@ -130,16 +130,13 @@ class TripleStore:
         except sqlite3.Error as error:
             raise unusable(self.path, _STORE, error) from None
 
-    def filled(self, digest: str) -> int | None:
-        """The extractor number of an imported JSON-lines file with this digest."""
-        query = "SELECT id FROM extractors WHERE model = ? AND prompt = ?"
-        row = self._database.execute(query, (_FILE, digest)).fetchone()
-        return row and int(row[0])
-
     def fill(self, source: str | Path, counts: Counter[str] | None = None) -> int:
         """Import a JSON-lines file unless this was done before; return the extractor number."""
-        if (known := self.filled(digest := file_digest(source))) is not None:
-            return known
+        digest = file_digest(source)
+        files = self._database.execute("SELECT id, prompt FROM extractors WHERE model = ?", (_FILE,)).fetchall()
+        for number, prompt in files:
+            if prompt == digest:
+                return int(number)
         counts = Counter() if counts is None else counts
         with self._writing():
             number = self.extractor(_FILE, digest, str(source))
@@ -223,9 +220,10 @@ def open_triples(
         raise FileNotFoundError(f"no such file of triples: {source}")
     made, folder = is_store(source), Path(database).parent
     if not made and is_store(database):  # perhaps another user's, which can only be read
-        store = TripleStore(database, create=False)
-        if (number := store.filled(file_digest(source))) is not None:
-            return StoredTriples(store, number)
+        store, digest = TripleStore(database, create=False), file_digest(source)
+        for one in store.extractors():
+            if (one.model, one.prompt) == (_FILE, digest):
+                return StoredTriples(store, one.id)
         store.close()
     lock = None if made else lock_folder(folder, f"{folder}: another program is building an index", wait=True)
     with lock or nullcontext():

@@ -10,7 +10,6 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -92,7 +91,7 @@ def build_graph_llm(
         "base_model": str(base_model),
         "base_revision": getattr(language_model.config, "_commit_hash", None) or revision,
         "base_weights": content_fingerprint(base_model, revision),
-        "encoder_weights": _encoder_weights(graph),
+        "encoder_weights": content_fingerprint(graph.encoder) if graph.use_graph else "",
         "text_embedding_width": encoder_dimension(graph.encoder) if graph.use_graph else 0,
         "graph_token_id": processor.graph_token_id,
         "graph_token_norm": _embedding_norm(language_model) if graph.graph_token == "normalised" else None,
@@ -103,13 +102,6 @@ def build_graph_llm(
         set_attention(model.language_model, attention)
     model.config._name_or_path = str(base_model)
     return model.eval(), processor
-
-
-def _encoder_weights(settings: Any) -> str:
-    """The text encoder's `content_fingerprint`; "" if it is not needed, or its weights can't be read."""
-    with suppress(OSError):
-        return content_fingerprint(settings.encoder) if settings.use_graph else ""
-    return ""
 
 
 @torch.no_grad()
@@ -188,10 +180,10 @@ def load_graph_llm(
         except ConfigError as error:
             raise ValueError(f"{path / CONFIG}: {str(error).partition('  - ')[2]}") from None
         check_specs(path / CONFIG, *[config.encoder] * config.use_graph, *[config.base_model] * is_adapter(path))
-        if config.encoder_weights and _encoder_weights(config) not in ("", config.encoder_weights):
+        if (noted := config.encoder_weights) and content_fingerprint(config.encoder) not in ("", noted):
+            known = f"of its training in {path / CONFIG} (if you know that it is the same, remove encoder_weights)"
             raise ValueError(
-                f"model {path} was trained with another text encoder than {config.encoder} holds now: name the encoder "
-                f"of its training in {path / CONFIG} (if you know that it is the same, remove encoder_weights)"
+                f"model {path} was trained with a text encoder other than {config.encoder}: name that {known}"
             )
         model: Any
         if is_adapter(path):

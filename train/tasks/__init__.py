@@ -32,12 +32,10 @@ TRACKERS = (
 _LIMITS = ("max_tokens", "max_input_tokens", "max_label_tokens", "max_source_tokens", "max_target_tokens")
 # Settings of data sections that name a file.
 _FILES = ("chat_template", "prompt", "planning_prompt", "answering_prompt")
-# Settings that name files or models, with functions that return a fingerprint of their content; "" for the hub's.
-_CONTENT: dict[str, Callable[[str], str]] = {
-    **dict.fromkeys(("model.base", "model.adapter", "train.teacher"), model_fingerprint),
-    "model.encoder": encoder_fingerprint,
-    **{f"data.{name}": file_digest for name in _FILES},
-}
+# Functions that return a fingerprint of what a setting names; "" for models of the hub.
+_CONTENT: dict[str, Callable[[str], str]] = {f"data.{name}": file_digest for name in _FILES}
+_CONTENT |= dict.fromkeys(("model.base", "model.adapter", "train.teacher"), model_fingerprint)
+_CONTENT["model.encoder"] = encoder_fingerprint
 # Our settings, with their names in other trainers.
 _LENGTHS = "max_seq_length max_length sequence_len cutoff_len model_max_length"
 _ELSEWHERE = {
@@ -286,10 +284,9 @@ class Examples:
 
         files: list[Any] = []
         for path, share in self.places:
-            found: Any = ()
-            if (rows := _dataset(path, self.split)) is None:
-                found = record_files(path, self.split)
-            elif Path(path).is_dir():  # the fingerprint of its rows depends on times and places
+            rows = _dataset(path, self.split)
+            found: Any = record_files(path, self.split) if rows is None else ()
+            if rows is not None and Path(path).is_dir():  # whose fingerprint depends on times and places
                 found = load_dataset_builder(path).config.data_files[self.split]
             files.append((share, list(map(file_digest, found)) or rows._fingerprint))
         return hashlib.sha256(repr((files, self.split, self.limit, self.selection)).encode()).hexdigest()
