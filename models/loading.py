@@ -480,6 +480,9 @@ def take_over(model: PeftModel, folder: str | Path, base: tuple[str, str | None]
         raise FileNotFoundError(f"model.adapter {folder}: there is no {ADAPTER}; give a run, a checkpoint or an export")
     check_weights(file)
     check_base(file.parent, *base)
+    learned = read_json(config).get("encoder_weights") if (config := file.with_name(CONFIG)).is_file() else ""
+    if learned and getattr(model.config, "encoder_weights", "") not in ("", learned):
+        raise ValueError(f"model.adapter {folder} was trained with another text encoder: set model.encoder to that one")
     own, found = get_peft_model_state_dict(model), load_file(file)
     check_finite(found.items(), f"model.adapter {folder}")
     here, there = ({name: tuple(weight.shape) for name, weight in weights.items()} for weights in (own, found))

@@ -16,7 +16,7 @@ from tripletune.models.files import read_json
 if TYPE_CHECKING:
     import torch
 
-FINAL = "final"
+FINAL, RESULT = "final", "final/training.json"
 CONFIG = "config.json"
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"

@@ -26,6 +26,7 @@ from tripletune.models.data.records import IGNORED
 from tripletune.models.files import make_repository
 from tripletune.models.options import ConfigError, misfits, not_one_of, to_yaml
 from tripletune.models.program import load_from, parse_command_line, run_program
+from tripletune.models.run_folders import RESULT
 from tripletune.models.tables import printable
 from tripletune.train.tasks import TrainingTask
 
@@ -63,11 +64,9 @@ def train(task: TrainingTask, dry_run: bool = False, run: Steps | None = None) -
     """Check the task before anything is loaded, then do a dry run or train."""
     from accelerate import PartialState
 
-    from tripletune.train.resume import is_finished
-
     checkpoint = check(task, dry_run)
     if not dry_run:
-        if checkpoint is None and is_finished(task.config):
+        if checkpoint is None and task.config.resume and (Path(task.config.output_dir) / RESULT).is_file():
             logger.info("%s is finished; to train again, set --resume false", task.config.output_dir)
         else:
             (run or fit)(task, checkpoint)

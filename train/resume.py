@@ -38,7 +38,7 @@ from tripletune.models.files import (
 )
 from tripletune.models.options import default_of, leaves, read_yaml, to_yaml
 from tripletune.models.program import code_version, versions
-from tripletune.models.run_folders import FINAL, check_finite, check_weights, not_finite, stored_weights
+from tripletune.models.run_folders import FINAL, RESULT, check_finite, check_weights, not_finite, stored_weights
 
 logger = logging.getLogger(__name__)
 SETTINGS, ENVIRONMENT = "config.yaml", "environment.json"
@@ -150,14 +150,9 @@ def checkpoint_to_continue(config: Any, digest: Mapping[str, str]) -> Path | Non
     """Return the newest checkpoint of this run in the run folder; None for a new run, or without checkpoints."""
     check_writable(config.output_dir)
     checkpoint = newest_checkpoint(config.output_dir) if config.resume else None
-    if checkpoint is not None or is_finished(config):
+    if checkpoint is not None or (config.resume and (Path(config.output_dir) / RESULT).is_file()):
         check_same_run(config, digest)
     return checkpoint
-
-
-def is_finished(config: Any) -> bool:
-    """Whether the run folder has a result to keep."""
-    return bool(config.resume and (Path(config.output_dir) / FINAL / "training.json").is_file())
 
 
 def newest_checkpoint(output_dir: str | Path) -> Path | None:

@@ -96,6 +96,11 @@ def test_training_starts_from_a_trained_adapter(name, make_task, tmp_path):
         make_task(name, {**later, "model.lora_rank": 3}).load()
     with pytest.raises(FileNotFoundError, match="there is no adapter_model"):
         make_task(name, {"model.adapter": str(tmp_path)}).load()
+    if name == "ras":
+        file = tmp_path / "run" / "final" / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"encoder_weights": "others"}))
+        with pytest.raises(ValueError, match=r"was trained with another text encoder: set model\.encoder"):
+            make_task(name, later).load()
 
 
 @pytest.mark.parametrize("noted", [True, False])
