@@ -48,7 +48,7 @@ PARTS = ("answer", "recall", "format", "searches")
 # Our names of what `rewards.jsonl` holds, with TRL's names.
 _LOGGED = {name: f"rewards/{name}/mean" for name in PARTS} | {
     "reward": "reward", "reward_std": "reward_std", "tokens": "completions/mean_length", "kl": "kl",
-    "entropy": "entropy", "cut": "cut",
+    "entropy": "entropy", "cut": "cut", "failed": "failed",
 }  # fmt: skip
 
 
@@ -263,10 +263,11 @@ class Episode(LLMClient):
         self.mask += [int(ended)] * len(read[:1]) + [0] * len(read[1:]) + [1] * len(written)
 
 
-def reward_parts(row: dict[str, Any]) -> dict[str, float]:
-    """Return the rewards of a run, given its row of results."""
+def reward_parts(row: dict[str, Any]) -> Mapping[str, float | None]:
+    """Return the rewards of a run, given its row of results; a failed run has none, so it has no advantage."""
+    if row["error"]:
+        return dict.fromkeys(PARTS)
     trace, wanted = row["trace"], set(row["supporting"])
-    # The trace of a failed run lacks these details.
     kept, rounds = (trace["details"].get(name, ()) for name in ("core_passages", "rounds"))
     right = [not one["faults"] for one in rounds]
     return {
@@ -326,13 +327,16 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         with evaluating(model):
             runs, rows = self._runner.run(self._run_all(model, [Question(**json.loads(text)) for text in prompts]))
         self._written = pad_batch([one.mask for one in runs], 0).to(self.accelerator.device)
-        self._metrics["train"]["cut"].append(sum(one.cut for one in runs) / len(runs))
+        for one, row in zip(runs, rows, strict=True):
+            self._log_metric("cut", one.cut)
+            self._log_metric("failed", bool(row["error"]))
         return {
             "prompt_ids": [one.prompt for one in runs],
             "completion_ids": [one.completion for one in runs],
             "env_mask": [one.mask for one in runs],
             "logprobs": None,
             "parts": [reward_parts(row) for row in rows],
+            "error": [row["error"] for row in rows],
         }
 
     async def _run_all(self, model: Any, questions: Sequence[Question]) -> tuple[list[Episode], list[Any]]:
@@ -362,8 +366,14 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        failed = [one["parts"]["answer"] < 1 or self.task.config.train.kl_on == "all" for one in inputs]
-        return output | {"counts": torch.tensor(failed, device=self.accelerator.device)}
+        if self._metrics["train"]["failed"][-1] == 1:  # on all processes
+            raise CallError(
+                f"all runs of a rollout failed, one of them with {inputs[0]['error']}: repair the loop's models and "
+                "tools, then run the same command again, which continues from the newest checkpoint"
+            )
+        always = self.task.config.train.kl_on == "all"
+        counts = [always or (not one["error"] and one["parts"]["answer"] < 1) for one in inputs]
+        return output | {"counts": torch.tensor(counts, device=self.accelerator.device)}
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, *args: Any,
@@ -408,8 +418,8 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         return first, second
 
 
-def _reward(name: str) -> Callable[..., list[float]]:
-    def reward(parts: Sequence[dict[str, float]], **_: Any) -> list[float]:
+def _reward(name: str) -> Callable[..., list[float | None]]:
+    def reward(parts: Sequence[Mapping[str, float | None]], **_: Any) -> list[float | None]:
         return [one[name] for one in parts]
 
     reward.__name__ = name

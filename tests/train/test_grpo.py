@@ -1,6 +1,7 @@
 """Reinforcement learning in the loop: what a row holds, rewards, which runs the divergence counts in, exact resume."""
 
 import asyncio
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from trl import GRPOTrainer
 
 from tests.cli import read_lines
 from tripletune.data_builders.world.build import WorldOptions, write_world
+from tripletune.eval.suites.questions import QuestionSuite
 from tripletune.models.data.triples import Triple
+from tripletune.models.llm import CallError
 from tripletune.models.local.chat import ChatEncoder
 from tripletune.models.options import load_config
 from tripletune.models.sqlite import UnusableFile
@@ -114,11 +117,36 @@ def test_a_run_whose_first_call_fails_is_a_row_without_anything_to_learn(tiny_ll
 
 def test_parts_of_the_reward():
     notes = {"core_passages": ["a", "x"], "rounds": [{"faults": []}, {"faults": ["loose_marker"]}]}
-    row = {"scores": {"f1": 0.5}, "supporting": ["a", "b"], "trace": {"details": notes, "steps": [{}, {}]}}
+    row: dict[str, Any] = {"scores": {"f1": 0.5}, "supporting": ["a", "b"], "error": ""}
+    row["trace"] = {"details": notes, "steps": [{}, {}]}
     assert grpo.reward_parts(row) == {"answer": 0.5, "recall": 0.5, "format": 0.5, "searches": 2.0}
-    failed: dict[str, Any] = {"scores": {"f1": 0.0}, "supporting": []}
-    failed["trace"] = {"details": {}, "steps": []}
-    assert set(grpo.reward_parts(failed).values()) == {0.0}
+
+
+@pytest.mark.parametrize("broken", [1, 2])
+def test_a_run_that_an_outage_ended_teaches_nothing(broken, make, monkeypatch, tmp_path):
+    """Of two runs of a question, the reader of `broken` fails."""
+    ask, score, calls = QuestionSuite.ask, QuestionSuite.score, itertools.count()
+
+    async def fails(self, batch):
+        found = await ask(self, batch)
+        if next(calls) % 2 < broken:
+            raise CallError("reader: HTTP 400")
+        return found
+
+    monkeypatch.setattr(QuestionSuite, "ask", fails)
+    monkeypatch.setattr(
+        QuestionSuite, "score", lambda *of: (row := score(*of)) | {"scores": {"f1": float(not row["error"])}}
+    )
+    task = make({"train.kl": 0, "train.max_steps": 1, "train.gradient_accumulation": 1})
+    if broken == 2:
+        with pytest.raises(CallError, match=r"all runs of a rollout failed.*CallError: reader: HTTP 400"):
+            train(task)
+        assert not (tmp_path / "run" / "final").exists()
+        return
+    train(task)
+    (rewards,), (losses,) = (rows(task, name) for name in ("rewards.jsonl", "losses.jsonl"))
+    # The other run is the only one of its group, so it is neither better nor worse than another run.
+    assert (rewards["failed"], rewards["answer"], losses["grad_norm"]) == (0.5, 1.0, 0.0)
 
 
 def by_length(row):
