@@ -1,9 +1,10 @@
-"""A run of this process that stops as if it was killed."""
+"""A run of this process that stops as if it was killed, and a model to start from."""
 
 from contextlib import contextmanager
 
 import pytest
-from transformers import TrainerCallback
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from tripletune.train.engine import EngineMixin
 
@@ -30,3 +31,13 @@ def killed_behind(monkeypatch):
             yield
 
     return kill
+
+
+@pytest.fixture
+def adapted(tiny_llama, tmp_path):
+    """A folder with an adapter that changes the tiny Llama."""
+    settings = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_llama), settings)
+    model.save_pretrained(tmp_path / "adapted")
+    AutoTokenizer.from_pretrained(tiny_llama).save_pretrained(tmp_path / "adapted")
+    return tmp_path / "adapted"

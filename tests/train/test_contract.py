@@ -176,6 +176,12 @@ def test_weights_and_autocast_of_bfloat16_train(case, make_task):
     assert all(line["loss"] > 0 for line in read_lines(Path(task.config.output_dir) / "losses.jsonl"))
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if "all weights" in case])
+def test_all_weights_of_a_base_with_an_adapter_train(case, make_task, adapted):
+    model = made(make_task, case, {"model.base": str(adapted)}).open_model()
+    assert all(weight.requires_grad for weight in model.parameters())
+
+
 # So it does not depend on the batch size. The replies of on-policy distillation are drawn.
 @pytest.mark.parametrize("case", [case for case in CASES if case != "cirag_on_policy"])
 def test_the_evaluation_loss_is_a_mean_over_label_tokens(case, begin_task):
