@@ -198,6 +198,10 @@ class OnPolicyTrainer(TrlMixin, DistillationTrainer):
         # The prompts are tokens already, made by the loop's code.
         return prompts, None, {}
 
+    def _generate_single_turn(self, *args: Any, **options: Any) -> Any:
+        with evaluating(self.accelerator.unwrap_model(self.model)):  # without dropout
+            return super()._generate_single_turn(*args, **options)
+
 
 class Episode(LLMClient):
     """The student as CIRAG's integrator in one run of the loop, and the row of that run.
@@ -209,16 +213,15 @@ class Episode(LLMClient):
 
     model = "student"
 
-    def __init__(
-        self, reply: Any, chat: ChatEncoder, ends: Sequence[int], context: int, temperature: float, seed: int
-    ) -> None:
+    def __init__(self, reply: Any, chat: ChatEncoder, context: int, temperature: float, seed: int) -> None:
         self.prompt: list[int] = []
         self.completion: list[int] = []
         self.mask: list[int] = []
         self.cut = False
-        self._reply, self._chat, self._ends, self._context = reply, chat, ends, context
+        self._reply, self._chat, self._context = reply, chat, context
         self._temperature, self._seed = temperature, seed
-        self._ended, self._text = False, ""
+        self._end: int | None = None
+        self._text = ""
 
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
@@ -237,7 +240,7 @@ class Episode(LLMClient):
         await self._reply(request)
         if not self.cut:
             self._add(new, request.tokens)
-            self._ended = request.ended
+            self._end = request.end
         found = str(self._chat.tokenizer.decode(request.tokens, skip_special_tokens=True))
         self._text = text + self._chat.as_text(found)
         return request.completion(found)
@@ -247,9 +250,9 @@ class Episode(LLMClient):
         return len(self._chat.encode(messages))
 
     def finish(self, eos: int, longest: int) -> None:
-        """End the row, with at least one token after the prompt, as TRL requires."""
+        """End the row, with `eos` if the student has not, so that TRL has a token after the prompt."""
         self.prompt = self.prompt or [eos]
-        self._add([eos], [])
+        self._add([eos if self._end is None else self._end], [])
         longest = max(1, longest - len(self.prompt))
         self.cut |= len(self.completion) > longest
         self.completion, self.mask = self.completion[:longest], self.mask[:longest]
@@ -257,10 +260,9 @@ class Episode(LLMClient):
     def _add(self, read: list[int], written: list[int]) -> None:
         if not self.prompt:
             self.prompt, read = read, []
-        # If the student ended its reply itself, it wrote the first token that the template adds.
-        ended = self._ended and bool(read) and read[0] in self._ends
         self.completion += read + written
-        self.mask += [int(ended)] * len(read[:1]) + [0] * len(read[1:]) + [1] * len(written)
+        # The first token that the template adds is the student's own if the student ended its reply with it.
+        self.mask += [int(token == self._end) for token in read[:1]] + [0] * len(read[1:]) + [1] * len(written)
 
 
 def reward_parts(row: dict[str, Any]) -> Mapping[str, float | None]:
@@ -295,9 +297,10 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
                 num_generations=train.runs,
                 max_completion_length=task.config.data.max_tokens,
                 temperature=train.temperature,
-                # With dropout, old and new log-probabilities would differ.
-                disable_dropout=task.together > 1,
-                beta=train.kl,
+                # With dropout, the log-probabilities of student, older student and reference would differ.
+                disable_dropout=True,
+                # With this, TRL would load or copy a reference itself.
+                beta=train.kl if task.teacher is None else 0.0,
                 reward_weights=[train.answer_reward, train.recall_reward, train.format_reward, -train.search_cost],
             ),
             train_dataset=task.train.select_columns(["prompt", "length"]),
@@ -305,8 +308,8 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             rollout_func=lambda prompts, _: self._roll_out(prompts),
         )
         if task.teacher is not None:
-            # Without this, TRL's reference model is the initial adapter.
             add_fused_lm_head(task.teacher, temperature=train.temperature)
+            self.beta = train.kl
             self.ref_model = self.accelerator.prepare_model(task.teacher, evaluation_mode=True)
         task.suite.open()
         # Clients belong to one event loop.
@@ -356,7 +359,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         context = model.config.get_text_config().max_position_embeddings
         chat, temperature = ChatEncoder(tokenizer, "student"), config.train.temperature
         runs = [
-            Episode(service.reply, chat, ends, context, temperature, (first + number) * 1_009)
+            Episode(service.reply, chat, context, temperature, (first + number) * 1_009)
             for number in range(len(questions))
         ]
         try:

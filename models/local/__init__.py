@@ -71,6 +71,7 @@ class Request:
         inputs: Other inputs of the model, such as graphs, by position in the prompt.
         grows: Whether later prompts may continue this prompt or its reply, so that keys and values are kept.
         tokens: The reply so far, without the end-of-sequence token.
+        end: The end-of-sequence token, if the model has ended the reply.
         stopped: Whether the stopping criterion ended the reply.
         abandoned: Set when nobody waits for the reply any more; the request is dropped at its next token.
         seconds: The request's share of the time of its steps.
@@ -85,7 +86,7 @@ class Request:
     grows: bool = False
     data: Any = None
     tokens: list[int] = field(default_factory=list)
-    ended: bool = False
+    end: int | None = None
     stopped: bool = False
     done: bool = False
     abandoned: bool = False
@@ -94,12 +95,17 @@ class Request:
     def take(self, token: int, ends: Collection[int]) -> None:
         """Add the next token, or end the reply."""
         if token in ends:
-            self.ended = self.done = True
+            self.end, self.done = token, True
             return
         self.tokens.append(token)
         self.done = self.abandoned or len(self.tokens) >= self.limit
         if not self.done and self.criterion is not None and self.criterion(self):
             self.stopped = self.done = True
+
+    @property
+    def ended(self) -> bool:
+        """Whether the model ended the reply."""
+        return self.end is not None
 
     @property
     def sequence(self) -> list[int]:
@@ -131,7 +137,7 @@ class Request:
     def again(self) -> Request:
         """Delete the reply so far."""
         self.tokens.clear()
-        self.ended = self.stopped = self.done = False
+        self.end, self.stopped, self.done = None, False, False
         if self.draw is not None:
             self.draw.restart()
         return self

@@ -58,16 +58,16 @@ def make(world, tiny_llama, tmp_path):
 
 
 def asked(llama, *replies):
-    """An integrator that was asked with these turns and has written these replies, ended or cut off."""
+    """An integrator that was asked with these turns and has written these replies, with this end token or cut off."""
     tokenizer = AutoTokenizer.from_pretrained(llama)
 
     async def reply(request):
-        _, text, request.ended = left.pop(0)
+        _, text, request.end = left.pop(0)
         request.tokens += tokenizer(text)["input_ids"]
         seen.append(tokenizer.decode(request.prompt))
 
     left, seen = list(replies), list[str]()
-    one = grpo.Episode(reply, ChatEncoder(tokenizer, "tiny"), [2], 2048, 1.0, 0)
+    one = grpo.Episode(reply, ChatEncoder(tokenizer, "tiny"), 2048, 1.0, 0)
 
     async def run():
         for turns, _, _ in replies:
@@ -92,7 +92,7 @@ def written(one, tokenizer):
 def test_a_run_is_one_row_that_learns_what_the_student_wrote(tiny_llama):
     first, last = write_decision(FIRST), write_decision(LAST)
     going_on = turns(Round(FACTS, FIRST))
-    one, tokenizer = asked(tiny_llama, (turns(), first, True), (going_on, last, True))
+    one, tokenizer = asked(tiny_llama, (turns(), first, 2), (going_on, last, 2))
     assert not one.cut
     assert one.count_tokens(turns()) == len(one.prompt), "what the loop's max_prompt_tokens counts"
     assert written(one, tokenizer) == f"{first}<|im_end|>{last}<|im_end|>"
@@ -100,17 +100,20 @@ def test_a_run_is_one_row_that_learns_what_the_student_wrote(tiny_llama):
     assert tokenizer.decode(one.prompt + one.completion) == whole.rstrip("\n")
     # The loop drops an invented triple, so the second prompt does not go on after the first reply.
     repaired = first.replace('["Ada"', '["Cy", "saw", "Bo"], ["Ada"')
-    one, tokenizer = asked(tiny_llama, (turns(), repaired, True), (going_on, last, True))
+    one, tokenizer = asked(tiny_llama, (turns(), repaired, 2), (going_on, last, 2))
     assert one.cut
     assert written(one, tokenizer) == f"{repaired}<|im_end|>"
     # A reply that was cut off has not written its end.
-    one, tokenizer = asked(tiny_llama, (turns(), first, False), (going_on, last, False))
+    one, tokenizer = asked(tiny_llama, (turns(), first, None), (going_on, last, None))
     assert written(one, tokenizer) == first + last
     assert len(one.completion) > sum(one.mask)
+    # Nor has a reply that ended with another token than the template's (Gemma and Phi have two) written the template's.
+    one, tokenizer = asked(tiny_llama, (turns(), first, 0), (going_on, last, 0))
+    assert written(one, tokenizer) == f"{first}{last}<|endoftext|>"
 
 
 def test_a_run_whose_first_call_fails_is_a_row_without_anything_to_learn(tiny_llama):
-    one = grpo.Episode(None, ChatEncoder(AutoTokenizer.from_pretrained(tiny_llama), "tiny"), [2], 8, 1.0, 0)
+    one = grpo.Episode(None, ChatEncoder(AutoTokenizer.from_pretrained(tiny_llama), "tiny"), 8, 1.0, 0)
     one.finish(2, 64)
     assert (one.prompt, one.completion, one.mask) == ([2], [2], [0])
 
@@ -187,6 +190,17 @@ def test_a_resumed_run_is_the_uninterrupted_run(make, tmp_path, monkeypatch, kil
     assert not (final / "ref").exists()
     assert json.loads((final / "student.json").read_text())["task"] == "cirag.integrate"
     assert (final / "prompt.md").read_text() == "Go.\n"
+
+
+@pytest.mark.parametrize("start", ["model.adapter", "model.base"])
+def test_a_student_at_the_start_is_its_own_reference(start, make, adapted, monkeypatch):
+    """An adapter with dropout, and all weights of a model with an adapter."""
+    monkeypatch.setattr(grpo, "reward_parts", by_length)
+    task = make({start: str(adapted), "model.tune": "lora" if start == "model.adapter" else "all",
+                 "model.lora_alpha": 8, "model.lora_targets": ["q_proj", "v_proj"]})  # fmt: skip
+    train(task)
+    first, *others = (row["kl"] for row in rows(task, "rewards.jsonl"))
+    assert max(others) > 1e-6 > abs(first)
 
 
 def test_what_is_computed_at_written_tokens_alone_is_what_trl_computes(make):

@@ -141,7 +141,11 @@ class GrpoTask(PromptTask):
         if (how := sharding()) in ("ZeRO-3", "FSDP2"):
             raise ValueError(f"{how}: the loop needs the whole model on each device: use ddp.yaml or zero2.yaml")
         model, tokenizer = super().load()
-        self.teacher = load_teacher(self.config, model, tokenizer) if self.config.train.teacher else None
+        if self.config.train.teacher:
+            self.teacher = load_teacher(self.config, model, tokenizer)
+        elif self.config.model.tune == "all" and self.config.train.kl:
+            # An adapter can be left out to get the initial student; TRL would load the base of an adapter folder here.
+            self.teacher = super().load()[0].requires_grad_(False)
         return model, tokenizer
 
     def rows(self, source: Any, cache: Path) -> Any:

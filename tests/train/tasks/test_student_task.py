@@ -166,9 +166,12 @@ def test_an_evaluation_counts_decisions_whatever_is_learned(begin_task):
 # On-policy distillation
 
 
-def test_a_student_that_is_its_teacher_has_nothing_to_learn(begin_task, tiny_llama, tmp_path):
+def test_a_student_that_is_its_teacher_has_nothing_to_learn(begin_task, tiny_llama, tmp_path, monkeypatch):
     trainer = begin_task("cirag_on_policy", {"train.teacher": str(tiny_llama), "train.max_steps": 1}).trainer()
+    generate, modes = trainer.model.generate, []
+    monkeypatch.setattr(trainer.model, "generate", lambda **of: modes.append(trainer.model.training) or generate(**of))
     trainer.train()
+    assert modes == [False], "it writes without dropout"
     losses = (tmp_path / "run" / "losses.jsonl").read_text().splitlines()
     assert json.loads(losses[0])["loss"] == pytest.approx(0, abs=2e-3)  # the teacher is in bfloat16
 
