@@ -91,7 +91,8 @@ def best_dtype() -> torch.dtype:
     import torch
 
     if torch.cuda.is_available():
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+        # A GPU without it (T4, V100) emulates it, slower than float32.
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
     cpu = torch.backends.cpu.get_cpu_capability()
     native = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     return torch.bfloat16 if cpu.startswith("AVX512") and native() else torch.float32

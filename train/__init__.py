@@ -35,9 +35,10 @@ if __name__ == "train":
 
 logger = logging.getLogger(__name__)
 TASKS = "tripletune.train.tasks"
-# Fields of PEFT's LoraConfig, and arguments of a schedule, that a run sets itself.
+# Fields of PEFT's LoraConfig, arguments of a schedule, and training arguments that a run sets itself or has no use for.
 _OURS_OF_LORA = ("r", "lora_alpha", "lora_dropout", "target_modules", "base_model_name_or_path", "revision",
                  "task_type", "peft_type", "peft_version", "auto_mapping", "inference_mode")  # fmt: skip
+_OURS_OF_ARGUMENTS = ("gradient_checkpointing", "train_sampling_strategy")
 _OURS_OF_SCHEDULES = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
 # Trains a task, from a checkpoint or from the start.
 Steps = Callable[[Any, Path | None], None]
@@ -154,7 +155,7 @@ def library_misfits(config: Any) -> list[str]:
     inits = bool | Literal["gaussian", "olora", "orthogonal", "pissa"]
     hints = {**typing.get_type_hints(LoraConfig), "init_lora_weights": inits}
     found = misfits("model.lora_options", model.lora_options, hints, _OURS_OF_LORA, kind)
-    hints, own = typing.get_type_hints(TrainingArguments), own_arguments(config)
+    hints, own = typing.get_type_hints(TrainingArguments), (*own_arguments(config), *_OURS_OF_ARGUMENTS)
     hints = {name: hint for name, hint in hints.items() if not name.startswith("hub_")}
     found += misfits("train.arguments", train.arguments, hints, own, kind)
     # Smoothing changes `eval_loss` and knows no weights of records; only a resumed run evaluates at its start.

@@ -87,10 +87,15 @@ def test_dtypes():
         parse_dtype("fp8")
 
 
-def test_models_are_evaluated_in_bfloat16_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
-    for gpu, usual in ((False, "float32"), (True, "bfloat16")):
+def test_models_are_evaluated_in_bfloat16_on_a_gpu_that_has_it(monkeypatch):
+    for gpu, native, usual in ((False, False, "float32"), (True, True, "bfloat16"), (True, False, "float32")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        # A T4 emulates it.
+        monkeypatch.setattr(
+            torch.cuda,
+            "is_bf16_supported",
+            lambda including_emulation=True, native=native: including_emulation or native,
+        )
         assert (usual_dtype(), usual_dtype("float32")) == (usual, "float32")
 
 

@@ -36,6 +36,7 @@ KINDS = {"preference": KINDS["cirag"]} | KINDS
         ({"model.tune": "graph_token", "model.use_graph": False}, "model.use_graph must be true"),
         ({"model.tune": "all", "model.quantization": "nf4"}, "4-bit weights can't be trained"),
         ({"model.tune": "all", "model.dtype": "float16"}, "use float32"),
+        ({"model.tune": "all", "model.dtype": "bfloat16"}, "bfloat16 weights round most of AdamW's steps away"),
         ({"model.tune": "all", "model.adapter": "runs/one"}, "name a fully trained model as model.base"),
         ({"train.per_device_train_batch_size": 2}, r"per_device_train_batch_size \(here it is train\.batch_size\)"),
         ({"num_train_epochs": 2}, r"unknown key num_train_epochs \(here it is train\.epochs\)"),
@@ -77,6 +78,8 @@ def test_settings_that_cannot_work(settings, message):
         ({"train.arguments": "{neftune_noise: 1}"}, r"\(did you mean neftune_noise_alpha\?\)"),
         ({"train.arguments": "{hub_model_id: me/m}"}, r"unknown setting 'hub_model_id' \(here it is push_to_hub\)"),
         ({"train.arguments": "{label_smoothing_factor: 0.5}"}, "label_smoothing_factor does not fit our losses"),
+        ({"train.arguments": "{gradient_checkpointing: true}"}, r"\(here it is train\.gradient_checkpointing\)"),
+        ({"train.arguments": "{train_sampling_strategy: sequential}"}, r"\(here it is train\.group_by_length\)"),
         ({"train.arguments": "{push_to_hub: true}"}, r"unknown setting 'push_to_hub' \(here it is push_to_hub\)"),
     ],
 )

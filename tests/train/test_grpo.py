@@ -18,7 +18,7 @@ from tripletune.eval.suites.questions import QuestionSuite
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import CallError
 from tripletune.models.local.chat import ChatEncoder
-from tripletune.models.options import load_config
+from tripletune.models.options import ConfigError, load_config
 from tripletune.models.sqlite import UnusableFile
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 from tripletune.train import train
@@ -238,6 +238,19 @@ def test_a_loop_that_no_student_can_be_trained_in(change, message, make):
     loop = make().config.data.loop | change
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         _ = make({"data.loop": loop}).sources
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kl": 0, "kl_on": "failed"}, r"train\.kl_on has no effect without kl"),
+        ({"kl": 0, "teacher": "x"}, r"train\.teacher has no effect without kl"),
+        ({"eval_steps": 5, "eval_generate_records": 8}, r"eval_steps, train\.eval_generate_records: .* not evaluate"),
+    ],
+)
+def test_settings_without_effect_are_refused(change, message, make):
+    with pytest.raises(ConfigError, match=message):
+        make({f"train.{name}": value for name, value in change.items()})
 
 
 def test_groups_that_do_not_fill_a_rollout_are_refused_before_anything_is_loaded(make):

@@ -50,8 +50,8 @@ _ELSEWHERE = {
     "train.gradient_accumulation": "gradient_accumulation_steps", "train.optimizer": "optim", "train.bf16": "fp16",
     "train.scheduler": "lr_scheduler_type lr_scheduler", "train.scheduler_arguments": "lr_scheduler_kwargs",
     "train.eval_batch_size": "per_device_eval_batch_size", "train.eval_steps": "eval_strategy evaluation_strategy",
-    "train.save_steps": "save_strategy", "train.workers": "dataloader_num_workers",
-    "push_to_hub": "hub_model_id hub_strategy hub_token hub_private_repo",
+    "train.save_steps": "save_strategy", "train.group_by_length": "train_sampling_strategy",
+    "train.workers": "dataloader_num_workers", "push_to_hub": "hub_model_id hub_strategy hub_token hub_private_repo",
 }  # fmt: skip
 # Losses of TRL's DPOTrainer that need no settings of their own.
 _PAIR_LOSSES = ("sigmoid", "hinge", "ipo", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop")
@@ -91,8 +91,9 @@ class ModelSection:
         if self.tune == "all":
             if self.quantization != "none":
                 found.append("model.quantization: 4-bit weights can't be trained: leave it out, or set model.tune lora")
-            if self.dtype == "float16":
-                found.append("model.dtype: float16 holds neither AdamW's steps nor small gradients: use float32")
+            if self.dtype in ("bfloat16", "float16"):
+                wrong = f"{self.dtype} weights round most of AdamW's steps away"
+                found.append(f"model.dtype: {wrong}: use float32, and train.bf16 to compute in bfloat16")
             if self.adapter:
                 found.append("model.adapter needs model.tune lora: name a fully trained model as model.base")
         return found
