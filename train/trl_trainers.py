@@ -130,6 +130,13 @@ class PreferenceTrainer(TrlMixin, DPOTrainer):
         # The rows are tokens already.
         return dataset
 
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        """Evaluate one batch; TRL averages its metrics over batches, so repeat them to average over pairs."""
+        found = super().prediction_step(model, inputs, *args, **options)
+        for values in self._metrics["eval"].values():
+            values += values[-1:] * (int(self.label_tokens(inputs)) - 1)
+        return found
+
     def tokens_of(self, inputs: Any) -> int:
         """Tokens of both replies with their prompts, padding included."""
         return int(inputs["input_ids"].numel())

@@ -109,6 +109,23 @@ def test_a_resumed_run_is_the_uninterrupted_run(kind, make, tmp_path, killed_beh
     assert not list(Path(tmp_path / "whole").rglob("ref"))
 
 
+def test_rewards_of_an_evaluation_are_means_over_pairs(make):
+    found = []
+    for size in (1, 2, 8):
+        task = make("cirag_distill", {"train.eval_batch_size": size})
+        task.begin()
+        trainer = engine_of(task)
+        torch.manual_seed(0)
+        for name, weight in trainer.model.named_parameters():
+            if "default" in name:
+                weight.data += 0.1 * torch.randn_like(weight)
+        metrics = trainer.evaluate()
+        found.append({name: metrics[f"eval_{name}"] for name in trainer.more_metrics})
+    assert len(task.validation) == 3
+    assert found[0]["rewards/margins"] != 0
+    assert all(one == pytest.approx(found[0], rel=1e-4) for one in found)
+
+
 def test_an_adapter_is_trained_on_and_is_the_reference(make, tmp_path):
     first, folder = make("ras"), tmp_path / "first"
     for weight in first.open_model().parameters():
