@@ -130,6 +130,15 @@ class PreferenceTrainer(TrlMixin, DPOTrainer):
         # The rows are tokens already.
         return dataset
 
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        pairs = torch.tensor([float(self.label_tokens(one)) for one in batch_samples], device=device)
+        return self.accelerator.reduce(pairs.mean(), "mean")
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, num_items_in_batch: Any = None, **options: Any) -> Any:
+        """TRL's loss; in training, all pairs of an optimiser step have the same weight, also in a small micro-batch."""
+        loss = super().compute_loss(model, inputs, *args, **options)
+        return loss if num_items_in_batch is None else loss * self.label_tokens(inputs) / num_items_in_batch
+
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         """Evaluate one batch; TRL averages its metrics over batches, so repeat them to average over pairs."""
         found = super().prediction_step(model, inputs, *args, **options)

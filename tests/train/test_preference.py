@@ -126,6 +126,19 @@ def test_rewards_of_an_evaluation_are_means_over_pairs(make):
     assert all(one == pytest.approx(found[0], rel=1e-4) for one in found)
 
 
+def test_a_pair_in_a_small_micro_batch_weighs_as_much_as_the_others(make, tmp_path):
+    same = {"train.max_steps": 1, "model.lora_dropout": 0.0, "data.max_train_records": 3, "train.warmup_ratio": 0}
+    for size, count in ((3, 1), (2, 2)):
+        sizes = {
+            "train.batch_size": size,
+            "train.gradient_accumulation": count,
+            "output_dir": str(tmp_path / str(size)),
+        }
+        train(make("cirag_distill", same | sizes))
+    (one,), (other,) = (read_lines(tmp_path / name / "losses.jsonl") for name in ("3", "2"))
+    assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4) != 0
+
+
 def test_an_adapter_is_trained_on_and_is_the_reference(make, tmp_path):
     first, folder = make("ras"), tmp_path / "first"
     for weight in first.open_model().parameters():
