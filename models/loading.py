@@ -222,10 +222,8 @@ def load_weights(
                 f"model {spec} is an adapter: merge it first (tripletune checkpoints merge) to train on it in nf4"
             )
         adapted = load_adapter(load_weights(base[0], dtype, base[1]), source, base)
-        # PEFT freezes the base model, also for a run that trains all weights.
-        return (
-            for_inference(adapted) if not merge else adapted.merge_and_unload(safe_merge=True).requires_grad_().eval()
-        )
+        # PEFT has frozen the weights, but a run may train them all.
+        return (adapted.merge_and_unload(safe_merge=True).requires_grad_() if merge else for_inference(adapted)).eval()
     kind = AutoModelForSeq2SeqLM if is_encoder_decoder(spec, revision) else AutoModelForCausalLM
     dtype, options = dtype or best_dtype(), _trust_nothing(source, revision)
     if nf4:

@@ -315,7 +315,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
                 temperature=train.temperature,
                 # With dropout, the log-probabilities of student, older student and reference would differ.
                 disable_dropout=True,
-                # With this, TRL would load or copy a reference itself.
+                # With a value, TRL would make a reference itself.
                 beta=train.kl if task.teacher is None else 0.0,
                 reward_weights=[train.answer_reward, train.recall_reward, train.format_reward, -train.search_cost],
             ),

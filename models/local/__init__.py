@@ -103,11 +103,6 @@ class Request:
             self.stopped = self.done = True
 
     @property
-    def ended(self) -> bool:
-        """Whether the model ended the reply."""
-        return self.end is not None
-
-    @property
     def sequence(self) -> list[int]:
         """All tokens so far, of the prompt and the reply."""
         return self.prompt + self.tokens
@@ -125,9 +120,9 @@ class Request:
         return Completion(
             text=text,
             prompt_tokens=len(self.prompt),
-            completion_tokens=len(self.tokens) + self.ended,
+            completion_tokens=len(self.tokens) + (self.end is not None),
             seconds=self.seconds,
-            finish_reason="stop" if self.ended or self.stopped else "length",
+            finish_reason="length" if self.end is None and not self.stopped else "stop",
         )
 
     def resume(self) -> Request:

@@ -245,7 +245,10 @@ def test_a_loop_that_no_student_can_be_trained_in(change, message, make):
     [
         ({"kl": 0, "kl_on": "failed"}, r"train\.kl_on has no effect without kl"),
         ({"kl": 0, "teacher": "x"}, r"train\.teacher has no effect without kl"),
-        ({"eval_steps": 5, "eval_generate_records": 8}, r"eval_steps, train\.eval_generate_records: .* not evaluate"),
+        (
+            {"eval_steps": 5, "eval_generate_records": 8},
+            r"eval_steps: train grpo does not .*\n.*eval_generate_records: ",
+        ),
     ],
 )
 def test_settings_without_effect_are_refused(change, message, make):

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from tripletune.models.data.records import IGNORED
-from tripletune.models.options import default_of, other_default, setting
+from tripletune.models.options import other_default, setting
 from tripletune.train.tasks import DataSection, RunConfig, TrainSection
 from tripletune.train.tasks.cirag_distill import StudentSection, student_files
 from tripletune.train.tasks.cirag_on_policy import PromptTask, load_teacher
@@ -71,22 +71,15 @@ class GrpoTrainSection(TrainSection):
     format_reward: float = setting(0.1, "weight of the share of faultless replies")
     search_cost: float = setting(0.02, "cost of a search", at_least=0)
     kl: float = setting(0.04, "weight of the KL divergence from the teacher; 0.04 in GRPO's paper", at_least=0)
-    kl_on: str = setting(
-        "all", "use the KL divergence in all or in failed runs (DGPO)", choices=("all", "failed"), needs="kl"
-    )
+    kl_on: str = setting("all", "KL divergence in all or in failed runs (DGPO)", choices=("all", "failed"), needs="kl")
     teacher: str = setting("", "local model with the student's vocabulary (default: the initial student)", needs="kl")
     teacher_revision: str | None = setting(None, "hub revision of the teacher", needs="teacher")
 
     def check(self) -> list[str]:
-        found = super().check()
-        if self.save_steps % self.rollout_steps:
-            multiple = f"a multiple of train.rollout_steps {self.rollout_steps}"
-            found.append(f"train.save_steps {self.save_steps} must be {multiple}")
-        given = [item.name for item in fields(self) if getattr(self, item.name) != default_of(item)]
-        idle = [f"train.{name}" for name in given if name.startswith("eval_")]
-        if idle:
-            found.append(f"{', '.join(idle)}: train grpo does not evaluate; use tripletune eval run on a checkpoint")
-        return found
+        wrong = f"train.save_steps {self.save_steps} must be a multiple of train.rollout_steps {self.rollout_steps}"
+        found = super().check() + ([wrong] if self.save_steps % self.rollout_steps else [])
+        given = [one.name for one in fields(self) if "eval_" in one.name and getattr(self, one.name) != one.default]
+        return found + [f"train.{name}: train grpo does not evaluate: run tripletune eval run" for name in given]
 
     def micro_batches(self, processes: int) -> int:
         count = super().micro_batches(processes)
@@ -153,7 +146,7 @@ class GrpoTask(PromptTask):
         if self.config.train.teacher:
             self.teacher = load_teacher(self.config, model, tokenizer)
         elif self.config.model.tune == "all" and self.config.train.kl:
-            # An adapter can be left out to get the initial student; TRL would load the base of an adapter folder here.
+            # TRL would load the base if `model.base` is an adapter folder.
             self.teacher = super().load()[0].requires_grad_(False)
         return model, tokenizer
 

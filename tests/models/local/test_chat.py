@@ -179,7 +179,7 @@ def test_an_untrained_model_writes_triples_or_is_cut_off(grammar, llama, tokeniz
     assert all(not text or text.lstrip().startswith(("(S> ", "NONE")) for text in texts)
     assert any(texts)
     for request, text in zip(requests, texts):
-        assert read_reply(text).malformed <= (not request.ended)
+        assert read_reply(text).malformed <= (request.end is None)
 
 
 class Words:
