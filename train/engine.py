@@ -123,8 +123,9 @@ class EngineMixin(Mixed):
     task: TrainingTask
     # The optimiser step of the last evaluation, and its metrics.
     last_evaluation: tuple[int, dict[str, float]] | None = None
-    # Names of an evaluation's metrics that come from the trainer.
+    # Names of an evaluation's metrics that TRL adds to `_metrics` as means of a batch.
     more_metrics: tuple[str, ...] = ()
+    _metrics: dict[str, dict[str, list[float]]]
     # Of the running evaluation: sums of losses and of label tokens (total and per part), and this process's batches.
     _sums: torch.Tensor
     _to_count: int
@@ -340,8 +341,11 @@ class EngineMixin(Mixed):
                 losses = nn.functional.cross_entropy(outputs.logits.float(), targets, reduction="none").double()
                 own = [parts == part for part in range(len(self.task.loss_parts))]
                 sums = [torch.stack([losses[one].sum(), one.sum()]) for one in own]
+        more = [self._metrics["eval"].pop(name)[-1] for name in self.more_metrics]
         if self._to_count > 0:
             tokens = self.label_tokens(inputs).double()
+            for row, mean in enumerate(more, len(self._sums) - len(more)):
+                self._sums[row] += torch.stack([mean * tokens, tokens]).cpu()
             self._sums[: len(sums) + 1] += torch.stack([torch.stack([loss.double() * tokens, tokens]), *sums]).cpu()
         self._to_count -= 1
         return loss.detach(), None, None
@@ -380,7 +384,7 @@ class EngineMixin(Mixed):
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
         """Run transformers' loop; return the mean loss over all processes' label tokens and the task's scores."""
-        names = ["loss", *(f"loss_{part}" for part in self.task.loss_parts)]
+        names = ["loss", *(f"loss_{part}" for part in self.task.loss_parts), *self.more_metrics]
         self._sums = torch.zeros(len(names), 2, dtype=torch.double)
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         sums = self._sums.to(self.args.device)

@@ -139,12 +139,13 @@ class PreferenceTrainer(TrlMixin, DPOTrainer):
         loss = super().compute_loss(model, inputs, *args, **options)
         return loss if num_items_in_batch is None else loss * self.label_tokens(inputs) / num_items_in_batch
 
-    def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
-        """Evaluate one batch; TRL averages its metrics over batches, so repeat them to average over pairs."""
-        found = super().prediction_step(model, inputs, *args, **options)
-        for values in self._metrics["eval"].values():
-            values += values[-1:] * (int(self.label_tokens(inputs)) - 1)
-        return found
+    def prediction_step(self, *args: Any, **options: Any) -> Any:
+        """Evaluate one batch, whose size can differ between processes, so TRL must not gather its rewards."""
+        self.accelerator.gather = lambda rewards: rewards
+        try:
+            return super().prediction_step(*args, **options)
+        finally:
+            del self.accelerator.gather
 
     def tokens_of(self, inputs: Any) -> int:
         """Tokens of both replies with their prompts, padding included."""
