@@ -30,7 +30,7 @@ def test_the_report(begin_task):
     assert "validation: rows 4, " in text
     # Three steps an epoch; 4.5 are rounded up, as the Trainer does.
     assert "5 optimiser steps, 1 of them warm-up" in text
-    assert "4 records per optimiser step (batch_size 2 x 2 micro-batch(es) x 1 process(es)); the paper: 16 (2 x" in text
+    assert "4 records per optimiser step (batch_size 2 x 2 micro-batch(es) x 1 process(es)); the paper: 2 x 2," in text
     trained = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
     assert f"({trained:,} parameters)" in text
     assert f"for 2 x {max(task.train['length'])} tokens" in text
