@@ -112,8 +112,8 @@ def file_digest(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def weights_fingerprint(folder: str | Path, endings: Sequence[str] = ("safetensors", "bin")) -> str:
-    """A digest of the weight files in a local model folder, which copies share; "" if there are none.
+def files_fingerprint(folder: str | Path, endings: Sequence[str] = ("safetensors", "bin")) -> str:
+    """A digest of the files in a folder with these endings, which copies share; "" if there are none.
 
     Of files above 64 MiB, it covers the first 64 KiB of each MiB.
     """
@@ -121,10 +121,10 @@ def weights_fingerprint(folder: str | Path, endings: Sequence[str] = ("safetenso
     found = hashlib.blake2b(digest_size=8)
     for file in files:
         found.update(f"{file.name} {(size := file.stat().st_size)} ".encode())
-        with file.open("rb", buffering=0) as weights:
+        with file.open("rb", buffering=0) as content:
             for start in range(0, size, 2**20):
-                weights.seek(start)
-                found.update(weights.read(2**20 if size <= 2**26 else 2**16))
+                content.seek(start)
+                found.update(content.read(2**20 if size <= 2**26 else 2**16))
     return found.hexdigest() if files else ""
 
 

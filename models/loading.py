@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tripletune.models.control_tokens import read_text_alone
-from tripletune.models.files import file_digest, lock_folder, new_folder, read_json, weights_fingerprint, write_json
+from tripletune.models.files import file_digest, files_fingerprint, lock_folder, new_folder, read_json, write_json
 from tripletune.models.options import nearest
 from tripletune.models.run_folders import (
     ADAPTER,
@@ -132,7 +132,7 @@ def model_fingerprint(spec: str | Path) -> str:
     folder = Path(resolve(spec))
     if not folder.is_dir():
         return ""
-    parts = [weights_fingerprint(folder)]
+    parts = [files_fingerprint(folder)]
     parts += [file_digest(folder / name) if (folder / name).is_file() else "" for name in _MODEL_FILES]
     named: dict[str, Any] = {}
     for name in (CONFIG, ADAPTER_CONFIG):
@@ -148,7 +148,7 @@ def model_fingerprint(spec: str | Path) -> str:
 def encoder_fingerprint(spec: str) -> str:
     """A fingerprint of a local sentence encoder: weights, tokenizer and settings; "" for other specs."""
     with suppress(FileNotFoundError):  # `openai:MODEL`
-        return weights_fingerprint(resolve(spec), ("safetensors", "bin", "json", "txt"))
+        return files_fingerprint(resolve(spec), ("safetensors", "bin", "json", "txt"))
     return ""
 
 

@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.files import file_digest, json_line, read_json, weights_fingerprint, write_json
+from tripletune.models.files import file_digest, files_fingerprint, json_line, read_json, write_json
 from tripletune.models.loading import model_fingerprint
 from tripletune.models.program import CommandParser
 from tripletune.models.run_folders import CONFIG, is_adapter, is_run
@@ -143,19 +143,16 @@ def _digest(command: str, home: Path) -> str:
     words, parts = shlex.split(command), list[str]()
     for option, word in pairwise(words[2:]):
         place = Path(word)
+        inside = home.resolve() in (place.resolve(), *place.resolve().parents)
         # The values of these options are names, even if there is a folder with this name.
-        if (
-            option in _NAMED
-            or not os.path.exists(word)
-            or home.resolve() in (place.resolve(), *place.resolve().parents)
-        ):
+        if option in _NAMED or inside or not os.path.exists(word):
             continue
         if place.is_file():
             parts.append(file_digest(place))
         elif is_run(place) or is_adapter(place) or (place / CONFIG).is_file():
             parts.append(model_fingerprint(place))
         else:
-            parts.append(weights_fingerprint(place, "*"))
+            parts.append(files_fingerprint(place, "*"))
     return hashlib.blake2b(repr([words, parts]).encode(), digest_size=8).hexdigest()
 
 

@@ -103,12 +103,8 @@ def steps(config: ExpertConfig) -> Iterator[tuple[str, str, str]]:
             title = f"Round {number}: run sample {sample + 1} of {config.samples}"
             yield title, *run(output, config.questions, config.first_sample + sample)
         data = f"{folder}/trajectories"
-        build = [
-            "tripletune",
-            "build",
-            "trajectories",
-            *(word for one in runs for word in ("--results", f"{home}/{one}")),
-        ]
+        results = (word for one in runs for word in ("--results", f"{home}/{one}"))
+        build = ["tripletune", "build", "trajectories", *results]
         keep = to_arguments(TrajectoryOptions(**asdict(config.keep)))
         build += ["--ledger", f"{home}/ledger.sqlite", *keep, "--overwrite", "--output", f"{home}/{data}"]
         yield f"Round {number}: keep the best runs", shlex.join(build), f"{data}/README.md"

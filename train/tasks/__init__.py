@@ -420,9 +420,8 @@ class TrainingTask:
         from tripletune.train.resume import DATA
 
         # Validation data matter if they choose the result.
-        pairs = list(zip(DATA, self.sources, (self.train, self.validation)))[
-            : 2 if self.config.train.best_metric else 1
-        ]
+        names = list(DATA)[: 1 + bool(self.config.train.best_metric)]
+        pairs = zip(names, self.sources, (self.train, self.validation))
         found = {name: one.digest if one else rows_digest(rows) for name, one, rows in pairs if one or rows is not None}
         settings = flatten(asdict(self.config), ".")
         found |= {name: read(settings[name]) for name, read in _CONTENT.items() if settings.get(name)}
