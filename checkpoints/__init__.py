@@ -58,7 +58,7 @@ TEMPLATES = "additional_chat_templates"
 DTYPES = ("float32", "bfloat16", "float16")
 # All files of exported and merged folders; a folder with any other file is never replaced.
 MADE = (PROVENANCE, CARD, REFERENCE, CONFIG, "generation_config.json", ADAPTER_CONFIG, ADAPTER, PROCESSOR, PROMPT_FILE,
-        MODELING, *TASK_FILES, *TOKENIZER_FILES, TEMPLATES, "model*.safetensors", INDEX)  # fmt: skip
+        MODELING, *TASK_FILES, *TOKENIZER_FILES, f"{TEMPLATES}*", "model*.safetensors", INDEX)  # fmt: skip
 
 
 def export_adapter(

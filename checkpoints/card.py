@@ -6,6 +6,7 @@ export does not need the run. All values in `provenance.json` may be public.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -60,15 +61,17 @@ def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence:
     kept = source / PROVENANCE
     provenance = Provenance(**read_json(kept)) if kept.is_file() else _collect_from_run(source)
     provenance = replace(provenance, **_names(source), licence=licence or provenance.licence)
-    for file in map(Path, scores):
+    files = [Path(file).resolve() for file in scores]
+    # All score files are named metrics.json, so the folders below their common one distinguish them.
+    common = os.path.commonpath([file.parent.parent for file in files]) if files else ""
+    for file in files:
         settings = read_json(file.with_name("settings.json")) if file.with_name("settings.json").is_file() else {}
         for one in (settings, *(value for value in settings.values() if isinstance(value, dict))):
             spec, weights = one.get("spec") or one.get("model"), one.get("weights")
             same = isinstance(spec, str) and Path(spec).is_dir() and Path(resolve(spec)).samefile(source)
             if same and weights and weights != model_fingerprint(source):
                 raise ValueError(f"--scores {file} is of other weights, before {source} changed: evaluate it again")
-        # All score files are named metrics.json, so the folder's name distinguishes them.
-        provenance.scores[f"{file.resolve().parent.name}/{file.name}"] = public(read_json(file))
+        provenance.scores[file.relative_to(common).as_posix()] = public(read_json(file))
     return provenance
 
 

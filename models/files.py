@@ -318,17 +318,20 @@ def _do_once(folder: Path, done: Sequence[Path], work: Callable[[], None]) -> bo
     return True
 
 
-def push_folder(folder: str | Path, repo: str, kind: str, files: Sequence[str]) -> str:
+def push_folder(folder: str | Path, repo: str, kind: str, files: list[str]) -> str:
     """Upload files (names or patterns) of a folder to the Hugging Face Hub in one commit, and return their address.
 
-    See `make_repository` for `repo` and `kind`.
+    Such files of the repository that the folder lacks are deleted, so that no earlier weights or rows stay. See
+    `make_repository` for `repo` and `kind`.
     """
     from huggingface_hub import ModelCard
 
     with _hub(repo) as api:
         ModelCard(read_text(Path(folder) / "README.md")).validate(repo_type=kind)
         place = make_repository(repo, kind)
-        api.upload_folder(repo_id=place.repo_id, folder_path=folder, repo_type=kind, allow_patterns=list(files))
+        api.upload_folder(
+            repo_id=place.repo_id, folder_path=folder, repo_type=kind, allow_patterns=files, delete_patterns=files
+        )
     return str(place)
 
 

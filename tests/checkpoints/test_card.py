@@ -50,17 +50,19 @@ def test_example_runs(tiny_export, monkeypatch, capsys):
 
 def test_scores_files(tiny_run, tmp_path):
     for task, mean in (("hotpotqa", 0.4567), ("musique", 0.25)):
-        (tmp_path / task).mkdir()
+        (tmp_path / task / "ras").mkdir(parents=True)
         content = {
             "system": "ras", "task": task, "data": f"/home/someone/{task}_dev.jsonl",
             "metrics": {"f1": {"mean": mean, "low": 0.2, "high": 0.5, "n": 240}},
             "supporting_recall": {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 0},
         }  # fmt: skip
-        (tmp_path / task / "metrics.json").write_text(json.dumps(content))
-    (tmp_path / "plain.json").write_text('{"speed": {"tokens_per_second": 99.5}, "ok": true}')
-    files = [tmp_path / "hotpotqa" / "metrics.json", tmp_path / "musique" / "metrics.json", tmp_path / "plain.json"]
+        (tmp_path / task / "ras" / "metrics.json").write_text(json.dumps(content))
+    plain = tmp_path / "all" / "plain.json"
+    plain.parent.mkdir()
+    plain.write_text('{"speed": {"tokens_per_second": 99.5}, "ok": true}')
+    files = [*tmp_path.glob("*/ras/metrics.json"), plain]
     card = render_card(collect_provenance(tiny_run / "final", files), "adapter", "x")
-    assert "`hotpotqa/metrics.json` (data `hotpotqa_dev.jsonl`, system `ras`, task `hotpotqa`):" in card
+    assert "`hotpotqa/ras/metrics.json` (data `hotpotqa_dev.jsonl`, system `ras`, task `hotpotqa`):" in card
     assert "someone" not in card
     assert "| `metrics.f1` | 0.4567 | 0.2 to 0.5 | 240 |" in card
     assert "| `metrics.f1` | 0.25 |" in card

@@ -40,11 +40,14 @@ def hub(monkeypatch):
                 for row in rows:
                     if row["key"] == "file":
                         found.files[row["value"]["path"]] = base64.b64decode(row["value"]["content"])
+                    elif row["key"] == "deletedFile":
+                        del found.files[row["value"]["path"]]
                 reply = {"success": True, "commitOid": "c0ffee", "commitUrl": f"{found.url}/me/m/commit/c0ffee"}
             self.answer(reply)
 
         def do_GET(self):
-            self.answer({"id": "me/m", "sha": "c0ffee", "siblings": []})
+            files = [{"type": "file", "path": name, "oid": "1", "size": 1} for name in found.files]
+            self.answer(files if "/tree/" in self.path else {"id": "me/m", "sha": "c0ffee", "siblings": []})
 
         def answer(self, reply):
             data = json.dumps(reply if found.status == 200 else {"error": "no such right"}).encode()
@@ -101,11 +104,15 @@ def test_a_refusal_is_one_line(hub, folder):
 @pytest.mark.parametrize("passed", [True, False])
 def test_only_a_folder_that_verifies_is_pushed(passed, hub, folder, monkeypatch):
     monkeypatch.setattr(program, "verify", lambda folder: [SimpleNamespace(passed=passed)])
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").touch()
+    hub.files = {"adapter_model.safetensors": b"of an adapter", "adapter_config.json": b"{}"}
     ran = run("checkpoints", "push", folder, "me/m")
     assert ran.code == (0 if passed else 2)
     assert [one["visibility"] for one in hub.made] == ["private"] * passed
     assert ("does not verify" in ran.err) is not passed
-    assert set(hub.files) == ({"README.md", "config.json"} if passed else set())
+    pushed = {"README.md", "config.json", "additional_chat_templates/tool_use.jinja"}
+    assert set(hub.files) == (pushed if passed else {"adapter_model.safetensors", "adapter_config.json"})
 
 
 def test_no_connection_is_one_line(hub, folder, monkeypatch):
@@ -148,8 +155,9 @@ def test_a_data_set_in_order_is_pushed(hub, tmp_path, records, write_records):
     data = write_records(records)
     (data / "README.md").write_text(CARD)
     (data / "cache.bin").write_bytes(b"0")
+    hub.files = {"train-00001.jsonl": b"of a larger data set", "LICENSE": b""}
     assert run("data", "push", data, "me/m").code == 0
     assert hub.made[0]["type"] == "dataset"
-    assert set(hub.files) == {"README.md", "train-00000.jsonl"}
+    assert set(hub.files) == {"README.md", "train-00000.jsonl", "LICENSE"}
     (data / "train-00000.jsonl").write_text("{}\n")
     assert "is not valid, so it was not pushed" in run("data", "push", data, "me/m").error
