@@ -134,7 +134,6 @@ def save(result: Result, name: str, options: Options, folder: str | Path) -> Pat
     import torch
 
     path = Path(folder) / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     environment = {
         "cpu": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

@@ -32,7 +32,7 @@ from tripletune.checkpoints.verify import (
     weight_digests,
 )
 from tripletune.models.files import check_folder, new_folder, read_json, write_json
-from tripletune.models.loading import LANGUAGE_MODEL_LAYERS, PYPI, check_base
+from tripletune.models.loading import LANGUAGE_MODEL_LAYERS, PYPI, check_base, resolve
 from tripletune.models.run_folders import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -99,6 +99,11 @@ def export_adapter(
     provenance.encoder = encoder or provenance.encoder
     if not provenance.base_model:
         raise ValueError("the run names no base model: name the model that it was trained on with --base-model")
+    if adapter and is_adapter(resolve(provenance.base_model)):
+        raise ValueError(
+            f"the base model {provenance.base_model} is an adapter, and PEFT loads no adapter on another: make one "
+            f"model of both with tripletune checkpoints merge {run}"
+        )
     for what, option in (("base_model", "--base-model"), ("encoder", "--encoder")):
         name = getattr(provenance, what)
         if Path(name).is_dir() and (what == "base_model" or provenance.use_graph):
@@ -217,7 +222,7 @@ def _write_merged(loaded: Loaded, dtype: str, alone: bool, scratch: Path) -> dic
     reference = observe(*(_without_graph(loaded) if alone else (loaded, cases_of(loaded))))
     if dtype != "float32" and (lost := _rounded_away(loaded.model, getattr(torch, dtype))):
         logger.warning(
-            "weights in %s lose %.0f %% of the adapter by rounding: merge in float32, or serve the adapter unmerged",
+            "weights in %s lose %.3g %% of the adapter by rounding: merge in float32, or serve the adapter unmerged",
             dtype,
             100 * lost,
         )

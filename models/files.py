@@ -151,6 +151,7 @@ def new_file(path: str | Path) -> Iterator[Path]:
     place = Path(path).resolve()
     if place.is_dir():
         raise IsADirectoryError(f"output {path} is a folder; give a file")
+    place.parent.mkdir(parents=True, exist_ok=True)
     # The name holds the process id, so that two programs that write the same file do not mix their output.
     scratch = place.with_name(f".{place.name}.{os.getpid()}.{_NEW}")
     try:

@@ -103,7 +103,10 @@ def check_model_folder(folder: str | Path) -> None:
         if (folder / name).is_file():
             read_json(folder / name)
         elif name in needed:
-            raise FileNotFoundError(f"{folder} has no {name}: the model folder is not complete; copy it again")
+            raise FileNotFoundError(
+                f"{folder} has no {name}: the model folder is not complete (copy it again), or is an export of "
+                "--language-model-only, which is for PEFT alone"
+            )
     config = read_json(folder / main)
     if not text and config.get("model_type") != "graph_llm":
         raise ValueError(

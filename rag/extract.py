@@ -287,7 +287,6 @@ def export_triples(
     """
     chosen = [(store, store.choose(extractor).id) for store in stores]
     written, missing, corpus = 0, 0, corpus_file(corpus)
-    Path(output).parent.mkdir(parents=True, exist_ok=True)
     check_new(output, [corpus, *(store.path for store in stores)])
     with new_file(output) as scratch, scratch.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
         for passage in read_corpus(corpus, blank_texts=True):

@@ -262,7 +262,6 @@ def curve(args: argparse.Namespace, console: Console) -> None:
         raise ValueError(f"--output {output}: its name must end in .png")
     losses, evaluations = read_curve(args.run_folder)
     picture = draw_curve(losses, evaluations)
-    output.parent.mkdir(parents=True, exist_ok=True)
     with new_file(output) as scratch:
         scratch.write_bytes(picture)
     if evaluations:

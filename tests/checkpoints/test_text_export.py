@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 from tests.cli import run
 from tripletune.checkpoints import export_adapter, merge_adapter
-from tripletune.models.loading import add_lora
+from tripletune.models.loading import add_lora, load_tokenizer, load_weights
 
 PROMPT = "Write down every fact.\n"
 
@@ -22,15 +22,15 @@ def make_run(base, run, seq2seq, task="text_to_triples"):
     """A finished run with an adapter that does something, as `train.text_run` saves it."""
     folder = run / "final"
     torch.manual_seed(5)
-    kind = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
-    model = kind.from_pretrained(base, dtype=torch.float32)
-    adapted = add_lora(model, rank=4, alpha=8, dropout=0.1, targets=("all-linear",), base=str(base))
+    adapted = add_lora(
+        load_weights(base, torch.float32), rank=4, alpha=8, dropout=0.1, targets=("all-linear",), base=str(base)
+    )
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.3)
     adapted.save_pretrained(folder)
     (folder / "README.md").unlink()
-    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    load_tokenizer(base).save_pretrained(folder)
     about = {"task": task, "base_model": str(base), "base_revision": None, "encoder_decoder": seq2seq}
     (folder / ("extractor.json" if task == "text_to_triples" else "student.json")).write_text(json.dumps(about))
     if not seq2seq:
@@ -129,6 +129,14 @@ def test_a_base_model_gets_another_name(extractor, tmp_path):
     about = json.loads((folder / "extractor.json").read_text())
     assert (about["base_model"], about["base_revision"]) == ("owner/name", "abc")
     assert 'from_pretrained("owner/name", revision="abc")' in (folder / "README.md").read_text()
+
+
+@pytest.mark.usefixtures("same_process")
+def test_an_adapter_on_an_adapter_is_merged_and_not_exported(extractor, tmp_path, seq2seq):
+    run = make_run(extractor, tmp_path / "second", seq2seq)
+    with pytest.raises(ValueError, match=r"extractor is an adapter.*checkpoints merge .*second"):
+        export_adapter(run, tmp_path / "out")
+    assert merge_adapter(run, tmp_path / "new" / "merged").difference < 1e-4
 
 
 @pytest.mark.usefixtures("same_process")

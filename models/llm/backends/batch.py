@@ -120,7 +120,6 @@ def _write_files(
     line = next(lines, None)
     while line is not None:
         path, ids, size = next(names), list[int](), 0
-        path.parent.mkdir(parents=True, exist_ok=True)
         with new_file(path) as scratch, open(scratch, "wb", opener=private) as file:
             # A request larger than `room` gets a separate file, and the provider reports the error.
             while line is not None and (not ids or (len(ids) < room[0] and size + len(line[1]) <= room[1])):
