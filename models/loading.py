@@ -109,12 +109,6 @@ def parse_dtype(name: str) -> torch.dtype:
     return getattr(torch, name)
 
 
-def trained_dtype(name: str, tune: str) -> torch.dtype:
-    """The weight type of a model in training; its weights are frozen unless `tune` is "all"."""
-    # AdamW's steps are below the resolution of bfloat16 weights; frozen weights take no steps.
-    return parse_dtype("float32" if name == "auto" and tune == "all" else name)
-
-
 def usual_dtype(name: str | None = None) -> str:
     """The resolved name of a weight type; by default bfloat16 on a GPU, float32 on a CPU."""
     import torch

@@ -13,14 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tripletune.models.files import read_prompt
-from tripletune.models.loading import (
-    add_lora,
-    is_encoder_decoder,
-    load_tokenizer,
-    load_weights,
-    take_over,
-    trained_dtype,
-)
+from tripletune.models.loading import add_lora, is_encoder_decoder, load_tokenizer, load_weights, take_over
 from tripletune.models.options import nearest, rare, setting
 from tripletune.train.tasks import DataSection, Examples, TrainingTask, TrainSection, spread
 
@@ -59,8 +52,7 @@ class TextTask(TrainingTask):
         seq2seq = is_encoder_decoder(section.base, section.revision)
         if seq2seq and self.config.train.packing:
             raise ValueError(f"train.packing: {section.base} is an encoder-decoder, which reads one source per row")
-        dtype = trained_dtype(section.dtype, section.tune)
-        model = load_weights(section.base, dtype, section.revision, nf4=section.quantization == "nf4")
+        model = load_weights(section.base, **section.weights())
         # Before `set_attention`, because flash attention does not run on the CPU.
         if getattr(self.config.train, "packing", False) and not keeps_apart(model):
             raise ValueError(f"train.packing: {section.base} mixes the samples of a pack: set train.packing false")

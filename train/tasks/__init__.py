@@ -98,6 +98,14 @@ class ModelSection:
                 found.append("model.adapter needs model.tune lora: name a fully trained model as model.base")
         return found
 
+    def weights(self) -> dict[str, Any]:
+        """The arguments of `models.loading.load_weights` that are settings."""
+        from tripletune.models.loading import parse_dtype
+
+        # AdamW's steps are below the resolution of bfloat16 weights; frozen weights take no steps.
+        dtype = "float32" if self.dtype == "auto" and self.tune == "all" else self.dtype
+        return {"dtype": parse_dtype(dtype), "revision": self.revision, "nf4": self.quantization == "nf4"}
+
     def lora(self) -> dict[str, Any]:
         """The arguments of `models.loading.add_lora` that are settings."""
         names = ("rank", "alpha", "dropout", "targets", "options")
@@ -489,7 +497,11 @@ class TrainingTask:
 
     def trainer(self) -> Any:
         """Return a TRL trainer with `train.engine.EngineMixin`, or None for `train.engine.Engine`."""
-        return None
+        if not getattr(self.config.train, "preference", None):
+            return None
+        from tripletune.train.trl_trainers import PreferenceTrainer
+
+        return PreferenceTrainer(self)
 
     def prepare(self) -> None:
         """Train on the model's device before the first step; a resumed run does not call this."""

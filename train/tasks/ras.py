@@ -163,7 +163,7 @@ class GraphTask(TrainingTask):
         from tripletune.models.attention import lies_end_to_end
         from tripletune.models.data.rendering import load_instructions
         from tripletune.models.graph_llm import add_adapter, build_graph_llm
-        from tripletune.models.loading import take_over, trained_dtype
+        from tripletune.models.loading import take_over
 
         set_seed(self.config.seed)
         model, data = self.config.model, self.config.data
@@ -172,11 +172,9 @@ class GraphTask(TrainingTask):
         settings |= values_of(PromptSettings, data)
         base, processor = build_graph_llm(
             model.base,
-            dtype=trained_dtype(model.dtype, model.tune),
-            revision=model.revision,
             attention=None if model.attention == "auto" else model.attention,
-            nf4=model.quantization == "nf4",
             processor_settings=settings,
+            **model.weights(),
             **values_of(GraphSettings, model),
         )
         adapted = add_adapter(base, tune=model.tune, **model.lora())
@@ -276,13 +274,6 @@ class GraphTask(TrainingTask):
                         f"{number:,} {name} label(s) of more than {limit} tokens {happened} (data.long_labels)"
                     )
         return found
-
-    def trainer(self) -> Any:
-        if not self.config.train.preference:
-            return None
-        from tripletune.train.trl_trainers import PreferenceTrainer
-
-        return PreferenceTrainer(self)
 
     def collator(self) -> RecordCollator:
         from tripletune.train.batches import RecordCollator
