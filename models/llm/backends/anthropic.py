@@ -8,7 +8,6 @@ The mark is put after the system prompt, which a builder's calls share. Below a 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,7 +16,6 @@ from tripletune.models.llm import Completion, Message, Sampling, SetupError
 from tripletune.models.llm.backends import BackendKind, LLMOptions
 from tripletune.models.llm.backends.openai import HostedBackend, count, sampling_fields
 
-logger = logging.getLogger(__name__)
 # The API version that accepts temperature and top_p (the default version of SDK 2.0 and later does not).
 _SAMPLING_VERSION = "2023-06-01"
 _REASONS = {
@@ -58,13 +56,10 @@ class AnthropicBackend(HostedBackend):
     hosts, read = ("anthropic.com",), staticmethod(read_message)
 
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
-        super().__init__(options, api_key)
+        super().__init__(options, api_key, options.send_temperature == "yes")
         self.body = partial(messages_body, options)
-        self.send_temperature = options.send_temperature == "yes"
         if self.send_temperature:
             self.headers = {"anthropic-version": _SAMPLING_VERSION}
-        else:
-            logger.info("%s: temperature is not sent; replies are sampled with the provider's settings", self.model)
 
     def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
         """Call `client.messages.create`; fields that the SDK's newest version lacks are sent as extra fields."""

@@ -75,7 +75,7 @@ class HostedBackend(Backend):
     # Reads the reply from the body of a response; None if the body has no reply.
     read: Callable[[Mapping[str, Any]], Completion | None]
 
-    def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
+    def __init__(self, options: LLMOptions, api_key: str | None, send_temperature: bool) -> None:
         self.sdk = importlib.import_module(self.kind)
         self.address = options.url or os.environ.get(self.url_variable) or self.default_url
         if not is_plain_url(self.address):
@@ -87,8 +87,10 @@ class HostedBackend(Backend):
             raise ValueError(f"{name} needs a key: set {self.key_variable}, or api_key_env if you set url yourself")
         # The key is kept in functions, so that printing this object does not show it.
         self._key, self._redact = lambda: api_key or "none", lambda text: redact(text, [api_key or ""])
-        self.model = options.ledger_name
+        self.model, self.send_temperature = options.ledger_name, send_temperature
         self._client: Any = None
+        if not send_temperature:
+            logger.info("%s: temperature is not sent; replies are sampled with the provider's settings", self.model)
 
     def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
         """Call the SDK; the result has the response as `http_response`."""
@@ -233,11 +235,8 @@ class OpenAIBackend(HostedBackend):
     hosts, read = ("openai.com", "azure.com"), staticmethod(read_chat)
 
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
-        super().__init__(options, api_key)
+        super().__init__(options, api_key, options.send_temperature != "no")
         self.body = partial(chat_body, options, self.official)
-        self.send_temperature = options.send_temperature != "no"
-        if not self.send_temperature:
-            logger.warning("%s: temperature is not sent; replies are sampled with the server's settings", self.model)
 
     def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
         """Call `client.chat.completions.create`; all other fields are sent as extra fields."""
