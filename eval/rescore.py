@@ -9,7 +9,6 @@ import argparse
 import logging
 import string
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,7 @@ def score_run(
     settings = read_json(folder / SETTINGS)
     if "system" not in settings:
         raise ValueError(f"{folder} is not the output of `tripletune eval run`; repeat its evaluation to score it")
-    with lock_folder(folder, f"another process writes into {folder}: wait for it or stop it") or nullcontext():
+    with lock_folder(folder, f"another process writes into {folder}: wait for it or stop it"):
         before = {row["id"]: row for row in read_results(path)} if path.is_file() else {}
         source = source or settings.get("gold") or "links in the results"
         changed, failed = dict.fromkeys(metrics, 0), 0

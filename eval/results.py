@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -91,7 +91,7 @@ class ResultLog:
             self.folder, f"another process writes into {self.folder}: wait for it or stop it, or give another --output"
         )
         with ExitStack() as locked:
-            locked.enter_context(self._lock or nullcontext())
+            locked.enter_context(self._lock)
             for old in self.folder.glob(f"{self._parts}.*") if overwrite else ():
                 old.unlink()
             path, settings = self.folder / SETTINGS, self._settings

@@ -227,20 +227,19 @@ def new_folder(
     finally:
         if not resume:
             shutil.rmtree(scratch, ignore_errors=True)
-        if lock is not None:
-            lock.close()
+        lock.close()
 
 
-def lock_folder(folder: str | Path, refusal: str, wait: bool = False) -> IO[str] | None:
+def lock_folder(folder: str | Path, refusal: str, wait: bool = False) -> IO[str]:
     """Lock a folder, and create it if it is missing; the system releases the lock when the process ends in any way.
 
     If another process holds the lock, `refusal` is raised, or with `wait` logged. Closing the returned file releases
-    the lock. None is returned on systems without file locks (Windows).
+    the lock. On systems without file locks (Windows), nothing is locked.
     """
     try:
         import fcntl
     except ImportError:
-        return None
+        return open(os.devnull)
     folder = Path(folder)
     while True:
         folder.mkdir(parents=True, exist_ok=True)

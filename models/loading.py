@@ -18,7 +18,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -616,7 +616,7 @@ def _package_model(package: str) -> Path:
         raise FileNotFoundError(f"model {PYPI}{package}: the package holds neither config.json nor a .gguf file")
     target = cache_dir() / "models" / f"{package}-{distribution.version}"
     if not (target / CONFIG).exists():
-        with lock_folder(target.parent, "another process is converting a model", wait=True) or nullcontext():
+        with lock_folder(target.parent, "another process is converting a model", wait=True):
             if not (target / CONFIG).exists():
                 _convert_gguf(gguf, target)
     return target

@@ -13,7 +13,6 @@ import shutil
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -67,8 +66,7 @@ def prepare(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[s
     """
     wanted = json.loads(json.dumps(wanted))
     if not _is_there(folder, wanted):
-        lock = lock_folder(folder.parent, f"{folder.parent}: another program is building an index", wait=True)
-        with lock or nullcontext():
+        with lock_folder(folder.parent, f"{folder.parent}: another program is building an index", wait=True):
             if not _is_there(folder, wanted):
                 _build(folder, wanted, build)
     return manifest(folder).get("about", {})

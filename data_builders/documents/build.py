@@ -15,7 +15,7 @@ import sqlite3
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from itertools import chain, groupby, islice
 from pathlib import Path
@@ -157,7 +157,7 @@ def build_passages(options: PassageOptions, documents: Sequence[str | Path], out
     if not found:
         raise ValueError("; ".join([f"{few(list(map(str, documents)), 3)}: no document was found", *build.oddities(3)]))
     lock = lock_folder(folder, f"output folder {folder}: another program is writing it")
-    with lock or nullcontext(), closing(open_database(folder / STORE, _STORE)) as database:
+    with lock, closing(open_database(folder / STORE, _STORE)) as database:
         known = [name for (name,) in database.execute("SELECT name FROM documents")]
         if known and not found.keys() & known:
             for name in (one for one in found if f"/{one}".endswith(f"/{known[0]}") or known[0].endswith(f"/{one}")):
