@@ -29,14 +29,7 @@ class OnPolicyTrainSection(StudentTrainSection):
     max_reply_tokens: int = setting(512, "maximum tokens of the student's reply", above=0)
 
     def check(self) -> list[str]:
-        found = super().check()
-        if not self.teacher:
-            found.append("train.teacher: name the teacher")
-        if self.packing:
-            found.append("train.packing: there is nothing to pack, since each step generates its replies; leave it out")
-        if self.preference:
-            found.append("train.preference: the student learns from its own replies: leave it out")
-        return found
+        return super().check() + ([] if self.teacher else ["train.teacher: name the teacher"])
 
 
 @dataclass
@@ -46,12 +39,14 @@ class OnPolicyConfig(StudentConfig):
     train: OnPolicyTrainSection = field(default_factory=OnPolicyTrainSection)
 
     def check(self) -> list[str]:
-        found = []
-        if self.data.rounds == "separate":
-            found.append("data.rounds: every round is separate anyway; leave it out")
-        if self.data.learn == "everything":
-            found.append("data.learn: the student learns only from its own replies; leave it out")
-        return found
+        useless = {
+            "data.rounds": self.data.rounds == "separate",
+            "data.learn": self.data.learn == "everything",
+            "train.packing: there is nothing to pack": self.train.packing,
+            "train.preference": self.train.preference,
+        }
+        why = "the student learns from its own replies, so leave it out"
+        return [f"{name}: {why}" for name, given in useless.items() if given]
 
 
 class PromptTask(TextTask):
