@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +29,6 @@ from tripletune.models.graph_llm.embeddings import EmbeddingTable, string_key
 from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs, build_graph
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 
-logger = logging.getLogger(__name__)
 ROWS, META = "rows.arrow", "meta.json"
 # Names and types of columns; "[int32]" is a list, "[[int32]]" a list of lists.
 Columns = Mapping[str, str]
@@ -139,8 +137,7 @@ def pack_rows(dataset: Any, tokens: int) -> Any:
     def pack(_: Sequence[Path]) -> None:
         # TRL would silently cut rows of more tokens. `datasets` renames the file when the file is complete.
         options = {"cache_file_name": str(path), "load_from_cache_file": False, "desc": "packing"}
-        packed = pack_dataset(dataset.select_columns(["input_ids", "labels"]), tokens, "bfd", options)
-        logger.info("packed %s samples into %s rows of at most %d tokens", len(dataset), len(packed), tokens)
+        pack_dataset(dataset.select_columns(["input_ids", "labels"]), tokens, "bfd", options)
 
     build_together(path.parent, path.name, [], pack, "packing")
     return Dataset.from_file(str(path))

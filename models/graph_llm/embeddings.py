@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,6 @@ import torch
 from tripletune.models.files import build_together, new_file, read_text, write_json
 from tripletune.models.loading import best_dtype, load_encoder, resolve
 
-logger = logging.getLogger(__name__)
 KEYS, VECTORS, TABLE = "keys.npy", "vectors.npy", "table.json"
 # Strings per part of a table; see `build_together`.
 CHUNK = 4096
@@ -137,7 +135,6 @@ class EmbeddingTable:
 
         works = (partial(embed, start) for start in range(0, len(places), CHUNK))
         build_together(folder, TABLE, works, merge, "embedding strings")
-        logger.info("%d distinct strings embedded with %s", len(known), encoder_spec)
         return cls(folder)
 
 
