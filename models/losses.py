@@ -86,13 +86,7 @@ def learn_labels_only(model: Any) -> bool:
         Whether the model was changed. A mixture of experts keeps its own loss, which has a term to balance experts. A
         family that changes its logits in an unknown way also keeps its loss; a tiny input shows this.
     """
-    text_config = model.config.get_text_config()
-    if hasattr(text_config, "output_router_logits"):
-        logger.info(
-            "%s has a loss term to balance experts, so logits are computed at all positions", type(model).__name__
-        )
-        return False
-    if not scales_alike(model):
+    if hasattr(model.config.get_text_config(), "output_router_logits") or not scales_alike(model):
         return False
     original = model.forward
 
