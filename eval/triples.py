@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from tripletune.eval.statistics import bootstrap_ratio
-from tripletune.models.data.pairs import ExtractionPair, predicate_words, read_replies, read_reply
+from tripletune.models.data.pairs import ExtractionPair, predicate_words, read_reply
 from tripletune.models.data.triples import Triple
 from tripletune.models.data.words import words
 
@@ -71,7 +71,7 @@ def score_rows(predictions: Iterable[Prediction], embed: Embedder | None = None)
     """
     stream = iter(predictions)
     while chunk := list(islice(stream, _CHUNK)):
-        replies = [read_replies(prediction.replies) for prediction in chunk]
+        replies = [read_reply(*prediction.replies) for prediction in chunk]
         vectors = None
         if embed is not None:
             triples = [t for one, reply in zip(chunk, replies) for t in (*one.pair.triples, *reply.triples)]

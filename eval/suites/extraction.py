@@ -21,7 +21,7 @@ from rich.console import Console
 from tripletune.eval.results import SCORES, ResultLog
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.triples import ROUGE, Prediction, score_rows, summarise_extractions
-from tripletune.models.data.pairs import ExtractionPair, read_pairs, read_replies, read_reply
+from tripletune.models.data.pairs import ExtractionPair, read_pairs, read_reply
 from tripletune.models.data.records import record_files, whole_characters
 from tripletune.models.files import file_digest, flatten, json_line, write_text
 from tripletune.models.llm import Completion
@@ -139,7 +139,7 @@ class ExtractionSuite(Suite):
     def score(self, item: ExtractionPair, reply: list[Completion] | Failure) -> dict[str, Any]:
         completions = [] if isinstance(reply, Failure) else reply
         texts = [whole_characters(completion.text) for completion in completions]
-        read = read_replies(texts)
+        read = read_reply(*texts)
         unreadable = sum(read_reply(text).unreadable for text in texts)
         return {
             "id": item.id,

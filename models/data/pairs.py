@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -146,29 +146,22 @@ class ExtractionReply:
         return self.unreadable or self.malformed > 0
 
 
-def read_reply(text: str) -> ExtractionReply:
-    """Parse a model's reply with `find_triples`; an empty reply means no facts (so encoder-decoder models learn it)."""
-    if not text.strip():
-        return ExtractionReply(())
-    try:
-        found = find_triples(text)
-    except UnusableReply:
-        return ExtractionReply((), unreadable=True)
-    distinct = tuple(dict.fromkeys(found.triples))
-    return ExtractionReply(distinct, found.malformed, False, len(found.triples) - len(distinct))
+def read_reply(*texts: str) -> ExtractionReply:
+    """Parse a reply, or the replies to the pieces of a text, with `find_triples`; a bad reply does not affect others.
 
-
-def read_replies(texts: Sequence[str]) -> ExtractionReply:
-    """Parse the replies to the pieces of one text separately, so that one bad reply does not affect other replies."""
-    replies = [read_reply(text) for text in texts]
-    found = [triple for reply in replies for triple in reply.triples]
+    An empty reply means no facts (so encoder-decoder models learn it).
+    """
+    found, malformed, unreadable = list[Triple](), 0, False
+    for text in filter(str.strip, texts):
+        try:
+            reply = find_triples(text)
+        except UnusableReply:
+            unreadable = True
+        else:
+            found += reply.triples
+            malformed += reply.malformed
     distinct = tuple(dict.fromkeys(found))
-    return ExtractionReply(
-        distinct,
-        sum(reply.malformed for reply in replies),
-        any(reply.unreadable for reply in replies),
-        sum(reply.repeated for reply in replies) + len(found) - len(distinct),
-    )
+    return ExtractionReply(distinct, malformed, unreadable, len(found) - len(distinct))
 
 
 def read_pairs(path: str | Path, split: str | None = None) -> Iterator[ExtractionPair]:
