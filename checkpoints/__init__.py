@@ -32,7 +32,7 @@ from tripletune.checkpoints.verify import (
     weight_digests,
 )
 from tripletune.models.files import check_folder, new_folder, read_json, write_json
-from tripletune.models.loading import LANGUAGE_MODEL_LAYERS, PYPI, check_base, resolve
+from tripletune.models.loading import LANGUAGE_MODEL_LAYERS, PYPI, changes_base, check_base, resolve
 from tripletune.models.run_folders import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -44,9 +44,9 @@ from tripletune.models.run_folders import (
     TOKENIZER_FILES,
     check_model_folder,
     is_adapter,
-    is_text_model,
     public,
     stored_weights,
+    task_of,
     trained_folder,
 )
 
@@ -87,9 +87,9 @@ def export_adapter(
         provenance.base_model, provenance.base_revision = str(base_model), None
     provenance.base_revision = base_revision or provenance.base_revision
     adapter = is_adapter(source)
-    if adapter and str(read_json(source / ADAPTER_CONFIG).get("init_lora_weights")).startswith(("pissa", "olora")):
+    if adapter and changes_base(read_json(source / ADAPTER_CONFIG)):
         raise ValueError(f"{source} is a checkpoint whose adapter needs changed base weights: export final/ instead")
-    alone = language_model_only and not is_text_model(source)
+    alone = language_model_only and not task_of(source)
     if alone and (provenance.use_graph or not adapter):
         what = "has a graph token" if provenance.use_graph else "is a whole model"
         raise ValueError(
@@ -178,7 +178,7 @@ def merge_adapter(
     if not is_adapter(source):
         raise ValueError(f"{source} has no {ADAPTER_CONFIG}: it is a whole model, with nothing to merge; export it")
     provenance = collect_provenance(source)
-    alone = language_model_only and not is_text_model(source)
+    alone = language_model_only and not task_of(source)
     with new_folder(output, MADE, overwrite, (folder, source)) as scratch:
         reference = _write_merged(load(source), dtype, alone, scratch)
         # Two copies of a large model need not fit into memory.
@@ -254,7 +254,7 @@ def _rounded_away(model: Any, dtype: Any) -> float:
 
 def _copy_files(source: Path, target: Path, weights: Sequence[str] = ()) -> None:
     """Copy the files besides the weights, and the configuration of a Graph-LLM."""
-    config = () if is_text_model(source) else (CONFIG,)
+    config = () if task_of(source) else (CONFIG,)
     for name in (*weights, *config, PROCESSOR, PROMPT_FILE, *TASK_FILES, *TOKENIZER_FILES):
         if (source / name).is_file() and not (target / name).is_file():
             shutil.copyfile(source / name, target / name)

@@ -20,15 +20,7 @@ import yaml
 from tripletune.models.files import flatten, read_json, read_text, write_json, write_text
 from tripletune.models.loading import PYPI, model_fingerprint, resolve
 from tripletune.models.options import read_yaml
-from tripletune.models.run_folders import (
-    ADAPTER_CONFIG,
-    CONFIG,
-    is_adapter,
-    is_text_model,
-    public,
-    seconds_until,
-    task_of,
-)
+from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, is_adapter, public, seconds_until, task_of
 from tripletune.models.tables import Table, code_span, plain
 
 CARD = "README.md"
@@ -76,14 +68,14 @@ def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence:
 
 
 def _names(source: Path) -> dict[str, Any]:
-    text, adapter = is_text_model(source), is_adapter(source)
-    base, revision = ("base_model_name_or_path", "revision") if text and adapter else ("base_model", "base_revision")
-    config = task_of(source) if text and not adapter else read_json(source / (ADAPTER_CONFIG if text else CONFIG))
+    task, adapter = task_of(source), is_adapter(source)
+    base, revision = ("base_model_name_or_path", "revision") if task and adapter else ("base_model", "base_revision")
+    config = task if task and not adapter else read_json(source / (ADAPTER_CONFIG if task else CONFIG))
     return {
         "base_model": str(config.get(base) or ""),
         "base_revision": config.get(revision),
         "encoder": str(config.get("encoder") or ""),
-        "use_graph": not text and bool(config.get("use_graph", True)),
+        "use_graph": not task and bool(config.get("use_graph", True)),
     }
 
 
@@ -109,16 +101,16 @@ def _collect_from_run(source: Path) -> Provenance:
 
 def write_model_card(folder: Path, provenance: Provenance, kind: Kind, name: str) -> None:
     """Write `README.md` and `provenance.json` of a model folder; a text model's task file must already be in it."""
-    about = task_of(folder) if is_text_model(folder) else None
-    write_text(folder / CARD, render_card(provenance, kind, name, about, _served(folder, provenance, kind, name)))
+    served = _served(folder, provenance, kind, name)
+    write_text(folder / CARD, render_card(provenance, kind, name, task_of(folder), served))
     write_json(folder / PROVENANCE, public(asdict(provenance), (provenance.base_model, provenance.encoder)))
 
 
 def _served(folder: Path, provenance: Provenance, kind: Kind, name: str) -> str:
     """Return the command that serves a folder with vLLM, or "" if vLLM can't serve it."""
     template = f" --chat-template {name}/chat_template.jinja" if (folder / "chat_template.jinja").is_file() else ""
-    graph_llm = not is_text_model(folder) and kind in ("adapter", "merged")
-    if graph_llm or (is_text_model(folder) and task_of(folder).get("encoder_decoder")):
+    task = task_of(folder)
+    if (not task and kind in ("adapter", "merged")) or task.get("encoder_decoder"):
         return ""
     if not is_adapter(folder):
         return f"vllm serve {name}{template}"

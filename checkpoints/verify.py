@@ -23,14 +23,7 @@ from tripletune.models.data.fields import checked
 from tripletune.models.data.records import ModelInput, Step
 from tripletune.models.files import file_digest, read_json, read_text
 from tripletune.models.program import versions
-from tripletune.models.run_folders import (
-    PROMPT_FILE,
-    check_model_folder,
-    is_text_model,
-    task_of,
-    trained_folder,
-    weight_files,
-)
+from tripletune.models.run_folders import PROMPT_FILE, check_model_folder, task_of, trained_folder, weight_files
 
 REFERENCE = "verify.json"
 TOLERANCE = 1e-3
@@ -95,7 +88,7 @@ def load(folder: str | Path, plain: bool = False) -> Loaded:
     from tripletune.models.loading import adapter_base, load_adapter, load_tokenizer, load_weights
 
     source, processor = Path(folder) if plain else trained_folder(folder), None
-    if not plain and not is_text_model(source):
+    if not plain and not task_of(source):
         model, processor = load_graph_llm(source, torch.float32)
     elif base := adapter_base(source):
         model = load_adapter(load_weights(base[0], torch.float32, base[1]), source, base).eval()

@@ -78,25 +78,16 @@ def _holds_model(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG, "modules.json", *TASK_FILES))
 
 
-def is_text_model(folder: str | Path) -> bool:
-    """Whether a folder holds a model trained on plain text (an extractor or a student), not a Graph-LLM."""
-    return any((Path(folder) / name).is_file() for name in TASK_FILES)
-
-
 def task_of(folder: str | Path) -> dict[str, Any]:
-    """The task of a model on plain text: the content of `extractor.json` or `student.json`."""
-    names = [name for name in TASK_FILES if (Path(folder) / name).is_file()]
-    if not names:
-        raise FileNotFoundError(
-            f"{folder} has neither {' nor '.join(TASK_FILES)}: it is not a model trained on plain text"
-        )
-    return read_json(Path(folder) / names[0])
+    """The task of a model on plain text: the content of `extractor.json` or `student.json`; empty for a Graph-LLM."""
+    file = next(filter(Path.is_file, (Path(folder) / name for name in TASK_FILES)), None)
+    return read_json(file) if file else {}
 
 
 def check_model_folder(folder: str | Path) -> None:
     """Make sure that a folder can be loaded, without loading it."""
     folder = Path(folder)
-    text = is_text_model(folder)
+    text = bool(task_of(folder))
     main = ADAPTER_CONFIG if text and is_adapter(folder) else CONFIG
     needed = (main,) if text else (main, PROCESSOR)
     for name in (*needed, ADAPTER_CONFIG, "tokenizer.json", "tokenizer_config.json"):
