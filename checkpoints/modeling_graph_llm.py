@@ -15,14 +15,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BatchFeature,
-    GenerationConfig,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BatchFeature, GenerationConfig
 from transformers.utils import cached_file
 
 from tripletune.models.control_tokens import read_text_alone
@@ -139,7 +132,7 @@ class AutoGraphLLMProcessor(GraphLLMProcessor):
     @classmethod
     def from_pretrained(cls, folder: str | Path, encoder: str = "", **_: Any) -> AutoGraphLLMProcessor:
         """Load the folder's tokenizer and prompts; `encoder` names the text encoder if it is in another place."""
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         processor = cls(tokenizer, ProcessorSettings(**read_settings(str(folder), "processor_config.json")))
