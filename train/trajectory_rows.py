@@ -27,29 +27,18 @@ class TrajectoryEncoder:
 
     Args:
         eos_token_ids: Tokens that end a reply of the student; see `models.local.chat.eos_token_ids`.
-        rounds: "together" puts all rounds of a trajectory into one row, as long as each rendered prompt continues the
-            previous prompt (some templates remove thoughts from earlier replies); "separate" makes one row per round.
-            Both choices learn the same tokens.
-        learn: "decisions" learns the turns that the trajectory marks; "everything" also learns all turns after the
-            first decision, including retrieved candidates.
-        max_prompt_tokens: Limit of a prompt; a longer prompt loses its oldest candidates.
+        data: The settings `train.tasks.cirag_distill.TrajectorySection`. `rounds` "together" puts all rounds of a
+            trajectory into one row, as long as each rendered prompt continues the previous prompt (some templates
+            remove thoughts from earlier replies); "separate" makes one row per round. Both learn the same tokens.
+            `learn` "decisions" learns the turns that the trajectory marks; "everything" also learns all turns after
+            the first decision, including retrieved candidates. A prompt that is too long loses its oldest candidates.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        eos_token_ids: Sequence[int],
-        model: str = "",
-        *,
-        rounds: str = "together",
-        learn: str = "decisions",
-        max_tokens: int = 8192,
-        max_prompt_tokens: int = 7168,
-    ) -> None:
+    def __init__(self, tokenizer: Any, eos_token_ids: Sequence[int], data: Any, model: str = "") -> None:
         from tripletune.models.local.chat import ChatEncoder
 
-        self.together, self.everything = rounds == "together", learn == "everything"
-        self.max_tokens, self.max_prompt_tokens = max_tokens, max_prompt_tokens
+        self.together, self.everything = data.rounds == "together", data.learn == "everything"
+        self.max_tokens, self.max_prompt_tokens = data.max_tokens, data.prompt_limit
         self._chat = ChatEncoder(tokenizer, model or str(tokenizer.name_or_path))
         names = (str(tokenizer.convert_ids_to_tokens(token)) for token in eos_token_ids)
         # Longest first, because one token's text may be the beginning of another's.

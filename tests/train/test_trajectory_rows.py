@@ -22,6 +22,7 @@ from tripletune.rag.systems.cirag.integration import (
     shown_candidates,
     write_decision,
 )
+from tripletune.train.tasks.cirag_distill import TrajectorySection
 from tripletune.train.trajectory_rows import TrajectoryEncoder
 
 # Template, the token that ends a turn, and whether the model's generation configuration has to name it.
@@ -114,7 +115,7 @@ def learned_texts(tokenizer, row):
 
 
 def rows_of(tokenizer, eos_ids, one, **options):
-    return list(TrajectoryEncoder(tokenizer, eos_ids, **options).rows([one], Counter()))
+    return list(TrajectoryEncoder(tokenizer, eos_ids, TrajectorySection(**options)).rows([one], Counter()))
 
 
 @pytest.mark.parametrize("rounds", ["together", "separate"])
@@ -238,7 +239,7 @@ def test_templates_that_would_give_a_wrong_mask(tokenizer, template, eos_ids, me
 def test_a_base_model_has_no_template(tokenizer):
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="has no chat template"):
-        TrajectoryEncoder(tokenizer, [2], "tiny")
+        TrajectoryEncoder(tokenizer, [2], TrajectorySection(), "tiny")
 
 
 def test_long_histories_lose_the_oldest_candidates(tokenizer):
@@ -246,7 +247,7 @@ def test_long_histories_lose_the_oldest_candidates(tokenizer):
     loop = ChatEncoder(tokenizer, "m")
     lengths = [len(loop.encode(one.messages[:place])) for place in (2, 4, 6, 8)]
     limit = (lengths[2] + lengths[3]) // 2
-    encoder = TrajectoryEncoder(tokenizer, [2], max_tokens=4 * lengths[3], max_prompt_tokens=limit)
+    encoder = TrajectoryEncoder(tokenizer, [2], TrajectorySection(max_tokens=4 * lengths[3], max_prompt_tokens=limit))
     counts: Counter[str] = Counter()
     first, last = encoder.rows([one], counts)
     assert (counts["rounds"], counts["shortened_prompts"], counts["of m"]) == (4, 1, 1)
@@ -269,7 +270,7 @@ def test_a_round_that_does_not_fit_is_counted(tokenizer):
     one = trajectory(rounds=3)
     loop = ChatEncoder(tokenizer, "m")
     limit = len(loop.encode(one.messages[:4])) + 200
-    encoder = TrajectoryEncoder(tokenizer, [2], max_tokens=limit, max_prompt_tokens=limit - 1)
+    encoder = TrajectoryEncoder(tokenizer, [2], TrajectorySection(max_tokens=limit, max_prompt_tokens=limit - 1))
     counts: Counter[str] = Counter()
     assert all(row["length"] <= limit for row in encoder.rows([one], counts))
     assert counts["rounds_too_long"] > 0

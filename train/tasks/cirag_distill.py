@@ -143,12 +143,8 @@ class StudentTask(TextTask):
     def encoder(self) -> TrajectoryEncoder:
         from tripletune.models.local.chat import eos_token_ids
 
-        data = self.config.data
         ends = eos_token_ids(self.processor, self.model.generation_config)
-        how = {name: getattr(data, name) for name in ("rounds", "learn", "max_tokens")}
-        return TrajectoryEncoder(
-            self.processor, ends, self.config.model.base, **how, max_prompt_tokens=data.prompt_limit
-        )
+        return TrajectoryEncoder(self.processor, ends, self.config.data, self.config.model.base)
 
     def tokenised(self, source: Examples, cache: Path) -> Any:
         from tripletune.train.batches import PAIR, TEXT, cached_rows, rows_of_pairs
