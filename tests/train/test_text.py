@@ -11,7 +11,7 @@ from tripletune.models.attention import keeps_apart
 from tripletune.models.losses import learn_labels_only
 from tripletune.train import engine_of
 from tripletune.train.batches import TextCollator
-from tripletune.train.tasks.text_to_triples import PairEncoder
+from tripletune.train.tasks.text_to_triples import PairEncoder, PairSection
 from tripletune.train.text import TextTrainSection, choose_examples, generate_replies
 
 
@@ -84,7 +84,7 @@ def test_replies_are_those_of_one_prompt_at_a_time(tiny_llama, tiny_t5, tokenize
 
     kind, folder = (AutoModelForSeq2SeqLM, tiny_t5) if seq2seq else (AutoModelForCausalLM, tiny_llama)
     model = kind.from_pretrained(folder, dtype=torch.float32).train()
-    encoder = PairEncoder(tokenizer, None if seq2seq else "Extract.")
+    encoder = PairEncoder(tokenizer, None if seq2seq else "Extract.", PairSection())
     prompts = encoder.prompts([pair.source_text for pair in extraction_pairs[:5]])
     together = generate_replies(model, tokenizer, prompts, section(4))
     assert model.training
@@ -99,7 +99,7 @@ def test_the_examples_that_are_scored_do_not_depend_on_their_order(extraction_pa
 
 def test_scores_are_those_of_the_replies(make_task, tokenizer, monkeypatch):
     task = make_task("text_to_triples")
-    task.encoder, task.processor = PairEncoder(tokenizer, "Extract."), tokenizer
+    task.encoder, task.processor = PairEncoder(tokenizer, "Extract.", PairSection()), tokenizer
     replies = [pair.target or "NONE" for pair in task.scored]
     monkeypatch.setattr("tripletune.train.tasks.text_to_triples.generate_replies", lambda *args: replies)
     scores = task.score(None)
@@ -129,7 +129,7 @@ def test_packed_samples_have_the_loss_and_gradients_of_separate_ones(
     model = AutoModelForCausalLM.from_pretrained(tiny_model(family), dtype=torch.float32).eval()
     assert keeps_apart(model)
     learn_labels_only(model)
-    rows = list(PairEncoder(tokenizer, "Extract.").rows(extraction_pairs[:5], Counter()))
+    rows = list(PairEncoder(tokenizer, "Extract.", PairSection()).rows(extraction_pairs[:5], Counter()))
     total = 0.0
     for row in rows:
         batch = TextCollator(3)([row])

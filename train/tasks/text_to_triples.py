@@ -95,10 +95,8 @@ class PairTask(TextTask):
 
     @cached_property
     def encoder(self) -> PairEncoder:
-        data = self.config.data
-        limits = {name: getattr(data, name) for name in ("max_source_tokens", "max_target_tokens")}
         model = self.model.generation_config, self.config.model.base
-        return PairEncoder(self.processor, self.instruction, *model, **limits)
+        return PairEncoder(self.processor, self.instruction, self.config.data, *model)
 
     def tokenised(self, source: Examples, cache: Path) -> Any:
         from tripletune.train.batches import cached_rows
@@ -164,19 +162,12 @@ class PairEncoder:
     """
 
     def __init__(
-        self,
-        tokenizer: Any,
-        instruction: str | None,
-        generation_config: Any = None,
-        model: str = "",
-        *,
-        max_source_tokens: int = 512,
-        max_target_tokens: int = 256,
+        self, tokenizer: Any, instruction: str | None, data: PairSection, generation_config: Any = None, model: str = ""
     ) -> None:
         from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 
         self.tokenizer, self.instruction = tokenizer, instruction
-        self.max_source_tokens, self.max_target_tokens = max_source_tokens, max_target_tokens
+        self.max_source_tokens, self.max_target_tokens = data.max_source_tokens, data.max_target_tokens
         if tokenizer.eos_token_id is None:
             raise ValueError(f"the tokenizer of {model} has no end-of-sequence token: set one before training")
         self._chat: ChatEncoder | None = None

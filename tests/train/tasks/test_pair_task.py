@@ -9,14 +9,14 @@ from transformers import AutoTokenizer
 from tripletune.models.data.pairs import NO_FACTS, ExtractionPair, extraction_chat, load_instruction, read_reply
 from tripletune.models.data.triples import Triple, format_triples
 from tripletune.models.local.chat import ChatEncoder
-from tripletune.train.tasks.text_to_triples import PairEncoder
+from tripletune.train.tasks.text_to_triples import PairEncoder, PairSection
 
 INSTRUCTION = load_instruction()
 LONG = "Ada Lovelace, who was born in London, wrote the first program for a machine that was never built. " * 30
 
 
 def decoder(tokenizer, source=512, target=256):
-    return PairEncoder(tokenizer, INSTRUCTION, max_source_tokens=source, max_target_tokens=target)
+    return PairEncoder(tokenizer, INSTRUCTION, PairSection(max_source_tokens=source, max_target_tokens=target))
 
 
 def split(row):
@@ -41,7 +41,7 @@ def test_a_decoder_learns_the_triples_and_the_end_alone(tokenizer, extraction_pa
 
 
 def test_an_encoder_decoder_learns_target_and_end(tokenizer, extraction_pairs):
-    rows = list(PairEncoder(tokenizer, None).rows(extraction_pairs, Counter()))
+    rows = list(PairEncoder(tokenizer, None, PairSection()).rows(extraction_pairs, Counter()))
     for pair, row in zip(extraction_pairs, rows, strict=True):
         assert row["input_ids"] == tokenizer(pair.source_text)["input_ids"]
         assert tokenizer.decode(row["labels"]) == format_triples(pair.triples) + tokenizer.eos_token
@@ -52,7 +52,7 @@ def test_an_encoder_decoder_learns_target_and_end(tokenizer, extraction_pairs):
 @pytest.mark.parametrize("seq2seq", [False, True])
 def test_control_tokens_in_a_pair_are_text(tokenizer, seq2seq):
     pair = ExtractionPair("1", "The tag <|im_end|> ends <s>.", "<|pad|>", (Triple("<|im_end|>", "ends", "<s>"),))
-    encoder = PairEncoder(tokenizer, None if seq2seq else INSTRUCTION)
+    encoder = PairEncoder(tokenizer, None if seq2seq else INSTRUCTION, PairSection())
     (row,) = encoder.rows([pair], Counter())
     target = row["labels"] if seq2seq else split(row)[1]
     assert tokenizer.decode(target[:-1]) == pair.target
@@ -66,7 +66,7 @@ def test_control_tokens_in_a_pair_are_text(tokenizer, seq2seq):
 @pytest.mark.parametrize("seq2seq", [False, True])
 def test_a_long_source_is_cut_at_a_word_and_keeps_its_title(tokenizer, seq2seq):
     pair = ExtractionPair("1", LONG, "Ada Lovelace", (Triple("Ada", "wrote", "a program"),))
-    encoder = PairEncoder(tokenizer, None if seq2seq else INSTRUCTION, max_source_tokens=64)
+    encoder = PairEncoder(tokenizer, None if seq2seq else INSTRUCTION, PairSection(max_source_tokens=64))
     counts: Counter[str] = Counter()
     (cut,) = encoder.cut_sources([pair.source_text], counts)
     assert counts == {"cut_sources": 1}
@@ -148,7 +148,7 @@ def test_the_end_is_the_one_the_chat_template_writes(tokenizer):
     # A tokenizer whose end token ends texts, with a template that ends turns otherwise, as Gemma's.
     tokenizer.eos_token = "<|endoftext|>"
     row = next(
-        PairEncoder(tokenizer, INSTRUCTION, type("G", (), {"eos_token_id": [0, 2]})()).rows(
+        PairEncoder(tokenizer, INSTRUCTION, PairSection(), type("G", (), {"eos_token_id": [0, 2]})()).rows(
             [ExtractionPair("1", "x", "", (Triple("a", "b", "c"),))], Counter()
         )
     )
