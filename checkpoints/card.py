@@ -92,10 +92,8 @@ def _collect_from_run(source: Path) -> Provenance:
         provenance.evaluation = provenance.training.pop("evaluation", None) or {}
     elif (source / "trainer_state.json").is_file():
         step = int(read_json(source / "trainer_state.json").get("global_step", 0))
-        provenance.training = {"steps": step, "note": "an intermediate checkpoint"}
-        seconds = seconds_until(run / "losses.jsonl", step)
-        if seconds:
-            provenance.training["seconds"] = round(seconds, 1)
+        seconds = round(seconds_until(run / "losses.jsonl", step), 1) or None
+        provenance.training = {"steps": step, "note": "an intermediate checkpoint", "seconds": seconds}
     return provenance
 
 
