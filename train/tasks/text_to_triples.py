@@ -65,7 +65,6 @@ class PairTrainSection(TextTrainSection):
     learning_rate: float = other_default(TrainSection, "learning_rate", 2e-4)
     eval_steps: int | None = other_default(TrainSection, "eval_steps", 5000)
     eval_max_new_tokens: int = other_default(TrainSection, "eval_max_new_tokens", 512)
-    eval_embedder: str | None = setting(None, "sentence encoder for soft triple scores (default: no soft scores)")
 
 
 @dataclass
@@ -127,15 +126,10 @@ class PairTask(TextTask):
         return generate_replies(model, self.processor, self.prompts(self.scored), self.config.train, enough)
 
     def metrics(self, replies: list[str]) -> dict[str, Any]:
-        """Score the model's triples in the way of `tripletune eval extraction` (RAS, figure 15)."""
+        """Score the model's triples like `tripletune eval extraction` without an embedder (RAS, figure 15)."""
         from tripletune.eval.triples import Prediction, score_extractions
 
-        embed = None
-        if self.config.train.eval_embedder is not None:
-            from tripletune.rag.embedding import open_embedder
-
-            embed = open_embedder(self.config.train.eval_embedder).encode
-        return score_extractions((Prediction(pair, [reply]) for pair, reply in zip(self.scored, replies)), embed)
+        return score_extractions(Prediction(pair, [reply]) for pair, reply in zip(self.scored, replies))
 
     @cached_property
     def files(self) -> dict[str, str]:
