@@ -24,10 +24,6 @@ def _text(content: Any) -> Any:
     return content or ""
 
 
-def _listed(stop: Any) -> Any:
-    return [stop] if isinstance(stop, str) else stop
-
-
 class _Turn(BaseModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[str, BeforeValidator(_text)] = ""
@@ -57,7 +53,7 @@ class Asked(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_listed)] | None = None
+    stop: Annotated[list[str], BeforeValidator(lambda one: [one] if isinstance(one, str) else one)] | None = None
     stream: bool | None = None
     stream_options: _Options | None = None
     tripletune: _Own | None = None
