@@ -52,8 +52,6 @@ class OnPolicyConfig(StudentConfig):
 class PromptTask(TextTask):
     """A task whose rows are prompts, each with `copies` replies, generated for `together` steps at once."""
 
-    together: int = 1
-
     def sampler(self, rows: Any, per_step: int) -> Any:
         """Return a sampler of the prompts; prompts that do not fill a rollout are left out of the epoch."""
         from tripletune.train.batches import RepeatedSteps
