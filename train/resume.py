@@ -25,7 +25,6 @@ import torch
 from transformers import TrainerCallback
 
 from tripletune.models.files import (
-    LOCK,
     LOGS,
     check_folder,
     few,
@@ -199,7 +198,7 @@ def clear(config: Any, continues: bool) -> None:
 def check_writable(output_dir: str | Path) -> None:
     """Make the run folder before anything is loaded; refuse a folder that holds other files."""
     folder = Path(output_dir)
-    check_folder(output_dir, (LOCK, "cache", *LOGS), True, continues=ENVIRONMENT)
+    check_folder(output_dir, ("cache", *LOGS), True, continues=ENVIRONMENT)
     folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"output_dir {folder} can't be written: name another folder")
