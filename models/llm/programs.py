@@ -7,7 +7,6 @@ import json
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,19 +19,17 @@ from tripletune.models.llm.backends.batch import import_replies, reset, waiting
 from tripletune.models.llm.ledger import (
     ADD_USE,
     FAILED,
-    LEDGER,
     OK,
     PENDING,
     PUT,
     Ledger,
     canonical,
     make_call,
-    open_ledger,
     row_of,
     sampling_of,
 )
 from tripletune.models.program import CommandParser, run_program
-from tripletune.models.sqlite import application_of, unusable
+from tripletune.models.sqlite import application_of
 from tripletune.models.tables import Table, plain_console
 
 _REPLY = ("text", "prompt_tokens", "completion_tokens", "seconds", "retries", "finish_reason")
@@ -72,13 +69,13 @@ ORDER BY id
 
 def statistics(path: Path) -> list[dict[str, Any]]:
     """Calls, tokens, retries and seconds of a ledger by model and role."""
-    with closing(open_ledger(path, create=False)) as connection:
+    with Ledger(path, create=False) as ledger, ledger.connected() as connection:
         return [dict(zip(_STAT_NAMES, row, strict=True)) for row in connection.execute(_STATS)]
 
 
 def exported(path: Path, role: str | None = None, model: str | None = None) -> Iterator[dict[str, Any]]:
     """Yield the calls of a ledger, except pending calls, in stored order, in the form that `import_calls` reads."""
-    with closing(open_ledger(path, create=False)) as connection:
+    with Ledger(path, create=False) as ledger, ledger.connected() as connection:
         connection.row_factory = sqlite3.Row
         for row in connection.execute(_EXPORT, {"role": role, "model": model}):
             parsed = {name: json.loads(row[name]) for name in ("sampling", "messages", "uses")}
@@ -110,7 +107,7 @@ def _calls(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def ledger_troubles(path: Path) -> Iterator[str]:
     """Yield the faults of a ledger: those that SQLite's check finds, and calls whose key is wrong."""
-    with closing(open_ledger(path, create=False)) as connection:
+    with Ledger(path, create=False) as ledger, ledger.connected() as connection:
         for (line,) in connection.execute("PRAGMA integrity_check"):
             if line != "ok":
                 yield f"SQLite: {line}"
@@ -179,7 +176,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     sys.stdout.writelines(f"{what}\n" for what in found[:_MOST_TROUBLES])
     if len(found) > _MOST_TROUBLES:
         sys.stdout.write(f"... and {len(found) - _MOST_TROUBLES} more\n")
-    with closing(open_ledger(arguments.ledger, create=False)) as connection:
+    with Ledger(arguments.ledger, create=False) as ledger, ledger.connected() as connection:
         status = "CASE WHEN status = 'ok' AND NOT has_text(text) THEN :silent ELSE status END"
         query = f"SELECT {status}, count(*) FROM calls GROUP BY 1"
         by_status = dict(connection.execute(query, {"silent": _SILENT}).fetchall())
@@ -290,14 +287,7 @@ _EXAMPLES: dict[Callable[[argparse.Namespace], int], str] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line that begins with "ledger" or "batch"."""
     arguments = _parser().parse_args(argv)
-
-    def run() -> int:
-        try:
-            return int(arguments.run(arguments))
-        except sqlite3.Error as error:
-            raise unusable(arguments.ledger, LEDGER, error) from None
-
-    return run_program(run)
+    return run_program(lambda: int(arguments.run(arguments)))
 
 
 if __name__ == "__main__":
