@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing, nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from tripletune.models.data.records import corpus_file, read_corpus
 from tripletune.models.llm import SetupError
@@ -96,53 +95,42 @@ def export(args: argparse.Namespace) -> int:
     return 0
 
 
-def _add_extract(commands: Any) -> None:
-    parser = commands.add_parser(
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line and run the command."""
+    parser = CommandParser(prog="tripletune rag", description=(__doc__ or "").split("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser(
         "extract",
         help="extract the triples of a corpus",
         description="Extract the triples of a corpus into a store; a second run continues the first.",
         example="tripletune rag extract --corpus corpus.jsonl --model runs/extractor --output triples.sqlite",
     )
-    add_extract_arguments(parser)
-    parser.add_argument("--dry-run", action="store_true", help="show calls and tokens of a chat model; send nothing")
-    parser.add_argument("--price", metavar="IN,OUT", help="dollars per million input and output tokens, for --dry-run")
-    parser.set_defaults(run=extract)
-
-
-def _add_export(commands: Any) -> None:
-    parser = commands.add_parser(
+    add_extract_arguments(command)
+    command.add_argument("--dry-run", action="store_true", help="show calls and tokens of a chat model; send nothing")
+    command.add_argument("--price", metavar="IN,OUT", help="dollars per million input and output tokens, for --dry-run")
+    command.set_defaults(run=extract)
+    command = commands.add_parser(
         "export",
         help="write the triples of a store as JSON lines",
         description="Write {title, text, triples} for every passage of a corpus, as a file for the option --triples.",
         example="tripletune rag export --corpus corpus.jsonl --store triples.sqlite --output triples.jsonl",
     )
-    add = parser.add_argument
+    add = command.add_argument
     add("--corpus", required=True, help="corpus of the triples: a file, or a folder of `build passages`")
     add("--store", required=True, nargs="+", help="stores of `extract`; the first store that has a passage is used")
     add("--output", required=True, metavar="FILE", help="JSON lines of title, text, triples")
     add("--extractor", help="extractor (model or number) whose triples are written, if a store holds several")
     add("--allow-missing", action="store_true", help="leave out passages that no store has")
-    parser.set_defaults(run=export)
-
-
-def _add_index(commands: Any) -> None:
-    parser = commands.add_parser(
+    command.set_defaults(run=export)
+    command = commands.add_parser(
         "index",
         help="build the indexes of a corpus",
         description="Build the indexes of a corpus and its triples in a folder that runs share (--index). After a "
         "stop, the same command continues the build.",
         example="tripletune rag index --corpus corpus.jsonl --retriever dense --encoder SPEC --index runs/index",
     )
-    add_arguments(parser, SearchOptions)
-    parser.set_defaults(run=lambda args: build_indexes(from_arguments(SearchOptions, args)))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line and run the command."""
-    parser = CommandParser(prog="tripletune rag", description=(__doc__ or "").split("\n")[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    for add in (_add_extract, _add_export, _add_index):
-        add(commands)
+    add_arguments(command, SearchOptions)
+    command.set_defaults(run=lambda args: build_indexes(from_arguments(SearchOptions, args)))
     args = parser.parse_args(argv)
     stopped = "stopped; finished passages are kept, run the same command again to continue"
     return run_program(lambda: args.run(args), stopped=stopped)
