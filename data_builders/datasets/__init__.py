@@ -87,22 +87,11 @@ def summary(counts: Counter[int]) -> dict[str, float]:
     return {"count": total, "min": values[0], "mean": round(mean, 2), "median": sum(middle) / 2, "max": values[-1]}
 
 
-class SmallestHashes:
-    """Keeps the few items whose keys have the smallest hashes; the order of the items does not matter."""
-
-    def __init__(self, count: int = SAMPLES) -> None:
-        self._count = count
-        self._kept: list[tuple[bytes, Any]] = []
-
-    def add(self, key: str, item: Any) -> None:
-        """Keep the item if its key's hash is small enough."""
-        digest = hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest()
-        insort(self._kept, (digest, item), key=itemgetter(0))
-        del self._kept[self._count :]
-
-    def items(self) -> list[Any]:
-        """The items that are kept, the smallest hash first."""
-        return [item for _, item in self._kept]
+def keep_smallest(kept: list[tuple[bytes, Any]], key: str, item: Any, count: int = SAMPLES) -> None:
+    """Add an item if its key's hash is one of the `count` smallest; the order in which items come does not matter."""
+    digest = hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest()
+    insort(kept, (digest, item), key=itemgetter(0))
+    del kept[count:]
 
 
 class Statistics(Generic[R]):
@@ -115,7 +104,7 @@ class Statistics(Generic[R]):
         self.splits: Counter[str] = Counter()
         self._counts: dict[str, dict[str, Counter[str]]] = {}
         self._lengths: dict[str, dict[str, Counter[int]]] = {}
-        self._samples: dict[str, SmallestHashes] = defaultdict(SmallestHashes)
+        self._samples: dict[str, list[tuple[bytes, R]]] = defaultdict(list)
 
     @property
     def records(self) -> int:
@@ -125,7 +114,7 @@ class Statistics(Generic[R]):
     def add(self, row: R, split: str) -> None:
         """Count one row of a split."""
         self.splits[split] += 1
-        self._samples[self.kind.label(row)].add(row.id, row)
+        keep_smallest(self._samples[self.kind.label(row)], row.id, row)
         self.kind.count(row, self)
 
     def count(self, section: str, group: str, what: str, number: int = 1) -> None:
@@ -148,7 +137,7 @@ class Statistics(Generic[R]):
             "lengths": {
                 group: {what: summary(counts) for what, counts in one.items()} for group, one in self._lengths.items()
             },
-            "samples": {label: [self._sample(row) for row in self._samples[label].items()] for label in labels},
+            "samples": {label: [self._sample(row) for _, row in self._samples[label]] for label in labels},
         }
 
     def _sample(self, row: R) -> dict[str, str]:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tripletune.data_builders.datasets import SeenTable, SmallestHashes, in_order
+from tripletune.data_builders.datasets import SeenTable, in_order, keep_smallest
 from tripletune.data_builders.datasets.inspect import why_empty
 from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.writer import DROPPED, BuildFacts, DatasetWriter, new_dataset
@@ -103,7 +103,7 @@ class _Build:
         self._prompts = load_subq_prompts(options.prompts)
         self._client: LLMClient | None = None
         self._opened: list[OpenSource] = []
-        self._examples: dict[str, SmallestHashes] = defaultdict(partial(SmallestHashes, EXAMPLES))
+        self._examples: dict[str, list[tuple[bytes, dict[str, Any]]]] = defaultdict(list)
         others = TripleLookup(options.triple_file, Counter()) if options.triple_file else None
         self._failures = FailedSearches(
             options.failed_searches, 1 + options.distractors, options.split_of, options.seed, others
@@ -267,7 +267,7 @@ class _Build:
         }  # fmt: skip
         with (self._dataset.folder / DROPPED).open("a", encoding="utf-8") as file:
             file.write(json_line(line))
-        self._examples[error.reason.value].add(f"{source}\n{question.id}", line)
+        keep_smallest(self._examples[error.reason.value], f"{source}\n{question.id}", line, EXAMPLES)
 
     def facts(self) -> BuildFacts:
         """Facts on the build for the card, besides its numbers."""
@@ -299,7 +299,7 @@ class _Build:
             repairs=_by_source(llm, "repairs"),
             refused=_by_source(llm, "refused"),
             recovered=_by_source(llm, "recovered"),
-            examples={reason: kept.items() for reason, kept in sorted(self._examples.items())},
+            examples={reason: [line for _, line in kept] for reason, kept in sorted(self._examples.items())},
             issues={f"{one.source.name}: {what}": n for one in self._opened for what, n in one.issues.items() if n},
             options={"sources": [one.source.text for one in self._opened], **asdict(options)},
             prompts=prompts | repair_digest() if llm else {},
