@@ -19,8 +19,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.files import file_digest, files_fingerprint, json_line, read_json, write_json
+from tripletune.models.files import check_folder, file_digest, files_fingerprint, read_json, write_json, write_text
 from tripletune.models.loading import model_fingerprint
+from tripletune.models.options import to_yaml
 from tripletune.models.program import CommandParser
 from tripletune.models.run_folders import CONFIG, is_adapter, is_run
 
@@ -99,7 +100,7 @@ def main() -> None:
     if status:
         sys.exit(f"error: this step failed with exit code {status}; fix the cause and run `make demo` again")
     metrics = collect()
-    (HOME / "metrics.json").write_text(json_line(metrics, 2), encoding="utf-8")
+    write_json(HOME / "metrics.json", metrics)
     print_scores(metrics)
     print("\nThe exported model answers one question:", flush=True)
     ask = f"tripletune ask {shlex.quote(longest_success())} --model {HOME}/export {CORPUS} --dtype auto"
@@ -136,6 +137,18 @@ def walk(steps: Sequence[tuple[str, str, str]], home: Path, fine: Sequence[int] 
         if status not in fine:
             return status
     return 0
+
+
+def follow(config: Any, steps: Sequence[tuple[str, str, str]], dry_run: bool, fine: Sequence[int] = (0,)) -> int:
+    """Walk a configuration's steps in its `output_dir`, which keeps the settings; `dry_run` prints the commands."""
+    if dry_run:
+        sys.stdout.write("".join(f"{command}\n" for _, command, _ in steps))
+        return 0
+    home = Path(config.output_dir)
+    check_folder(home, (), True, continues="config.yaml")
+    home.mkdir(parents=True, exist_ok=True)
+    write_text(home / "config.yaml", to_yaml(config))
+    return walk(steps, home, fine)
 
 
 def _digest(command: str, home: Path) -> str:

@@ -14,15 +14,13 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from tripletune.data_builders.trajectories import TrajectoryOptions
 from tripletune.eval.systems import read_options
-from tripletune.models.files import check_folder, write_text
-from tripletune.models.options import other_default, setting, to_yaml
+from tripletune.models.options import other_default, setting
 from tripletune.models.program import parse_command_line, run_program, to_arguments
-from tripletune.recipes.demo import walk
+from tripletune.recipes.demo import follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +120,7 @@ def steps(config: ExpertConfig) -> Iterator[tuple[str, str, str]]:
 
 def main(config: ExpertConfig, dry_run: bool = False) -> int:
     """Run the missing steps; return the exit code of a failed step, else 0."""
-    if dry_run:
-        sys.stdout.write("".join(f"{command}\n" for _, command, _ in steps(config)))
-        return 0
-    home = Path(config.output_dir)
-    check_folder(home, (), True, continues="config.yaml")
-    home.mkdir(parents=True, exist_ok=True)
-    write_text(home / "config.yaml", to_yaml(config))
-    return walk(list(steps(config)), home)
+    return follow(config, list(steps(config)), dry_run)
 
 
 def run(argv: list[str] | None = None) -> int:

@@ -15,11 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tripletune.models.files import check_folder, write_text
-from tripletune.models.options import setting, to_yaml
+from tripletune.models.options import setting
 from tripletune.models.program import parse_command_line, run_program
+from tripletune.recipes.demo import follow
 from tripletune.recipes.demo import run as run_step
-from tripletune.recipes.demo import walk
 
 
 @dataclass
@@ -92,14 +91,10 @@ def road(config: RoadConfig) -> Iterator[tuple[str, str, str]]:
 def main(config: RoadConfig, dry_run: bool = False) -> int:
     """Run the missing steps; return the exit code of a failed step, else 0."""
     home, all_steps = Path(config.output_dir), list(road(config))
-    if dry_run:
-        sys.stdout.write("".join(f"{command}\n" for _, command, _ in all_steps))
-        return _costs(config, home, {command.split(" --")[0]: command for _, command, _ in all_steps})
-    check_folder(config.output_dir, (), True, continues="config.yaml")
-    home.mkdir(parents=True, exist_ok=True)
-    write_text(home / "config.yaml", to_yaml(config))
-    if status := walk(all_steps, home):
+    if status := follow(config, all_steps, dry_run):
         return status
+    if dry_run:
+        return _costs(config, home, {command.split(" --")[0]: command for _, command, _ in all_steps})
     served = f"tripletune serve {home}/export --corpus {home}/passages --triples {home}/triples.sqlite"
     served += f" --top-k {config.top_k} --first-query generated"
     sys.stdout.write(f"\nServe the model at http://127.0.0.1:8000:\n  $ {served}\n")

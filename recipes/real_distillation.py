@@ -18,7 +18,7 @@ from typing import Any
 
 from tripletune.models.options import setting
 from tripletune.models.program import parse_command_line, run_program
-from tripletune.recipes.demo import walk
+from tripletune.recipes.demo import follow
 
 _NEEDED = ("task", "data", "corpus", "triples", "calls")
 
@@ -85,13 +85,8 @@ def stations(config: DistilConfig) -> Iterator[tuple[str, str, str]]:
 
 def main(config: DistilConfig, dry_run: bool = False) -> int:
     """Run the missing steps; return the exit code of a failed step, else 0."""
-    if dry_run:
-        sys.stdout.write("".join(f"{command}\n" for _, command, _ in stations(config)))
-        return 0
-    home = Path(config.output_dir)
-    home.mkdir(parents=True, exist_ok=True)
     # Exit code 3: some calls were not recorded; training uses the other questions.
-    return walk(list(stations(config)), home, fine=(0, 3))
+    return follow(config, list(stations(config)), dry_run, fine=(0, 3))
 
 
 def run(argv: list[str] | None = None) -> int:
