@@ -82,20 +82,14 @@ def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float]) 
     return _interval(np.asarray(numerators), np.asarray(denominators), len(numerators))
 
 
-def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """Mean, interval and test of `second - first`: scores of two systems on the same questions, in the same order."""
-    scores = np.column_stack([first, second]).astype(np.float64)
-    return _differences(scores, np.ones_like(scores))[0]
-
-
 def paired_table(scores: Mapping[Any, Sequence[float]]) -> dict[tuple[Any, Any], Interval]:
-    """Compare all pairs of systems on the same questions, in the same order; see `paired_difference`."""
+    """Mean, interval and test of `second - first` for all pairs of systems on the same questions, in the same order."""
     columns = np.column_stack(list(scores.values())).astype(np.float64)
     return dict(zip(combinations(scores, 2), _differences(columns, np.ones_like(columns))))
 
 
 def paired_ratio_difference(first: tuple[Numbers, Numbers], second: tuple[Numbers, Numbers]) -> Interval:
-    """Like `paired_difference`, for two ratios of sums, such as micro-averaged F1, from numerators and denominators."""
+    """Like `paired_table`, for two ratios of sums, such as micro-averaged F1, from numerators and denominators."""
     parts = np.column_stack([first[0], second[0], first[1], second[1]]).astype(np.float64)
     return _differences(parts[:, :2], parts[:, 2:])[0]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tripletune.eval.report.runs import Run
 from tripletune.eval.report.setting import EQUAL, apart, shared_settings, told_of
-from tripletune.eval.statistics import correct_table, paired_difference, paired_table, verdict
+from tripletune.eval.statistics import correct_table, paired_table, verdict
 from tripletune.models.files import flatten
 from tripletune.rag.systems.cirag import GRANULARITIES
 
@@ -164,7 +164,7 @@ def compare_pairs(group: Group) -> dict[str, list[list[dict[str, Any] | None]]]:
         for one, two in combinations(scores, 2):
             # Only comparisons with a stopped run lack the questions that this run lacks.
             if not (ids[one] == ids[two] == shared) and (both := sorted(ids[one] & ids[two])):
-                pairs[one, two] = paired_difference(*(scores[n].loc[both].to_numpy() for n in (one, two)))
+                pairs |= paired_table({n: scores[n].loc[both].to_numpy() for n in (one, two)})
         correct_table(pairs.values())
         matrix: list[list[dict[str, Any] | None]] = [[None for _ in group.runs] for _ in group.runs]
         for (one, two), gap in pairs.items():

@@ -13,7 +13,7 @@ from tripletune.eval.costs import read_prices
 from tripletune.eval.report import build_report
 from tripletune.eval.report.groups import ABLATIONS, ablations_of, group_runs, sweeps_of
 from tripletune.eval.report.runs import Run, figures_of, read_folder
-from tripletune.eval.statistics import bootstrap_mean, correct_table, p_cell, paired_difference
+from tripletune.eval.statistics import bootstrap_mean, correct_table, p_cell, paired_table
 from tripletune.models.data.records import read_corpus
 
 VARIANTS = {
@@ -107,9 +107,8 @@ def test_the_report_compares_with_the_first_run(home, report):
     group = json.loads((report / "report.json").read_text())["groups"][0]
     assert [run["name"] for run in group["runs"]] == NAMES
     first, fourth = read_lines(home / "full" / "results.jsonl"), read_lines(home / "one_round" / "results.jsonl")
-    expected = paired_difference(
-        [row["scores"]["exact_match"] for row in first], [row["scores"]["exact_match"] for row in fourth]
-    )
+    scores = {n: [row["scores"]["exact_match"] for row in rows] for n, rows in enumerate((first, fourth))}
+    expected = paired_table(scores)[0, 1]
     pairs = group["pairs"]["exact_match"]
     assert pairs[0][0] is None
     found = pairs[3][0]
