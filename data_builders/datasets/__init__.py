@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import sqlite3
-from array import array
 from bisect import bisect_right, insort
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache
 from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from tripletune.models.data.pairs import ExtractionPair, Trajectory
-from tripletune.models.data.records import Record, json_value, read_jsonl, unpacked
+from tripletune.models.data.records import Record, read_jsonl
 from tripletune.models.data.triples import Triple
 from tripletune.models.tables import Table
 
@@ -167,7 +166,6 @@ def token_counter(spec: str) -> Callable[[str], int]:
 
 
 _CACHE_KIB = 64 * 1024
-_KEPT_ROWS = 256
 # Finished results per running item that may wait for a slower item before them. Beyond this, no new item is started.
 _WAITING = 4
 
@@ -203,7 +201,7 @@ class SeenTable(AbstractContextManager["SeenTable"]):
 
 
 class JsonlIndex:
-    """The rows of a JSON-lines file by their key; a row is read when it is requested.
+    """The rows of a JSON-lines file by their key, kept on disk.
 
     Args:
         key_of: Returns the key of a row, given "file:line" and the row.
@@ -213,26 +211,16 @@ class JsonlIndex:
     """
 
     def __init__(self, path: str | Path, key_of: Callable[[str, dict[str, Any]], str]) -> None:
-        self.path = Path(path)
         self.repeated_line: int | None = None
         self._seen = SeenTable()
-        for where, row in read_jsonl(self.path):
-            number = where.rpartition(":")[2]
-            if self._seen.first("row", key_of(where, row), number) is not None:
-                self.repeated_line = self.repeated_line or int(number)
-        self._file = unpacked(self.path)
-        self._starts = array("Q", accumulate(map(len, self._file), initial=0))
-        # A teacher reads the row of a question several times.
-        self._row = lru_cache(maxsize=_KEPT_ROWS)(self._read)
+        for where, row in read_jsonl(path):
+            if self._seen.first("row", key_of(where, row), json.dumps([where, row])) is not None:
+                self.repeated_line = self.repeated_line or int(where.rpartition(":")[2])
 
     def get(self, key: str) -> tuple[str, dict[str, Any]] | None:
         """The row of this key with its "file:line", or None."""
-        number = self._seen.get("row", key)
-        return None if number is None else (f"{self.path}:{number}", self._row(int(number)))
-
-    def _read(self, number: int) -> dict[str, Any]:
-        self._file.seek(self._starts[number - 1])
-        return json_value(self._file.readline())
+        found = self._seen.get("row", key)
+        return None if found is None else tuple(json.loads(found))
 
 
 def _digest(kind: str, value: str) -> bytes:
