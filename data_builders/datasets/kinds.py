@@ -5,19 +5,17 @@ from __future__ import annotations
 
 import copy
 import unicodedata
+from collections.abc import Iterable, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tripletune.data_builders.datasets import R, RowKind, Statistics, length_table
 from tripletune.models.data.pairs import ExtractionPair, Trajectory, entity_triple
 from tripletune.models.data.records import TASKS, YES_NO, Action, Record, mentions, normalize_answer
 from tripletune.models.data.rendering import load_instructions, render
+from tripletune.models.data.triples import Triple
 from tripletune.models.tables import Table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tripletune.models.data.triples import Triple
 
 _INSTRUCTIONS = load_instructions()
 # Separates facts that are searched as one text: no name contains the separator, so no match spans two facts.
@@ -89,8 +87,16 @@ class _Records(RowKind[Record]):
         for task in TASKS:
             statistics.count("tasks", task, "records", task == row.task)
         statistics.count("tasks", row.task, row.action.value)
-        for name, value in self._sizes(row, statistics):
-            statistics.measure(row.task, name, value)
+        output, measure = statistics.length(row.label), partial(statistics.measure, row.task)
+        measure("input_tokens", statistics.length(f"{_INSTRUCTIONS[row.task]}\n\n{render(row.input)}"))
+        measure("output_tokens", output)
+        measure("subqueries", len(row.steps))
+        if row.task == "planning" and row.action is Action.SUBQ:
+            measure("subq_tokens", output)
+        for triples in filter(None, (set(step.triples) for step in row.steps)):
+            # Each triple is an edge and its reverse, as in the authors' code.
+            measure("graph_nodes", len(_names(triples)))
+            measure("graph_edges", 2 * len(triples))
         statistics.count("sources", row.source, row.action.value if row.task == "planning" else "answering")
         if row.task == "answering" and row.steps:
             statistics.count("sources", row.source, "answering with triples")
@@ -98,20 +104,6 @@ class _Records(RowKind[Record]):
                 statistics.count("sources", row.source, "yes/no answer")
             elif facts_name((triple for step in row.steps for triple in step.triples), row.answers):
                 statistics.count("sources", row.source, "answer in triples")
-
-    def _sizes(self, row: Record, statistics: Statistics[Record]) -> list[tuple[str, int]]:
-        output = statistics.length(row.label)
-        sizes = [
-            ("input_tokens", statistics.length(f"{_INSTRUCTIONS[row.task]}\n\n{render(row.input)}")),
-            ("output_tokens", output),
-            ("subqueries", len(row.steps)),
-        ]
-        if row.task == "planning" and row.action is Action.SUBQ:
-            sizes.append(("subq_tokens", output))
-        for triples in filter(None, (set(step.triples) for step in row.steps)):
-            # Each triple is an edge and its reverse, as in the authors' code.
-            sizes += [("graph_nodes", len(_names(triples))), ("graph_edges", 2 * len(triples))]
-        return sizes
 
     def tables(self, numbers: dict[str, Any], facts: Any) -> list[Table]:
         head = ["", "planning", "planning, paper", "answering", "answering, paper"]
