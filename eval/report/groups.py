@@ -91,10 +91,9 @@ def group_runs(runs: Sequence[Run], across: Collection[str] = (), baseline: str 
     parts = []
     for members in found.values():
         # A run without gold links takes the number of hops from the other runs.
-        tables = [run.rows for run in members if len(run.rows)]
-        hops = {name: n for table in tables for name, n in zip(table["id"], table["hops"]) if n and n == n}
-        for table in tables:
-            table["hops"] = table["id"].map(hops)
+        hops = {name: n for run in members for name, n in zip(run.rows["id"], run.rows["hops"]) if n and n == n}
+        for run in members:
+            run.rows["hops"] = run.rows["id"].map(hops)
         parts += _comparable(members, across)
     groups = []
     for part in parts:
@@ -153,12 +152,12 @@ def compare_pairs(group: Group) -> dict[str, list[list[dict[str, Any] | None]]]:
 
     Row i, column j is "run i minus run j"; None on the diagonal, and for two runs without a common question.
     """
-    tables = {n: run.rows.set_index("id") for n, run in enumerate(group.runs) if len(run.rows)}
+    tables = {n: run.rows.set_index("id") for n, run in enumerate(group.runs)}
     found = {}
     for metric in group.metrics:
         scores = {n: table[metric].dropna() for n, table in tables.items()}
         ids = {n: frozenset(one.index) for n, one in scores.items()}
-        shared = Counter(ids.values()).most_common(1)[0][0] if ids else frozenset()
+        shared = Counter(ids.values()).most_common(1)[0][0]
         whole = {n: one.loc[sorted(shared)].to_numpy() for n, one in scores.items() if ids[n] == shared}
         pairs = paired_table(whole) if shared else {}
         for one, two in combinations(scores, 2):

@@ -88,21 +88,16 @@ def _json(value: Any) -> bytes:
 
 def _questions(group: Group, traces: int) -> dict[str, Any]:
     """Every question of a group, and for each run one column per figure, with None for questions without a result."""
-    tables = [
-        run.rows.set_index("id") if run.rows is not None and run.results else pd.DataFrame() for run in group.runs
-    ]
-    every = pd.concat([table for table in tables if len(table)] or [pd.DataFrame()])
+    tables = [run.rows.set_index("id") for run in group.runs]
+    every = pd.concat(tables)
     every = every[~every.index.duplicated()]
     metrics = group.metrics
-    headline = pd.DataFrame({n: table[metrics[0]] for n, table in enumerate(tables) if len(table)})
+    headline = pd.DataFrame({n: table[metrics[0]] for n, table in enumerate(tables)})
     names = ("question", "answers", "type", "hops")
     return {
         "ids": list(every.index),
-        **{name: _plain(every[name]) if len(every) else [] for name in names},
-        "runs": [
-            {name: _plain(table[name].reindex(every.index)) for name in (*_COLUMNS, *metrics)} if len(table) else None
-            for table in tables
-        ],
+        **{name: _plain(every[name]) for name in names},
+        "runs": [{name: _plain(one[name].reindex(every.index)) for name in (*_COLUMNS, *metrics)} for one in tables],
         "traced": _telling(headline.reindex(every.index), traces),
     }
 

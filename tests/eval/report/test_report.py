@@ -276,7 +276,7 @@ def run_of(folder="f", task="hotpotqa", data="d", name="", **settings):
     options |= settings.pop("options", {})
     whole = {"system": "cirag", "task": {"name": task, "metrics": ["f1", "exact_match"]}, "data": data,
              "encoder": "e", "options": options} | settings  # fmt: skip
-    return Run(folder, name, whole, {}, {}, 0, pd.DataFrame())
+    return Run(folder, name, whole, {}, {}, 0, pd.DataFrame({"id": [], "hops": []}))
 
 
 def student(spec, weights="w"):

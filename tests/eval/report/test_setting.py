@@ -31,7 +31,8 @@ def row(number, system):
 def run_of(folder="f", questions=20, **changes):
     options = {**SETTINGS["options"], **changes.pop("options", {})}
     settings = {name: one for name, one in {**SETTINGS, **changes, "options": options}.items() if one != "absent"}
-    return Run(folder, "", settings, {"questions": questions} if questions else {}, {}, 0, pd.DataFrame())
+    about = {"questions": questions} if questions else {}
+    return Run(folder, "", settings, about, {}, 0, pd.DataFrame({"id": [], "hops": []}))
 
 
 READERS = ({"reader": "paper", "reader_tokens": 900}, {"reader": "common", "reader_tokens": 2000}, {})
