@@ -48,13 +48,6 @@ class TrainingOptions(Options):
 
 
 @dataclass(frozen=True)
-class StepOptions(TrainingOptions):
-    """Options of `training_step`."""
-
-    compile: bool = setting(False, "also measure compiled layers (needs a C++ compiler)")
-
-
-@dataclass(frozen=True)
 class SpeedOptions(TrainingOptions):
     """Options of `speed`."""
 
@@ -62,7 +55,7 @@ class SpeedOptions(TrainingOptions):
     ways: list[str] = setting(list(_WAYS), "rows of the table; compiled rows need a C++ compiler", choices=_WAYS)
 
 
-def training_step(options: StepOptions) -> Result:
+def training_step(options: TrainingOptions) -> Result:
     """Measure how label-only logits, batches by length and shared sequences change a training step of the Graph-LLM.
 
     "Separate records" is the CPU recipe with one sequence per record, on records of a fictional world; each other row
@@ -79,9 +72,6 @@ def training_step(options: StepOptions) -> Result:
     }
     if _native_bf16():
         variants["float32"] = {"model.dtype": "float32", "train.bf16": "false"}
-    if options.compile:
-        variants["compiled layers"] = {"train.torch_compile": True}
-        variants["compiled, interleaved"] = {**_INTERLEAVED, "train.torch_compile": True}
     with tempfile.TemporaryDirectory() as scratch:
         count = options.steps * options.batch_size
         same = _settings(options, scratch) | {"model.attention": "eager"}
