@@ -193,16 +193,14 @@ def changed_settings(found: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
     files = any(name.startswith("files.") for name in now)
 
     def content(name: str, value: Any) -> Any:
-        head, _, last = f".{name}".rpartition(".")
         if files and name in ("options.prompts", "options.answers", "options.corpus"):
             return None  # `files` and `corpus` hold digests
-        if not isinstance(value, str):
-            return value
-        if value.startswith("oracle:"):
+        if str(value).startswith("oracle:"):
             return Path(value.removeprefix("oracle:")).resolve()
+        head, _, last = f".{name}".rpartition(".")
         weights = f"{head}.weights"[1:] if last in ("spec", "model", "extractor") else ""
-        known = same & {f"{name}_weights", weights} or (last == "model" and _FINGERPRINT.search(value))
-        return _SPEC.sub("", value) if known else value
+        known = same & {f"{name}_weights", weights} or (last == "model" and _FINGERPRINT.search(str(value)))
+        return _SPEC.sub("", value) if known and isinstance(value, str) else value
 
     names = sorted(found.keys() | now.keys(), key=lambda name: ("." in name, name))
     return [name for name in names if content(name, found.get(name)) != content(name, now.get(name))]
