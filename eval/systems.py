@@ -204,10 +204,8 @@ def open_chat_model(options: LLMOptions, oracle: str | None = None, specs: Seque
 def other_prompt(integrator: str, prompts: str | None) -> str | None:
     """The warning that the loop's prompt differs from the prompt in the student's training; None if they are equal."""
     learned = Path(resolve(integrator)) / PROMPT_FILE
-    if not learned.is_file():
-        return None
     asked = load_prompts(PROMPT_NAMES, prompts).texts[INTEGRATION_PROMPT]
-    if asked.strip() == learned.read_text(encoding="utf-8").strip():
+    if not learned.is_file() or asked.strip() == learned.read_text(encoding="utf-8").strip():
         return None
     return (
         f"{integrator} was trained with the prompt in {learned}, but the loop uses "

@@ -86,13 +86,12 @@ def _show(args: argparse.Namespace, part: PartOptions) -> int:
     return 0
 
 
-def export(args: argparse.Namespace) -> int:
+def export(args: argparse.Namespace) -> None:
     """Write the triples of a store as JSON lines."""
     with ExitStack() as opened:
         stores = [opened.enter_context(closing(TripleStore(path, create=False))) for path in args.store]
         written, missing = export_triples(args.corpus, stores, args.output, args.extractor, args.allow_missing)
     logger.info("%s: %s passages, %s left out", args.output, f"{written:,}", f"{missing:,}")
-    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

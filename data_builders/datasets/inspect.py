@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -59,12 +60,9 @@ def why_empty(folder: str | Path) -> str | None:
 
 def kind_of(folder: str | Path) -> RowKind[Any]:
     """The kind of a data set's rows, according to the first row; records if that row is unreadable."""
-    for file in chain(*dataset_files(folder).values()):
-        try:
-            _, first = next(stored_rows(file), ("", None))
-        except ValueError:
-            break
-        if first is not None:
+    rows = chain.from_iterable(map(stored_rows, chain(*dataset_files(folder).values())))
+    with suppress(ValueError):
+        for _, first in rows:
             return next((kind for kind in KINDS.values() if set(kind.keys) <= set(first)), RECORDS)
     return RECORDS
 

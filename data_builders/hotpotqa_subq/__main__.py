@@ -48,11 +48,10 @@ def main(arguments: list[str] | None = None) -> int:
     return run_program(lambda: _run(parsed), stopped=kept)
 
 
-def _run(parsed: argparse.Namespace) -> int:
+def _run(parsed: argparse.Namespace) -> None:
     sources, options, llm = read_command(parsed)
     if parsed.dry_run:
-        _show(sources, options, parsed.price)
-        return 0
+        return _show(sources, options, parsed.price)
     ledger = parsed.teacher_ledger or options.ledger
     check_new(options.output, [ledger])
     build(
@@ -62,7 +61,6 @@ def _run(parsed: argparse.Namespace) -> int:
         llm.sampling(1) if llm is not None else None,
         partial(open_base_model, options, ledger) if options.direct_answer_model else None,
     )
-    return 0
 
 
 def open_base_model(options: BuildOptions, ledger: str) -> LLMClient:

@@ -54,10 +54,6 @@ class PairRow:
     unusable: PairDrop | None = None
 
 
-# The `read_pair_rows` function of a reader module: location, drops and issues as in `pair_rows`.
-PairReader = Callable[[str, Counter[str], Counter[str]], Iterator[PairRow]]
-
-
 def pair_rows(
     location: str,
     drops: Counter[str],
@@ -149,7 +145,8 @@ def read_rows(source: Source, drops: Counter[str], issues: Counter[str]) -> Iter
     return _recorded_rows(source, drops, issues)
 
 
-def _pair_reader(source: Source) -> PairReader:
+def _pair_reader(source: Source) -> Callable[[str, Counter[str], Counter[str]], Iterator[PairRow]]:
+    """The `read_pair_rows` function of a source's reader."""
     module = load_from(readers.__name__, source.reader, "reader")
     if not hasattr(module, "read_pair_rows"):
         raise ValueError(
