@@ -94,7 +94,7 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     # The calls and seconds to build the graph do not count for a question.
     trace.details["index"], trace.cached = graph.spent, {**graph.cached}
     started = time.perf_counter()
-    subtopics = await _Selection(question, llm, reranker, options, trace).subtopics(graph) if options.traversal else []
+    subtopics = await _select(question, graph, llm, reranker, options, trace) if options.traversal else []
     statement = await asyncio.to_thread(graph.sentences, subtopics, options.hops)
     texts = list(statement)
     most = max(options.sentences, options.chunks, _RANKED)
@@ -121,43 +121,35 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     return trace
 
 
-@dataclass(frozen=True, slots=True)
-class _Selection:
+async def _select(
+    question: str, graph: TopicGraph, llm: QuestionClient, reranker: Embedder, options: ThragOptions, trace: Trace
+) -> list[str]:
     """Topic-based graph traversal (section 3.2): one call selects topics, then one call per topic selects subtopics."""
 
-    question: str
-    llm: QuestionClient
-    reranker: Embedder
-    options: ThragOptions
-    trace: Trace
-
-    async def subtopics(self, graph: TopicGraph) -> list[str]:
-        """Select topics, then subtopics of each topic; return the distinct subtopics."""
-        topics = await self.choose("topics", graph.topics)
-        chosen = await all_of(self.choose("subtopics", graph.subtopics(topic), topic) for topic in topics)
-        self.trace.details["selected"] = dict(zip(topics, chosen))
-        return list(dict.fromkeys(label for labels in chosen for label in labels))
-
-    async def choose(self, kind: str, labels: Sequence[str], topic: str = "") -> list[str]:
+    async def choose(kind: str, labels: Sequence[str], topic: str = "") -> list[str]:
         """Return the labels that the model selects, in its order; selected labels that are not listed are counted."""
-        options, limit = self.options, self.options.most_labels
         least, most = (getattr(options, f"{end}_{kind}") for end in ("min", "max"))
-        if len(labels) > limit:
-            self.trace.tally(f"shortlisted_{kind}")
-            labels = top(labels, await self.reranker.scores(self.question, labels), limit)
+        if len(labels) > options.most_labels:
+            trace.tally(f"shortlisted_{kind}")
+            labels = top(labels, await reranker.scores(question, labels), options.most_labels)
         listed = "\n".join(f"- {label}" for label in labels)
         about = f"Topic: {topic}\n\n" if topic else ""
         user = f"{about}{kind.capitalize()}:\n{listed}\n\nSelect {min(least, len(labels))} to {min(most, len(labels))}."
-        user = f"{user}\n\nQuestion: {one_line(self.question)}"
+        user = f"{user}\n\nQuestion: {one_line(question)}"
         try:
-            names = await self.llm.ask(kind, user, _read_labels, options.max_selection_tokens)
+            names = await llm.ask(kind, user, _read_labels, options.max_selection_tokens)
         except UnusableReply as error:
-            self.trace.tally(f"{kind}.{error.reason}")
+            trace.tally(f"{kind}.{error.reason}")
             return []
         known = {entity_key(label): label for label in labels}
         chosen = list(dict.fromkeys(known[entity_key(name)] for name in names if entity_key(name) in known))
-        self.trace.tally(f"{kind}_not_listed", sum(entity_key(name) not in known for name in names))
+        trace.tally(f"{kind}_not_listed", sum(entity_key(name) not in known for name in names))
         return chosen[:most]
+
+    topics = await choose("topics", graph.topics)
+    chosen = await all_of(choose("subtopics", graph.subtopics(topic), topic) for topic in topics)
+    trace.details["selected"] = dict(zip(topics, chosen))
+    return list(dict.fromkeys(label for labels in chosen for label in labels))
 
 
 def _read_labels(text: str) -> list[str]:
