@@ -186,18 +186,14 @@ class SeenTable(AbstractContextManager["SeenTable"]):
 
     def first(self, kind: str, value: str, note: str = "") -> str | None:
         """The note of the first occurrence of a value, or None if this call adds the value."""
-        digest = _digest(kind, value)
-        if self._database.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", (digest, note)).rowcount:
-            return None
-        return self._note(digest)
+        row = (_digest(kind, value), note)
+        added = self._database.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", row).rowcount
+        return None if added else self.get(kind, value)
 
     def get(self, kind: str, value: str) -> str | None:
         """The note of a value that was added before, else None."""
-        return self._note(_digest(kind, value))
-
-    def _note(self, digest: bytes) -> str | None:
-        found = self._database.execute("SELECT note FROM seen WHERE digest = ?", (digest,)).fetchone()
-        return None if found is None else str(found[0])
+        row = self._database.execute("SELECT note FROM seen WHERE digest = ?", (_digest(kind, value),)).fetchone()
+        return None if row is None else str(row[0])
 
 
 class JsonlIndex:
