@@ -7,7 +7,7 @@ file for `--corpus`; the evidence of a row holds only facts, which become one pa
 from __future__ import annotations
 
 from tripletune.data_builders.readers._rows import gold_answers, question_id, required_text, source_rows
-from tripletune.models.data.fields import given, name_field, shown, text_field
+from tripletune.models.data.fields import checked, name_field
 from tripletune.models.data.questions import Issues, Question, Questions
 from tripletune.models.data.records import Passage
 
@@ -21,11 +21,9 @@ def read_questions(location: str, issues: Issues = None, source: str = "multihop
         question = required_text(row, ("query",), where)
         identity = question_id(row, where, question, "id", "_id")
         facts: dict[str, list[str]] = {}
-        for evidence in given(row, "evidence_list") or ():
-            if not isinstance(evidence, dict) or given(evidence, "title") is None or given(evidence, "fact") is None:
-                raise ValueError(f"{where}: an entry of 'evidence_list' needs title and fact, found {shown(evidence)}")
-            title, fact = name_field(evidence, where, "title"), text_field(evidence, where, "fact")
-            facts.setdefault(title, []).append(fact)
+        evidences = checked(row, where, {"evidence_list?": [{"title": str, "fact": str}]}).get("evidence_list", ())
+        for evidence in evidences:
+            facts.setdefault(evidence["title"], []).append(evidence["fact"])
         passages = tuple(Passage(title, "\n".join(texts)) for title, texts in facts.items())
         kind = name_field(row, where, "question_type")
         yield Question(
