@@ -11,10 +11,8 @@ from collections.abc import Callable, Sequence
 from benchmarks import Options, Result, save, show
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, names_in, run_program
 
-Case = Callable[[typing.Any], Result]
 
-
-def cases() -> dict[str, tuple[Case, type[Options]]]:
+def cases() -> dict[str, tuple[Callable[[typing.Any], Result], type[Options]]]:
     """Return the functions of this package with `options` as their only argument, and the class of options, by name."""
     found = {}
     for module in (importlib.import_module(f"benchmarks.{name}") for name in names_in("benchmarks")):

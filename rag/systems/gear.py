@@ -34,7 +34,6 @@ from tripletune.rag.text_index import Ranking, reciprocal_rank_fusion
 from tripletune.rag.triple_index import TripleIndex
 
 Scoring = Literal["concat", "mean"]
-Variant = Literal["agent", "sync", "naive"]
 Compare = Callable[[str, Sequence[str]], Awaitable[Sequence[float]]]
 _NAMES = ("gear_read", "gear_reason", "gear_rewrite", READER)
 _ANSWERABLE = re.compile(r"answerable[ \t*_]*:[ \t*_]*(yes|no)\b(.*)", re.IGNORECASE | re.DOTALL)
@@ -45,7 +44,7 @@ _NEXT = re.compile(r"\A(?:next )?question[ \t*_]*:\s*", re.IGNORECASE)
 class GearOptions(RoundOptions):
     """Options of GEAR; defaults are the paper's (appendix C), which allows 4 rounds on MuSiQue, 2 elsewhere."""
 
-    variant: Variant = setting(
+    variant: Literal["agent", "sync", "naive"] = setting(
         "agent", "agent: the whole loop; expand once from facts that the model read (sync) or from all facts (naive)"
     )
     top_k: int = setting(10, "passages to retrieve before an expansion, and per remembered triple", at_least=1)
