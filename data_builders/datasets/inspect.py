@@ -15,11 +15,10 @@ from tripletune.data_builders.datasets import RowKind, SeenTable, Statistics
 from tripletune.data_builders.datasets.kinds import KINDS, RECORDS
 from tripletune.data_builders.datasets.writer import CARD, DROPPED, STATISTICS
 from tripletune.models.data.records import stored_rows
-from tripletune.models.files import read_json
+from tripletune.models.files import few, read_json
 from tripletune.models.tables import printable
 
 _SHARD_NAME = re.compile(r"(?P<split>.+?)-\d{5}\.(jsonl|parquet)")
-_MAIN_REASONS = 3
 _NO_ENTITY = re.compile(r"[^\w\s.,:!?()/'-]")
 
 
@@ -52,10 +51,9 @@ def why_empty(folder: str | Path) -> str | None:
     if not content or content["statistics"]["records"]:
         return None
     counts: Counter[str] = sum(map(Counter, content["build"]["drops"].values()), Counter())
-    reasons = "; ".join(f"{n:,} x {reason}" for reason, n in counts.most_common(_MAIN_REASONS))
-    more = f"; {len(counts) - _MAIN_REASONS} more reasons" if len(counts) > _MAIN_REASONS else ""
+    reasons = few([f"{n:,} x {reason}" for reason, n in counts.most_common()])
     shown = f"{Path(folder) / CARD} has all counts, and {Path(folder) / DROPPED} has the replies"
-    return f"{folder} has no records, since no question could be labelled ({reasons}{more}): {shown}"
+    return f"{folder} has no records, since no question could be labelled ({reasons}): {shown}"
 
 
 def kind_of(folder: str | Path) -> RowKind[Any]:
