@@ -208,8 +208,15 @@ class CorpusExtraction:
             counts.pending += 1
             raise
         except Exception as error:
-            self._count_failure(error, passage.label[:100])
-            return
+            counts.failed += 1
+            self._failures += 1
+            logger.warning("passage %r failed: %s", passage.label[:100], error)
+            if self._failures < _FAILURES_IN_A_ROW:
+                return
+            raise CallError(
+                f"{self._failures} passages in a row failed, the last one with: {error}. Finished passages are kept in "
+                f"{self.store.path}: fix the cause and run the same command again"
+            ) from (None if isinstance(error, CallError) else error)
         self._failures = 0
         replies = [read_reply(completion.text) for completion in completions]
         for completion, reply in zip(completions, replies):
@@ -234,16 +241,6 @@ class CorpusExtraction:
         self.counts.triples += len(triples)
         self.counts.malformed_triples += malformed
         self.store.put(self.id, [Extraction(key, triples, malformed)])
-
-    def _count_failure(self, problem: Exception, title: str) -> None:
-        self.counts.failed += 1
-        self._failures += 1
-        logger.warning("passage %r failed: %s", title, problem)
-        if self._failures >= _FAILURES_IN_A_ROW:
-            raise CallError(
-                f"{self._failures} passages in a row failed, the last one with: {problem}. Finished passages are "
-                f"kept in {self.store.path}: fix the cause and run the same command again"
-            ) from (None if isinstance(problem, CallError) else problem)
 
 
 @dataclass(frozen=True, slots=True)
