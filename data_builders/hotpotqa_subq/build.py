@@ -124,8 +124,11 @@ class _Build:
             if open_base_model is not None:
                 base_model = open_base_model()
                 self._direct = BaseModelAnswers(base_model, self._options.max_new_tokens)
-            if self._options.failed_searches:
-                await self._collect_failures()
+            for one in self._opened if self._options.failed_searches else ():
+                if one.teacher.collects_failures:
+                    rows = one.source.rows(None, one.count, self._options.corpus)
+                    questions = (row for row in rows if isinstance(row, Question))
+                    await self._failures.collect(questions, one.teacher)
             await self._label_all()
         finally:
             for client in (self._client, base_model):
@@ -172,14 +175,6 @@ class _Build:
             self._lookups += [teacher.triples_of] if teacher.triples_of else []
             opened[source.name] = OpenSource(source, teacher, issues, options.most_questions(source.reader))
         self._opened = [opened[source.name] for source in sources]
-
-    async def _collect_failures(self) -> None:
-        """Read the facts that failed searches find."""
-        for one in self._opened:
-            if one.teacher.collects_failures:
-                rows = one.source.rows(None, one.count, self._options.corpus)
-                questions = (row for row in rows if isinstance(row, Question))
-                await self._failures.collect(questions, one.teacher)
 
     def check_teacher(self) -> None:
         """Raise `CallError` when replies to more than a tenth of the questions could not be used."""
