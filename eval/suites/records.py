@@ -281,22 +281,21 @@ def _looked_up(step: Step, record: str, store: StoredTriples, counts: Counter[st
     if not lines:
         raise ValueError(f"record {record!r}: the step {step.query!r} has no text, so its triples can't be looked up")
     found: dict[Triple, None] = {}
-    start = 0
-    while start < len(lines):
-        end, triples = _first_known(lines, start, store)
+    while lines:
+        end, triples = _first_known(lines, store)
         counts["passages"] += 1
         counts["passages_without_triples"] += triples is None
         found |= dict.fromkeys(triples or ())
-        start = end
+        lines = lines[end:]
     return Step(step.query, tuple(found), step.text)
 
 
-def _first_known(lines: list[str], start: int, store: StoredTriples) -> tuple[int, tuple[Triple, ...] | None]:
-    """End and triples of the passage that begins at a line; its text may have line breaks."""
-    for end in range(start + 2, len(lines) + 1):
-        triples = store.get(Passage(lines[start], "\n".join(lines[start + 1 : end])))
+def _first_known(lines: list[str], store: StoredTriples) -> tuple[int, tuple[Triple, ...] | None]:
+    """End and triples of the first passage; its text may have line breaks."""
+    for end in range(2, len(lines) + 1):
+        triples = store.get(Passage(lines[0], "\n".join(lines[1:end])))
         if triples is not None:
             return end, triples
     # Without a title, the first line is the text.
-    triples = store.get(Passage("", lines[start]))
-    return (start + 1, triples) if triples is not None else (min(start + 2, len(lines)), None)
+    triples = store.get(Passage("", lines[0]))
+    return (1, triples) if triples is not None else (2, None)
