@@ -41,6 +41,9 @@ class TripleIndex(Lines[Triple]):
     The index is in `index_dir/triples`; missing or outdated parts are built. For the arguments see `open_text_index`.
     """
 
+    # Whether scores of different queries are comparable, like cosines.
+    comparable = True
+
     def __init__(
         self,
         kind: RetrieverKind,
@@ -63,7 +66,6 @@ class TripleIndex(Lines[Triple]):
         self.entities = np.load(folder / _ENTITIES)
         numbers = np.arange(len(self))
         self._of_entity = _Groups(self.entities.ravel(), np.concatenate([numbers, numbers]))
-        # Whether scores of different queries are comparable, like cosines.
         self.comparable = kind == "dense"
         texts = lambda: map(verbalise, self)  # noqa: E731
         how = (embedder, search, passages.language if language == AUTO else language, overwrite)
