@@ -497,11 +497,7 @@ class TrainingTask:
 
     def trainer(self) -> Any:
         """Return a TRL trainer with `train.engine.EngineMixin`, or None for `train.engine.Engine`."""
-        if not getattr(self.config.train, "preference", None):
-            return None
-        from tripletune.train.trl_trainers import PreferenceTrainer
-
-        return PreferenceTrainer(self)
+        return None
 
     def prepare(self) -> None:
         """Train on the model's device before the first step; a resumed run does not call this."""

@@ -159,6 +159,13 @@ class StudentTask(TextTask):
             make, columns = partial(rows_of_pairs, make=make), {**TEXT, **PAIR}
         return cached_rows(key, cache, (partial(make, part) for part in source.parts()), columns)
 
+    def trainer(self) -> Any:
+        if not self.config.train.preference:
+            return None
+        from tripletune.train.trl_trainers import PreferenceTrainer
+
+        return PreferenceTrainer(self)
+
     @cached_property
     def scored(self) -> list[Case]:
         """The decisions to score, all from the integrator's validation trajectories."""

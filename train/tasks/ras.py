@@ -275,6 +275,13 @@ class GraphTask(TrainingTask):
                     )
         return found
 
+    def trainer(self) -> Any:
+        if not self.config.train.preference:
+            return None
+        from tripletune.train.trl_trainers import PreferenceTrainer
+
+        return PreferenceTrainer(self)
+
     def collator(self) -> RecordCollator:
         from tripletune.train.batches import RecordCollator
 
