@@ -172,10 +172,12 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> int:
     """Check the file and every key; the exit code is 1 if a problem is found."""
-    found = list(ledger_troubles(arguments.ledger))
-    sys.stdout.writelines(f"{what}\n" for what in found[:_MOST_TROUBLES])
-    if len(found) > _MOST_TROUBLES:
-        sys.stdout.write(f"... and {len(found) - _MOST_TROUBLES} more\n")
+    found = 0
+    for found, what in enumerate(ledger_troubles(arguments.ledger), 1):
+        if found <= _MOST_TROUBLES:
+            sys.stdout.write(f"{what}\n")
+    if found > _MOST_TROUBLES:
+        sys.stdout.write(f"... and {found - _MOST_TROUBLES} more\n")
     with Ledger(arguments.ledger, create=False) as ledger, ledger.connected() as connection:
         status = "CASE WHEN status = 'ok' AND NOT has_text(text) THEN :silent ELSE status END"
         query = f"SELECT {status}, count(*) FROM calls GROUP BY 1"
@@ -183,7 +185,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     counts = ", ".join(
         f"{by_status.get(name, 0):,} {name}" for name in (OK, FAILED, PENDING, *({_SILENT} & set(by_status)))
     )
-    verdict = f"{len(found)} problems" if found else "in order"
+    verdict = f"{found} problems" if found else "in order"
     sys.stdout.write(f"{arguments.ledger}: {verdict}; calls: {counts}\n")
     return 1 if found else 0
 
