@@ -110,7 +110,7 @@ def _push(folder: str, repo: str) -> None:
         for one in verify(pushed):
             if not one.passed:
                 raise ValueError(f"{folder} does not verify, so it is not pushed: {one}")
-        print(f"pushed to {push_folder(pushed, repo, 'model', [*MADE])}")
+        print(f"pushed to {push_folder(pushed, repo, 'model', MADE)}")
 
 
 if __name__ == "__main__":

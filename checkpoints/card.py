@@ -6,11 +6,11 @@ export does not need the run. All values in `provenance.json` may be public.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
@@ -54,8 +54,8 @@ def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence:
     provenance = Provenance(**read_json(kept)) if kept.is_file() else _collect_from_run(source)
     provenance = replace(provenance, **_names(source), licence=licence or provenance.licence)
     files = [Path(file).resolve() for file in scores]
-    # All score files are named metrics.json, so the folders below their common one distinguish them.
-    common = os.path.commonpath([file.parent.parent for file in files]) if files else ""
+    # All score files are named metrics.json: as many folders as distinguish them are shown, and no more.
+    shown = next(n for n in count(2) if len({file.parts[-n:] for file in files}) == len(set(files)))
     for file in files:
         settings = read_json(file.with_name("settings.json")) if file.with_name("settings.json").is_file() else {}
         for one in (settings, *(value for value in settings.values() if isinstance(value, dict))):
@@ -63,7 +63,7 @@ def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence:
             same = isinstance(spec, str) and Path(spec).is_dir() and Path(resolve(spec)).samefile(source)
             if same and weights and weights != model_fingerprint(source):
                 raise ValueError(f"--scores {file} is of other weights, before {source} changed: evaluate it again")
-        provenance.scores[file.relative_to(common).as_posix()] = public(read_json(file))
+        provenance.scores["/".join(file.parts[-shown:])] = public(read_json(file))
     return provenance
 
 

@@ -112,7 +112,7 @@ def push(arguments: argparse.Namespace) -> None:
     """Validate a data set and upload it to the Hugging Face Hub."""
     for trouble in troubles(arguments.folder):
         raise ValueError(f"{arguments.folder} is not valid, so it was not pushed: {trouble}")
-    _say(f"pushed to {push_folder(arguments.folder, arguments.repo, 'dataset', [*MADE])}")
+    _say(f"pushed to {push_folder(arguments.folder, arguments.repo, 'dataset', MADE)}")
 
 
 def released(arguments: argparse.Namespace) -> None:

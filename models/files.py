@@ -318,7 +318,7 @@ def _do_once(folder: Path, done: Sequence[Path], work: Callable[[], None]) -> bo
     return True
 
 
-def push_folder(folder: str | Path, repo: str, kind: str, files: list[str]) -> str:
+def push_folder(folder: str | Path, repo: str, kind: str, files: Sequence[str]) -> str:
     """Upload files (names or patterns) of a folder to the Hugging Face Hub in one commit, and return their address.
 
     Such files of the repository that the folder lacks are deleted, so that no earlier weights or rows stay. See
@@ -329,9 +329,8 @@ def push_folder(folder: str | Path, repo: str, kind: str, files: list[str]) -> s
     with _hub(repo) as api:
         ModelCard(read_text(Path(folder) / "README.md")).validate(repo_type=kind)
         place = make_repository(repo, kind)
-        api.upload_folder(
-            repo_id=place.repo_id, folder_path=folder, repo_type=kind, allow_patterns=files, delete_patterns=files
-        )
+        ours = {"allow_patterns": list(files), "delete_patterns": list(files)}
+        api.upload_folder(repo_id=place.repo_id, folder_path=folder, repo_type=kind, **ours)
     return str(place)
 
 
