@@ -152,16 +152,19 @@ class TripleGrammar:
     def __init__(self, tokenizer: Any, vocabulary: int, ends: Collection[int]) -> None:
         try:
             import xgrammar
-
-            stops = sorted(ends)
-            known = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocabulary, stop_token_ids=stops)
-        except (ImportError, ValueError, RuntimeError) as error:
+        except ImportError as error:
             raise ValueError(
-                f"the grammar can't be used ({error}): run pip install 'tripletune[grammar]', or leave out "
-                "--set grammar=yes"
-            ) from error
+                f"the grammar needs the package {error.name or 'xgrammar'}: run pip install 'tripletune[grammar]', or "
+                "leave out --set grammar=yes"
+            ) from None
         self._library: Any = xgrammar
-        self._compiled = xgrammar.GrammarCompiler(known).compile_grammar(GRAMMAR)
+        try:
+            known = self._library.TokenizerInfo.from_huggingface(
+                tokenizer, vocab_size=vocabulary, stop_token_ids=sorted(ends)
+            )
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(f"xgrammar can't use this tokenizer ({error}): leave out --set grammar=yes") from error
+        self._compiled = self._library.GrammarCompiler(known).compile_grammar(GRAMMAR)
         # Each reply's matcher, and how many tokens the matcher has read.
         self._matchers: dict[Request, tuple[Any, int]] = {}
 
