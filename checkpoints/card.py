@@ -197,8 +197,8 @@ def _training_rows(provenance: Provenance) -> Iterator[list[str]]:
     for split, about in (training.get("data") or {}).items():
         if isinstance(about, dict):
             yield [f"{split} data", f"{code_span(about.get('path'))}, SHA-256 {code_span(about.get('sha256'))}"]
-    for teacher, count in (training.get("teachers") or {}).items():
-        yield [f"trajectories of {code_span(teacher)}", f"{count}"]
+    for teacher, number in (training.get("teachers") or {}).items():
+        yield [f"trajectories of {code_span(teacher)}", f"{number}"]
     if environment.get("git_revision"):
         yield ["git revision of TripleTune", code_span(environment["git_revision"])]
     versions = {"python": environment.get("python"), **(environment.get("versions") or {})}
