@@ -6,6 +6,7 @@ All figures come from the report's JSON, without any date, so the same results g
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -140,11 +141,11 @@ def _overview(groups: Runs) -> list[Section]:
     for name in shared:
         found = [one.get(name) for one in figures]
         scores = [one and one["figures"]["scores"][group["metrics"][0]] for one, group in zip(found, groups)]
-        means = [100 * one["mean"] for run, one in zip(found, scores) if run and one and run["finished"] and alike]
-        mean = _number(sum(means) / len(means) if len(means) == len(groups) else None)
-        rows.append([name, *map(add, map(interval, scores), [_name(one, "") if one else "" for one in found]), mean])
-    head = ["", *(f"{one['task']} {one['metrics'][0]}, {one['told']}".rstrip(", ") for one in groups), "mean"]
-    return [Section("All tasks", "", [Table(head, rows)])]
+        means = [100 * one["mean"] for run, one in zip(found, scores) if run and one and run["finished"]]
+        mean = [_number(sum(means) / len(means) if len(means) == len(groups) else None)] * alike
+        rows.append([name, *map(add, map(interval, scores), [_name(one, "") if one else "" for one in found]), *mean])
+    told = (f"{one['task']} {one['metrics'][0]}, {one['told']}".rstrip(", ") for one in groups)
+    return [Section("All tasks", "", [Table(["", *told, *["mean"] * alike], rows)])]
 
 
 def _group(group: Mapping[str, Any]) -> Iterator[Section]:
@@ -358,9 +359,11 @@ def _latency(runs: Runs) -> list[str | Table]:
         speed = [_number(found["questions_per_second"], 3), _number(found["concurrency"], 0)]
         return [interval(found["mean"], 1, 2), _number(found["structuring"], 2), *shares, *speed]
 
-    timed = [run for run in runs if "unknown" not in run["figures"]["latency"]]
-    whys = {run["name"]: run["figures"]["latency"].get("unknown") for run in runs}
-    others = [f"{name} is not shown, since {why}." for name, why in whys.items() if why]
+    by_why = defaultdict[str, list[Mapping[str, Any]]](list)
+    for run in runs:
+        by_why[run["figures"]["latency"].get("unknown", "")].append(run)
+    timed = by_why.pop("", [])
+    others = [f"Time is not shown, since {why}: {', '.join(map(_name, found))}." for why, found in by_why.items()]
     head = ["seconds per question", "of them for triples", "10 %", "median", "90 %", "questions/s", "most under way"]
     told = (
         "Seconds are wall-clock time from a question's start to its answer, while other questions of the run were "

@@ -199,12 +199,11 @@ class QuestionSuite(Suite):
 
     async def ask(self, batch: list[Question]) -> list[Trace]:
         (question,) = batch
-        gold: Iterable[Passage] = ()
-        if self.system.needs_gold and self.gold is None:
-            gold = (question.passages[index] for index in question.supporting)
-        elif self.system.needs_gold and self.gold is not None:
+        gold: Iterable[Passage] = (question.passages[index] for index in question.supporting)
+        if self.gold is not None:
             gold = (self._passages[name] for name in sorted(self.gold.get(question.id, ())) if name in self._passages)
-        known: dict[str, Any] = {"question_id": question.id, "gold": tuple(gold), "context": question.passages}
+        known: dict[str, Any] = {"question_id": question.id, "context": question.passages}
+        known["gold"] = tuple(gold) if self.system.needs_gold else ()
         asked = self.task.template.replace("{question}", question.question)
         system = OpenSystem(self.system, self.loop, self.tools)
         return [await system.answer_async(asked, question.search or question.question, **known)]
@@ -216,11 +215,9 @@ class QuestionSuite(Suite):
         reply.question_id = item.id
         gold = item.answers, self.metrics, item.short_answers, self.task.refusal
         scores = score_answer(reply.answer, *gold) if item.answers else {}
-        if self.gold is not None:
-            wanted = self.gold.get(item.id, frozenset())
-        else:
-            supporting = item.supporting if self.own_contexts else ()
-            wanted = frozenset(item.passages[index].id for index in supporting)
+        supporting = item.supporting if self.own_contexts or self.system.needs_gold else ()
+        own = frozenset(item.passages[index].id for index in supporting)
+        wanted = own if self.gold is None else self.gold.get(item.id, frozenset())
         found = [passage["id"] for step in reply.steps for passage in step.passages]
         return {
             "id": item.id,
