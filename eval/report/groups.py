@@ -124,7 +124,10 @@ def _told(part: Sequence[Run], parts: Sequence[Sequence[Run]]) -> str:
     """The settings that distinguish a part from the other parts, in words."""
     values = [{n: one for run in reversed(each) for n, one in shared_settings(run).items() if one} for each in parts]
     own = values[[each is part for each in parts].index(True)]
-    telling = [name for name in EQUAL if name in own and any(one.get(name, own[name]) != own[name] for one in values)]
+    # Other data have a corpus, triples and links of their own, so these tell nothing more.
+    same = [one for one in values if one.get("data") == own.get("data")]
+    pools = {name: same if name in _DIGESTS[:3] else values for name in EQUAL if name in own}
+    telling = [name for name, pool in pools.items() if any(one.get(name, own[name]) != own[name] for one in pool)]
     return ", ".join(f"{name} {told_of(own[name])}" for name in telling)
 
 
@@ -136,15 +139,10 @@ def ablations_of(settings: Mapping[str, Any], name: str = "") -> tuple[str, ...]
     if settings.get("system") != "cirag":
         return ()
     options = settings.get("options") or {}
-    found = []
-    if name == WITHOUT_TD or str((settings.get("integrator") or {}).get("spec", "")).startswith("pypi:"):
-        found.append(WITHOUT_TD)
-    if options.get("rerank") is False:
-        found.append(WITHOUT_RERANKER)
+    untaught = name == WITHOUT_TD or str((settings.get("integrator") or {}).get("spec", "")).startswith("pypi:")
     levels = tuple(options.get("granularities") or GRANULARITIES)
-    if levels in CASCADES:
-        found.append(CASCADES[levels])
-    return tuple(found)
+    found = {WITHOUT_TD: untaught, WITHOUT_RERANKER: options.get("rerank") is False, CASCADES.get(levels, ""): True}
+    return tuple(part for part, is_so in found.items() if part and is_so)
 
 
 def compare_pairs(group: Group) -> dict[str, list[list[dict[str, Any] | None]]]:

@@ -111,7 +111,8 @@ function draw() {
     now && select("Metric", "metric", now.group.metrics.map((name) => [name, name]), draw)));
   byId("about").textContent = now ? now.all.about : "";
   byId("about").className = /ORACLE/.test(byId("about").textContent) ? "warn" : "note";
-  const parts = [several && section("All tasks", null, blocks((one) => one.title === "All tasks")),
+  const overview = blocks((one) => one.title === "All tasks");
+  const parts = [overview.length > 0 && section("All tasks", null, overview),
     now && section("Setting", null, blocks((one) => one.title === now.all.title && one.heading === "Setting", 1))];
   if (now && now.runs.length) {
     parts.push(leaderboard(now), now.runs.length > 1 && matrix(now), costs(now), more(now), questions(now));
