@@ -22,7 +22,7 @@ import numpy as np
 
 from tripletune.models.files import flatten
 
-RESAMPLES, PERMUTATIONS = 2000, 10_000
+RESAMPLES, PERMUTATIONS = 2000, 100_000
 SIGNIFICANT = 0.05
 NO_DIFFERENCE = "no difference shown"
 P_NOTE = (
@@ -113,7 +113,8 @@ def verdict(difference: Interval) -> str:
 def p_cell(difference: Interval) -> str:
     """The p-value of a difference for a table: `p_holm` if present."""
     p_value = difference["p_holm" if "p_holm" in difference else "p_value"]
-    return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"
+    close = SIGNIFICANT - 0.0005 <= p_value < SIGNIFICANT  # 0.0497 is not to read as 0.050
+    return "< 0.001" if p_value < 0.001 else "< 0.05" if close else f"{p_value:.3f}"
 
 
 def flatten_means(metrics: Mapping[str, Any]) -> dict[str, float]:

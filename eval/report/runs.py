@@ -114,6 +114,7 @@ def figures_of(run: Run) -> dict[str, Any]:
     """All figures of a run that has results; figures that the results do not allow are None."""
     rows, metrics = run.rows, run.scores
     seconds, reason, facts = rows["seconds"], untimed(run), rows[list(_FACTS)].dropna()
+    share = {"answer_kept": bootstrap_mean(facts["answer_kept"])}
     costs = {name: rows[name] for name in (*COSTS, "tokens", "sent", "dollars") if rows[name].notna().all()}
     return {
         "scores": _means_of(rows, metrics),
@@ -138,7 +139,7 @@ def figures_of(run: Run) -> dict[str, Any]:
             "concurrency": run.about.get("concurrency"),
         },
         "granularity": _granularity(rows, metrics),
-        "facts": bootstrap_means(facts, None) if len(facts) else None,
+        "facts": bootstrap_means(facts, None) | share if len(facts) else None,
         "recall": mean_recalls(rows["recall"]) if rows["rounds"].any() else {},
         "kept": bootstrap_mean(rows["kept"].dropna()),
         "decisions": _decisions(rows),

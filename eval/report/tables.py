@@ -141,7 +141,7 @@ def _overview(groups: Runs) -> list[Section]:
     for name in shared:
         found = [one.get(name) for one in figures]
         scores = [one and one["figures"]["scores"][group["metrics"][0]] for one, group in zip(found, groups)]
-        means = [100 * one["mean"] for run, one in zip(found, scores) if run and one and run["finished"]]
+        means = [100 * one["mean"] for run, one in zip(found, scores) if run and one and run["finished"] and alike]
         mean = [_number(sum(means) / len(means) if len(means) == len(groups) else None)] * alike
         rows.append([name, *map(add, map(interval, scores), [_name(one, "") if one else "" for one in found]), *mean])
     told = (f"{one['task']} {one['metrics'][0]}, {one['told']}".rstrip(", ") for one in groups)
@@ -270,7 +270,7 @@ def _granularity(runs: Runs, metrics: Sequence[str]) -> list[str | Table]:
     return [
         "Share of the questions that each level answered, and the scores of these questions:",
         Table(["run", "answered from", "share", *metrics], rows),
-        '"default": no level said that its evidence was enough, so the last level\'s answer is used.',
+        '"default": no level found its evidence enough. The last level answers even if it has nothing to read.',
     ]
 
 
@@ -281,7 +281,7 @@ def _facts(runs: Runs) -> list[str | Table]:
         found = figures["facts"]
         return [interval(found["answer_kept"]), *(interval(found[name], 1) for name in ("facts_kept", "facts_shown"))]
 
-    told = "Share of questions (not yes/no) whose answer is in a core triple; core triples and candidates per question."
+    told = "Of questions (not yes/no): share whose answer is in a core triple; core triples and candidates of each."
     return [_by_run(known, ["answer kept", "facts kept", "facts shown"], cells), told] if known else []
 
 
