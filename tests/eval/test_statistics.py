@@ -10,6 +10,7 @@ from tripletune.eval.statistics import (
     bootstrap_pairs,
     bootstrap_ratio,
     correct_table,
+    p_cell,
     paired_ratio_difference,
     paired_table,
     verdict,
@@ -88,6 +89,10 @@ def test_other_scores_have_the_permutation_test():
     exact = permutation_test((gaps,), np.mean, permutation_type="samples", n_resamples=np.inf)
     assert found["p_value"] == pytest.approx(exact.pvalue, abs=0.015)
     assert found["test"] == "permutation test"
+
+
+def test_no_text_of_a_p_value_contradicts_its_verdict():
+    assert [p_cell({"p_value": p}) for p in (0.0004, 0.0497, 0.05)] == ["< 0.001", "< 0.05", "0.050"]
 
 
 def test_a_table_is_corrected_by_holm():
