@@ -104,7 +104,7 @@ class Rounds:
         If the loop made no search, since no reply could be read, the question is searched first.
         """
         reads = not answer or self._options.answer == "long"
-        if (reads or self._options.reader == "common") and not self.trace.steps:
+        if reads and not self.trace.steps:
             await self.search(self._query)
 
         async def own() -> str:

@@ -49,6 +49,7 @@ def test_the_common_reader_gets_thoughts_but_not_the_answer():
     _, asked = run("ircot", "Ada wrote it.", "So the final answer is: Oslo.", "Oslo!", reader="common")
     assert "Facts:\nAda wrote it.\n\nPassages:" in asked[-1][1][1]
     assert "Oslo" not in asked[-1][1][1]
+    assert not queries(run("react", "Action: Finish[Oslo]", "Oslo!", reader="common")[0]), "it searched for nothing"
 
 
 def test_ircot_without_its_reader():
