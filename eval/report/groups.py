@@ -126,7 +126,7 @@ def _told(part: Sequence[Run], parts: Sequence[Sequence[Run]]) -> str:
     own = values[[each is part for each in parts].index(True)]
     # Other data have a corpus, triples and links of their own, so these tell nothing more.
     same = [one for one in values if one.get("data") == own.get("data")]
-    pools = {name: same if name in _DIGESTS[:3] else values for name in EQUAL if name in own}
+    pools = {name: same if name in ("corpus", "triples", "gold") else values for name in EQUAL if name in own}
     telling = [name for name, pool in pools.items() if any(one.get(name, own[name]) != own[name] for one in pool)]
     return ", ".join(f"{name} {told_of(own[name])}" for name in telling)
 

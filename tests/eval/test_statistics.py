@@ -91,11 +91,9 @@ def test_other_scores_have_the_permutation_test():
     assert found["test"] == "permutation test"
 
 
-def test_no_text_of_a_p_value_contradicts_its_verdict():
-    assert [p_cell({"p_value": p}) for p in (0.0004, 0.0497, 0.05)] == ["< 0.001", "< 0.05", "0.050"]
-
-
 def test_a_table_is_corrected_by_holm():
+    texts = [p_cell({"p_value": p}) for p in (0.0004, 0.0497, 0.05)]
+    assert texts == ["< 0.001", "< 0.05", "0.050"], "no text contradicts the verdict"
     gaps = [{"mean": 0.1, "p_value": p} for p in (0.04, 0.01, 0.03, 0.02)]
     correct_table(gaps)
     # 4 x 0.01, 3 x 0.02; then 2 x 0.03 = 0.06 and 1 x 0.04, which is not less than what stands before it.

@@ -127,6 +127,8 @@ def test_a_run_stands_in_every_group_that_it_fits_and_a_setting_is_told_with_its
     assert "mean" not in overview.blocks[0].head, "one task in two settings has none"
     assert [[run.folder for run in group.runs] for group in groups] == [["none", "five"], ["none", "two"], ["ras"]]
     assert [group.told for group in groups][:2] == [f"top_k {k}, model openai:m" for k in (5, 2)]
+    moved = replace(five, settings=five.settings | {"data": "d", "corpus": "c"})
+    assert group_runs([five, moved])[1].told == "data d", "its corpus tells nothing more"
     assert [run.folder for run in group_runs([bare, five], baseline="standard")[0].runs] == ["five", "none"]
     rows = dict(setting_rows([five, two, bare], ["five", "two", "none"]))
     changed = run_of("x", options={"evidence": "text"}, sampling=[0.0, 1.0, 7])
