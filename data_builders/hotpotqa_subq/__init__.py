@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, cycle, islice
@@ -15,16 +15,19 @@ from tripletune.data_builders.datasets.kinds import facts_name
 from tripletune.models.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.models.data.records import YES_NO, Action, Passage, Record, Step, Task, mentions, normalize_answer
 from tripletune.models.data.triples import Triple
+from tripletune.rag.retrievers import Retriever
 
 FirstSubquery = Literal["main_question", "generated"]
 Shown = Literal["supporting", "all"]
 Found = tuple[Passage, list[Triple]]
+# The steps of a history: a sub-query, what its search brings, and whether it follows a failed search.
+Searches = list[tuple[str, list[Found], bool]]
 # Ending of the id of a record whose last search failed.
 AGAIN = "-again"
 # Many texts contain two-letter aliases by chance: MuSiQue lists "NO" as an alias of Norway.
 _SHORTEST_ALIAS = 3
-# Failed searches per sub-query; RAS searches five times at most.
-_MOST_FAILURES = 2
+# Failed searches per sub-query, and searches per question (RAS, section 4.1).
+_MOST_FAILURES, _MOST_SEARCHES = 2, 5
 # Questions per source whose supporting articles serve as failed searches of other questions.
 POOL = 200
 # The brackets of a title such as "Waterloo (1970 film)".
@@ -40,6 +43,7 @@ async def label_question(
     triples_of: Callable[[Passage], list[Triple]] | None = None,
     seed: int = 0,
     failures: Callable[[Question, list[Annotation], Annotation], list[list[Found]]] | None = None,
+    search: Callable[[Question, list[Annotation]], Awaitable[Searches]] | None = None,
 ) -> list[Record]:
     """Return the planning records of one question in order, then its answering record (Algorithm 1).
 
@@ -53,13 +57,13 @@ async def label_question(
         first_subquery: See `options.BuildOptions`, also for `distractors`, which stand for a retriever with k > 1.
         failures: Draws the failed searches before the successful search for a document. The label after a failed search
             repeats the query, in the teacher's rewording if there is one. The paper has no failed searches.
+        search: Makes real searches, instead of histories with the kept documents; see `RealSearches`.
     """
     if direct_answer:
         return [record_of(question, name, Action.NO_RETRIEVAL) for name in ("plan0", "answer")]
     kept = await _kept(question, teacher, first_subquery)
     others = [n for n in range(len(question.passages)) if n not in [one.document for one in kept]]
-    records: list[Record] = []
-    history: tuple[Step, ...] = ()
+    steps: Searches = []
     for one in kept:
         document, subquery, found, reworded = one
         if not found:
@@ -73,10 +77,13 @@ async def label_question(
             chance.shuffle(shown)
         wordings = cycle(filter(None, (subquery, reworded)))
         searches = [*(failures(question, kept, one) if failures else ()), shown]
-        for number, (brought, asked) in enumerate(zip(searches, wordings)):
-            name = f"plan{len(records)}{AGAIN if number else ''}"
-            records.append(record_of(question, name, Action.SUBQ, history, asked))
-            history = (*history, step_of(asked, brought))
+        steps += [(asked, brought, number > 0) for number, (brought, asked) in enumerate(zip(searches, wordings))]
+    records: list[Record] = []
+    history: tuple[Step, ...] = ()
+    for asked, brought, again in await search(question, kept) if search else steps:
+        name = f"plan{len(records)}{AGAIN if again else ''}"
+        records.append(record_of(question, name, Action.SUBQ, history, asked))
+        history = (*history, step_of(asked, brought))
     records.append(record_of(question, f"plan{len(records)}", Action.SUFFICIENT, history))
     records.append(record_of(question, "answer", Action.SUFFICIENT, history))
     return records
@@ -114,7 +121,7 @@ def names_to_find(question: Question) -> list[str]:
 
 def step_of(subquery: str, shown: Iterable[Found]) -> Step:
     """A step of the history: the query, and the distinct triples of its passages."""
-    passages, triples = zip(*shown)
+    passages, triples = [*zip(*shown)] or ((), ())
     return Step(subquery, tuple(dict.fromkeys(chain(*triples))), "\n".join(one.content for one in passages))
 
 
@@ -189,3 +196,74 @@ class FailedSearches:
         found = chain(covered, others)
         useless = (one for one in found if gold.isdisjoint(one[1]) and not facts_name(one[1], names))
         return list(filter(None, (list(islice(useless, self.passages)) for _ in range(failures))))
+
+
+@dataclass
+class RealSearches:
+    """Makes the searches of a history as the loop of RAS does: each step shows what a retriever brings.
+
+    A sub-query asks for the first document not found yet, in a wording not asked yet, since the loop ends at a repeated
+    query. If no other wording or no round is left, the step shows the document itself, found or not.
+
+    Args:
+        share: Share of the searches with another wording left whose helpful documents are removed.
+
+    Attributes:
+        outcomes: Counts of the searches by outcome, of each question whose records are not written yet.
+        searched, found: Number of searches, and of those that brought a helpful document.
+    """
+
+    retriever: Retriever
+    triples_of: Callable[[Passage], list[Triple]]
+    top_k: int
+    share: float
+    seed: int
+    outcomes: dict[str, Counter[str]] = field(default_factory=dict)
+    searched: int = 0
+    found: int = 0
+
+    async def search(self, question: Question, kept: list[Annotation]) -> Searches:
+        """The sub-queries with what their searches brought, until each kept document was found or shown."""
+        gold = {question.passages[one.document].key: one for one in kept}
+        chance = random.Random(f"{self.seed} {question.id} failed")
+        pending, steps, asked, failed = list(gold), Searches(), set[str](), False
+        counts = self.outcomes[f"{question.source}:{question.id}"] = Counter()
+        while pending:
+            document = question.passages[gold[pending[0]].document]
+            wordings = [one for one in _wordings(gold[pending[0]], document) if normalize_answer(one) not in asked]
+            if not wordings:
+                raise UnlabelledQuestion(DropReason.COPIED_QUESTION, gold[pending[0]].subquery)
+            query = wordings[0]
+            asked.add(normalize_answer(query))
+            last = len(wordings) < 2 or len(steps) + len(pending) >= _MOST_SEARCHES
+            hidden = gold if not last and chance.random() < self.share else {}
+            hits = await self.retriever.retrieve(query, self.top_k + len(hidden))
+            brought = {hit.passage.key: hit.passage for hit in hits if hit.passage.key not in hidden}
+            self.searched += 1
+            self.found += not gold.keys().isdisjoint(brought)
+            outcome = "searches without the helpful documents" if hidden else "searches that found a helpful document"
+            if last and pending[0] not in brought:
+                outcome, brought = "searches that show a document they did not find", {pending[0]: document} | brought
+            shown = dict(islice(brought.items(), self.top_k))
+            own = {key: one.triples for key, one in gold.items()}
+            steps.append(
+                (query, [(one, self.triples_of(one) or own.get(key, [])) for key, one in shown.items()], failed)
+            )
+            failed = shown.keys().isdisjoint(pending)
+            counts["searches that failed" if failed and not hidden else outcome] += 1
+            pending = [key for key in pending if key not in shown]
+        return steps
+
+    def check(self) -> None:
+        """Raise `ValueError` if no search brought a helpful document."""
+        if self.searched and not self.found:
+            raise ValueError(
+                "no search found a helpful passage: does --corpus belong to these questions, and has it their passages?"
+            )
+
+
+def _wordings(sought: Annotation, document: Passage) -> list[str]:
+    """Distinct ways to ask for a document; the title is asked for only if another wording names it."""
+    name, wordings = BRACKETED.sub("", document.title), list(filter(None, (sought.subquery, sought.reworded)))
+    wordings += [f"What is known about {name}?"] if any(mentions(one, name) for one in wordings) else []
+    return [*{normalize_answer(one): one for one in wordings}.values()]

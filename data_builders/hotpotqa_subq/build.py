@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tempfile
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import aclosing
@@ -19,7 +21,7 @@ from tripletune.data_builders.datasets import SeenTable, in_order, keep_smallest
 from tripletune.data_builders.datasets.inspect import why_empty
 from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.writer import DROPPED, BuildFacts, DatasetWriter, new_dataset
-from tripletune.data_builders.hotpotqa_subq import AGAIN, FailedSearches, label_question
+from tripletune.data_builders.hotpotqa_subq import AGAIN, FailedSearches, RealSearches, label_question
 from tripletune.data_builders.hotpotqa_subq.annotations import PARTS, TripleLookup, open_teacher
 from tripletune.data_builders.hotpotqa_subq.checks import missing_facts
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source, check_names, usable_questions
@@ -37,6 +39,8 @@ from tripletune.models.files import json_line
 from tripletune.models.llm import CallError, LLMClient, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted
 from tripletune.models.llm.replies import repair_digest
+from tripletune.rag.embedding import open_embedder
+from tripletune.rag.retrievers import open_retriever
 
 logger = logging.getLogger(__name__)
 Opener = Callable[[], LLMClient] | None
@@ -112,6 +116,7 @@ class _Build:
             label_question, first_subquery=options.first_subquery, distractors=options.distractors,
             triples_of=others, seed=options.seed, failures=self._failures.draw if options.failed_searches else None,
         )  # fmt: skip
+        self._searches: RealSearches | None = None
         self._lookups = [others] if others else []
         self._direct: BaseModelAnswers | StoredAnswers | None
         self._direct = StoredAnswers(options.direct_answers) if options.direct_answers else None
@@ -124,7 +129,7 @@ class _Build:
             if open_base_model is not None:
                 base_model = open_base_model()
                 self._direct = BaseModelAnswers(base_model, self._options.max_new_tokens)
-            for one in self._opened if self._options.failed_searches else ():
+            for one in self._opened if self._options.failed_searches and not self._searches else ():
                 if one.teacher.collects_failures:
                     rows = one.source.rows(None, one.count, self._options.corpus)
                     questions = (row for row in rows if isinstance(row, Question))
@@ -136,6 +141,8 @@ class _Build:
                     await client.close()
         for lookup in self._lookups:
             lookup.check()
+        if self._searches:
+            self._searches.check()
         for one in self._opened:
             reasons = "; ".join(f"{count} x {reason}" for reason, count in one.ordered_drops().items())
             left_out = f"{one.drops.total()} left out{f' ({reasons})' if reasons else ''}"
@@ -175,6 +182,9 @@ class _Build:
             self._lookups += [teacher.triples_of] if teacher.triples_of else []
             opened[source.name] = OpenSource(source, teacher, issues, options.most_questions(source.reader))
         self._opened = [opened[source.name] for source in sources]
+        if options.retriever:
+            self._searches = _real_searches(options, self._lookups[0])
+            self._make_records = partial(self._make_records, search=self._searches.search)
 
     def check_teacher(self) -> None:
         """Raise `CallError` when replies to more than a tenth of the questions could not be used."""
@@ -202,6 +212,8 @@ class _Build:
                                 self._drop(one.source.name, question, found)
                         else:
                             one.labelled += 1
+                            if self._searches:
+                                one.notes += self._searches.outcomes.pop(f"{question.source}:{question.id}", Counter())
                             for record in () if pending else found:
                                 self._dataset.write(record, self._options.split_of(question.question))
         if pending:
@@ -279,6 +291,8 @@ class _Build:
             )
         for one in self._opened:
             notes += [f"Source {one.source.name}: {n:,} {what}." for what, n in sorted(one.notes.items()) if n]
+        if self._searches:
+            notes.append(f"Histories come from real searches ({options.retriever}, top {options.top_k}).")
         prompts = {self._prompts.files[name]: digest for name, digest in self._prompts.digests().items()}
         models = {} if client is None else {"teacher": f"{client.model}{_drawn(client, self._sampling)}"}
         if options.direct_answer_model is not None:
@@ -302,6 +316,15 @@ class _Build:
             calls=_calls(list(llm.values())),
             notes=notes,
         )
+
+
+def _real_searches(options: BuildOptions, triples_of: TripleLookup) -> RealSearches:
+    """Open the retriever over the corpus, with a temporary index."""
+    embedder = open_embedder(options.encoder) if options.encoder else None
+    scratch = tempfile.TemporaryDirectory(prefix="tripletune-")
+    retriever = open_retriever(options.retriever or "bm25", str(options.corpus), scratch.name, embedder)
+    weakref.finalize(retriever.passages, scratch.cleanup)
+    return RealSearches(retriever, triples_of, options.top_k, options.failed_searches, options.seed)
 
 
 def _drawn(client: LLMClient, sampling: Sampling) -> str:

@@ -20,11 +20,13 @@ from tripletune.models.data.questions import Dropped, DropReason, Issues, Questi
 from tripletune.models.llm.backends import LLMOptions, add_llm, backend_names
 from tripletune.models.options import rare, require, setting
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, progress
+from tripletune.rag.text_index import RetrieverKind
 
 # The teacher without a model: recorded replies and gold annotations.
 ANNOTATIONS = "annotations"
 _GROUPS = {
     "labels": ("first_subquery", "distractors", "failed_searches", "triple_file", "check_facts"),
+    "real searches": ("retriever", "encoder", "top_k"),
     "what the teacher is asked": (
         "corpus", "triples_from", "show_documents", "prompts", "json_schema", "on_call_error", "concurrency"),
     "direct-answer test": ("direct_answer_model", "direct_answers", "filtered_answers", "batch_size", "max_new_tokens"),
@@ -97,17 +99,25 @@ class BuildOptions(FolderOptions):
     )
     distractors: int = setting(0, "add triples of N non-supporting passages to each step (paper: none)", at_least=0)
     failed_searches: float = setting(
-        0.0, "share of searches that first find only useless facts; the next label repeats the query (paper: none)",
-        at_least=0, below=1,
+        0.0, "share of searches that first find only useless facts; the next label repeats the query, or with "
+        "--retriever asks it in other words (paper: none)", at_least=0, below=1,
     )  # fmt: skip
     check_facts: Literal["drop", "count", "off"] = setting(
         "off", "if facts lack the answer or a name that a sub-query needs: drop the question, count it in the card, or "
         "do not check (paper)",
     )  # fmt: skip
     triple_file: str | None = setting(
-        None, "triples of distractors and failed searches: a store, or JSON lines of title, text, triples"
+        None, "triples of all other passages that steps show: a store, or JSON lines of title, text, triples"
     )
-    corpus: str | None = setting(None, "corpus of the supporting passages that qa rows name by id or title")
+    retriever: RetrieverKind | None = setting(
+        None, "each step shows what this search of --corpus finds, as in the loop (default: a supporting passage, as "
+        "in the paper)", needs="corpus",
+    )  # fmt: skip
+    encoder: str | None = setting(None, "sentence encoder of a dense or hybrid --retriever", needs="retriever")
+    top_k: int = setting(1, "passages per search of --retriever", at_least=1, needs="retriever")
+    corpus: str | None = setting(
+        None, "corpus of the supporting passages that qa rows name by id or title, and of --retriever"
+    )
     triples_from: str = setting("teacher", "source of kept documents' triples: teacher, or a file like --triple-file")
     show_documents: Shown = rare("supporting", "documents for the teacher's filter: supporting ones (paper) or all")
     prompts: str | None = setting(None, "folder of custom prompts: subq_filter.md, subq_query.md, subq_triples.md")
@@ -143,8 +153,12 @@ class BuildOptions(FolderOptions):
         found = []
         if self.distractors and not self.triple_file:
             found.append(f"distractors: {self.distractors} need the triples of unrelated passages: set --triple-file")
-        if self.triple_file and not (self.distractors or self.failed_searches):
-            found.append("triple_file: without effect, since neither --distractors nor --failed-searches needs it")
+        if self.triple_file and not (self.distractors or self.failed_searches or self.retriever):
+            found.append("triple_file: without effect without --distractors, --failed-searches or --retriever")
+        if self.retriever and not self.triple_file:
+            found.append("retriever: needs the triples of the corpus: set --triple-file")
+        if self.retriever and self.distractors:
+            found.append("distractors: --retriever brings its own: set --top-k")
         if self.filtered_answers and not (self.direct_answer_model or self.direct_answers):
             found.append("filtered_answers: without effect, since no question is tested: name --direct-answer-model")
         found += split_name_problems(self.split_name)

@@ -106,6 +106,22 @@ def test_a_triple_file_that_fits_nothing_is_refused(tmp_path, source):
     assert not (tmp_path / "foreign").exists()
 
 
+def test_histories_of_real_searches_need_a_corpus_and_its_triples(tmp_path, source):
+    def built(**options):
+        build([source], BuildOptions(str(tmp_path / "out"), split_name="train", limit=5, retriever="bm25", **options))
+
+    rows = [{"title": "A", "text": f"Text {n}.", "triples": [["A", "is", f"answer {n}"]]} for n in range(5)]
+    files = {name: write_lines(tmp_path / f"{name}.jsonl", rows) for name in ("corpus", "triple_file")}
+    with pytest.raises(ValueError, match="retriever has no effect without corpus"):
+        built(triple_file=files["triple_file"])
+    with pytest.raises(ValueError, match="retriever: needs the triples"):
+        built(corpus=files["corpus"])
+    built(**files)
+    card = (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert "Histories come from real searches (bm25, top 1)." in card
+    assert ": 5 searches that" in card
+
+
 def test_what_the_filter_drops_and_the_model_answers_gives_an_answer_alone(tmp_path, source):
     rows = [teacher_row(0, helpful=[]), teacher_row(1), {"_id": "id2", "direct": True}]
     kept = Source("hotpotqa", "hotpotqa", source.location, write_lines(tmp_path / "t2.jsonl", rows))

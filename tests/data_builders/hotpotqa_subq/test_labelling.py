@@ -8,7 +8,13 @@ from dataclasses import replace
 import pytest
 
 from tests.cli import write_lines
-from tripletune.data_builders.hotpotqa_subq import FailedSearches, gives_away_answer, label_question
+from tripletune.data_builders.hotpotqa_subq import (
+    FailedSearches,
+    RealSearches,
+    gives_away_answer,
+    label_question,
+    step_of,
+)
 from tripletune.data_builders.hotpotqa_subq.annotations import PROMPT_FOLDER, PartTeacher, TripleLookup, open_teacher
 from tripletune.data_builders.hotpotqa_subq.build import build
 from tripletune.data_builders.hotpotqa_subq.checks import missing_facts
@@ -19,6 +25,7 @@ from tripletune.eval import load_task
 from tripletune.models.data.questions import Annotation, DropReason, Hop, Question, UnlabelledQuestion
 from tripletune.models.data.records import Action, Passage, Step, read_records
 from tripletune.models.data.triples import Triple
+from tripletune.rag.retrievers import Retrieved
 
 PASSAGES = (
     Passage("Dune", "By Frank Herbert."),
@@ -328,3 +335,41 @@ def test_a_triple_file_gives_two_wiki_the_facts_of_its_passages(tmp_path):
     assert (second.subquery, second.reworded) == (
         "Where was Frank Herbert born?", "What is the place of birth of Frank Herbert?"
     )  # fmt: skip
+
+
+def test_each_step_of_a_real_search_shows_what_the_retriever_brings():
+    dune, other, herbert = PASSAGES[:3]
+
+    class FixedRetriever:
+        """Brings the passages of a query, else another one."""
+
+        def __init__(self, **found):
+            self.found = {query.replace("_", " "): passages for query, passages in found.items()}
+
+        async def retrieve(self, query, k):
+            hits = [*self.found.get(query.strip("?"), ()), other]
+            return [Retrieved(passage, 1.0) for passage in hits[:k]]
+
+    def searched(share=0.0, **found):
+        searches = RealSearches(FixedRetriever(**found), lambda one: [Triple(one.title, "is", "read")], 1, share, 0)
+        records = label(search=searches.search)
+        assert [record.label for record in records[-2:]] == ["[SUFFICIENT]", "Tacoma"]
+        assert all(record.steps == records[-1].steps[: len(record.steps)] for record in records)
+        shown = [(step.query, step.triples[0].subject) for step in records[-1].steps]
+        return shown, [record.id.rpartition(":")[2] for record in records[:-2]], dict(*searches.outcomes.values())
+
+    first, (who, where) = QUESTION.question, ASKED
+    found = {"Where_was_the_author_of_Dune_born": [herbert], "Who_wrote_Dune": [dune]}
+    assert searched(**found) == (
+        [(first, herbert.title), (who, "Dune")],
+        ["plan0", "plan1"],
+        {"searches that found a helpful document": 2},
+    )
+    # No search finds a document: each wording is asked once, then the document is shown.
+    shown, names, counts = searched()
+    about = "What is known about Dune?"
+    assert shown == [(first, other.title), (who, other.title), (about, "Dune"), (where, herbert.title)]
+    assert names == ["plan0", "plan1-again", "plan2-again", "plan3"]
+    assert counts == {"searches that failed": 2, "searches that show a document they did not find": 2}
+    assert searched(0.99, **found)[0][0] == (first, other.title)
+    assert step_of("q", []).triples == ()
