@@ -225,6 +225,7 @@ class RealSearches:
     async def search(self, question: Question, kept: list[Annotation]) -> Searches:
         """The sub-queries with what their searches brought, until each kept document was found or shown."""
         gold = {question.passages[one.document].key: one for one in kept}
+        own = {key: one.triples for key, one in gold.items()}
         chance = random.Random(f"{self.seed} {question.id} failed")
         pending, steps, asked, failed = list(gold), Searches(), set[str](), False
         counts = self.outcomes[f"{question.source}:{question.id}"] = Counter()
@@ -245,7 +246,6 @@ class RealSearches:
             if last and pending[0] not in brought:
                 outcome, brought = "searches that show a document they did not find", {pending[0]: document} | brought
             shown = dict(islice(brought.items(), self.top_k))
-            own = {key: one.triples for key, one in gold.items()}
             steps.append(
                 (query, [(one, self.triples_of(one) or own.get(key, [])) for key, one in shown.items()], failed)
             )
