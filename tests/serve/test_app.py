@@ -217,7 +217,7 @@ def test_a_model_server_that_was_away_is_asked_again(running, files):
 
 def test_the_key_and_where_a_request_comes_from(running, model):
     with running(key="secret", hosts=("127.0.0.1",)) as url:
-        bearer = {"Authorization": "Bearer secret"}
+        bearer = {"Authorization": "bearer secret"}
         assert [httpx.get(url + path).status_code for path in ("/", "/healthz", "/readyz")] == [200] * 3
         for path in ("/v1/models", "/metrics"):
             refused = httpx.get(url + path, headers={"Authorization": "Bearer other"})
