@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, cycle, islice
+from itertools import chain, islice
 from typing import Literal
 
 from tripletune.data_builders.datasets.kinds import facts_name
@@ -55,8 +55,8 @@ async def label_question(
         direct_answer: Whether the base model answers without retrieval. Then the question has one `[NO_RETRIEVAL]`
             record for planning and one for answering (line 7).
         first_subquery: See `options.BuildOptions`, also for `distractors`, which stand for a retriever with k > 1.
-        failures: Draws the failed searches before the successful search for a document. The label after a failed search
-            repeats the query, in the teacher's rewording if there is one. The paper has no failed searches.
+        failures: Draws the failed searches before the successful search for a document, at most one per other wording:
+            the label after a failed search asks in other words. The paper has no failed searches.
         search: Makes real searches, instead of histories with the kept documents; see `RealSearches`.
     """
     if direct_answer:
@@ -65,7 +65,7 @@ async def label_question(
     others = [n for n in range(len(question.passages)) if n not in [one.document for one in kept]]
     steps: Searches = []
     for one in kept:
-        document, subquery, found, reworded = one
+        document, subquery, found, _ = one
         if not found:
             raise UnlabelledQuestion(DropReason.NO_TRIPLES, question.passages[document].title)
         shown = [(question.passages[document], found)]
@@ -75,8 +75,8 @@ async def label_question(
             covered = ((passage, triples) for passage in drawn if (triples := triples_of(passage)))
             shown += islice(covered, distractors)
             chance.shuffle(shown)
-        wordings = cycle(filter(None, (subquery, reworded)))
-        searches = [*(failures(question, kept, one) if failures else ()), shown]
+        wordings = _wordings(one, question.passages[document])
+        searches = [*(failures(question, kept, one) if failures else [])[: len(wordings) - 1], shown]
         steps += [(asked, brought, number > 0) for number, (brought, asked) in enumerate(zip(searches, wordings))]
     records: list[Record] = []
     history: tuple[Step, ...] = ()
@@ -145,7 +145,7 @@ def record_of(
 
 @dataclass
 class FailedSearches:
-    """Draws failed searches: a step with another article's facts, before the sub-query is repeated.
+    """Draws failed searches: a step with another article's facts, before the sub-query is asked in other words.
 
     In RAS, appendix C, every step of a history is a success, so the number of steps alone says when to stop.
 

@@ -99,8 +99,8 @@ class BuildOptions(FolderOptions):
     )
     distractors: int = setting(0, "add triples of N non-supporting passages to each step (paper: none)", at_least=0)
     failed_searches: float = setting(
-        0.0, "share of searches that first find only useless facts; the next label repeats the query, or with "
-        "--retriever asks it in other words (paper: none)", at_least=0, below=1,
+        0.0, "share of searches that first find only useless facts; the next label asks in other words, so a search "
+        "with one wording does not fail (paper: none)", at_least=0, below=1,
     )  # fmt: skip
     check_facts: Literal["drop", "count", "off"] = setting(
         "off", "if facts lack the answer or a name that a sub-query needs: drop the question, count it in the card, or "
