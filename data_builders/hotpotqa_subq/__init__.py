@@ -64,6 +64,7 @@ async def label_question(
     kept = await _kept(question, teacher, first_subquery)
     others = [n for n in range(len(question.passages)) if n not in [one.document for one in kept]]
     steps: Searches = []
+    used = {normalize_answer(one.subquery) for one in kept}
     for one in kept:
         document, subquery, found, _ = one
         if not found:
@@ -75,9 +76,10 @@ async def label_question(
             covered = ((passage, triples) for passage in drawn if (triples := triples_of(passage)))
             shown += islice(covered, distractors)
             chance.shuffle(shown)
-        wordings = _wordings(one, question.passages[document])
-        searches = [*(failures(question, kept, one) if failures else [])[: len(wordings) - 1], shown]
-        steps += [(asked, brought, number > 0) for number, (brought, asked) in enumerate(zip(searches, wordings))]
+        other = [text for text in _wordings(one, question.passages[document]) if normalize_answer(text) not in used]
+        searches = [*(failures(question, kept, one) if failures else [])[: len(other)], shown]
+        steps += [(text, brought, n > 0) for n, (text, brought) in enumerate(zip([subquery, *other], searches))]
+        used |= {normalize_answer(text) for text, *_ in steps}
     records: list[Record] = []
     history: tuple[Step, ...] = ()
     for asked, brought, again in await search(question, kept) if search else steps:
@@ -101,7 +103,7 @@ async def _kept(question: Question, teacher: Teacher, first_subquery: FirstSubqu
         first = first._replace(subquery=question.question, reworded=first.subquery)
     # Before the first search, the sub-query may name only what the question names.
     found = [name for name in names_to_find(question) if not mentions(question.question, name)]
-    if not first.reworded or any(mentions(first.reworded, name) for name in found):
+    if first.reworded in ("", first.subquery) or any(mentions(first.reworded, name) for name in found):
         first = first._replace(reworded=question.question)
     kept = [first, *kept[1:]]
     for one in kept:
@@ -150,7 +152,7 @@ class FailedSearches:
     In RAS, appendix C, every step of a history is a success, so the number of steps alone says when to stop.
 
     Args:
-        share: Share of searches that fail, once or twice in a row.
+        share: Share of searches drawn to fail, once or twice in a row; `label_question` needs a wording for each.
         split_of: Returns the split of a question's text; facts of other questions come from the same split.
         triples_of: Returns the triples of a passage; the question's other passages are drawn first.
     """
@@ -263,7 +265,9 @@ class RealSearches:
 
 
 def _wordings(sought: Annotation, document: Passage) -> list[str]:
-    """Distinct ways to ask for a document; the title is asked for only if another wording names it."""
-    name, wordings = BRACKETED.sub("", document.title), list(filter(None, (sought.subquery, sought.reworded)))
-    wordings += [f"What is known about {name}?"] if any(mentions(one, name) for one in wordings) else []
+    """Distinct ways to ask for a document; one asks for its title or a subject of its triples, if another names it."""
+    wordings = list(filter(None, (sought.subquery, sought.reworded)))
+    names = BRACKETED.sub("", document.title), *(one.subject for one in sought.triples)
+    named = (name for name in names if any(mentions(one, name) for one in wordings))
+    wordings += [f"What is known about {name}?" for name in islice(named, 1)]
     return [*{normalize_answer(one): one for one in wordings}.values()]

@@ -36,6 +36,7 @@ PASSAGES = (
 ANSWERS = ("Tacoma", "Tacoma, Washington")
 QUESTION = Question("q1", "Where was the author of Dune born?", ANSWERS, PASSAGES, (0, 2), "bridge", "hotpotqa")
 ASKED = ("Who wrote Dune?", "Where was Herbert born?")
+KNOWN = "What is known about Dune?"
 
 
 class FakeTeacher:
@@ -47,7 +48,7 @@ class FakeTeacher:
     async def annotate(self, question):
         facts = {number: [Triple(question.passages[number].title, "is", "here")] * 2 for number in self.documents}
         facts |= {self.empty: []}
-        return [Annotation(number, asked, facts[number]) for number, asked in zip(self.documents, self.asked)]
+        return [Annotation(number, asked, facts[number], asked) for number, asked in zip(self.documents, self.asked)]
 
 
 def label(teacher=None, **options):
@@ -304,11 +305,22 @@ def test_after_a_failed_search_the_label_asks_again_and_gold_facts_follow(triple
         failed = [step.triples[0].subject.startswith("Other") for step in steps]
         assert [plan.id.endswith("-again") for plan in plans] == [False, *failed]
         assert sum(not one for one in failed) == 2
-        first = [QUESTION.question, ASKED[0], "What is known about Dune?"]  # the second search has one: it never fails
-        assert [step.query for step in steps] == [*first[: len(steps) - 1], ASKED[1]]
+        wordings = [QUESTION.question, ASKED[0], KNOWN]  # the second search has one: it never fails
+        assert [step.query for step in steps] == [*wordings[: len(steps) - 1], ASKED[1]]
         seen.add(tuple(failed))
     assert seen == {(False, False), (True, False, False), (True, True, False, False)}
     assert all(a == b for a, b in zip(label(), label(failures=FailedSearches(0.0, 1, str).draw)))
+
+
+@pytest.mark.parametrize(
+    ("asked", "first", "expected"),
+    [(ASKED, "generated", [ASKED[0], QUESTION.question, KNOWN, ASKED[1]]),
+     (ASKED[:1] * 2, "main_question", [QUESTION.question, KNOWN, ASKED[0]])],
+)  # fmt: skip
+def test_after_failed_searches_no_label_repeats_an_earlier_one(asked, first, expected):
+    useless = [[(PASSAGES[1], [Triple("Other 0", "is", "there")])]] * 2
+    records = label(FakeTeacher(subqueries=asked), failures=lambda *_: useless, first_subquery=first)
+    assert [step.query for step in records[-1].steps] == expected
 
 
 def test_failed_searches_name_nothing_that_is_sought_and_may_come_from_other_questions():
