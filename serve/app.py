@@ -96,8 +96,8 @@ class Service:
         origin = request.headers.get("origin")
         if origin and origin.partition("://")[2] != request.headers.get("host"):
             raise Refused(403, "requests from pages of other origins are not answered", "other_origin")
-        given = request.headers.get("authorization", "").rpartition(" ")[2].encode()
-        if self._key and not secrets.compare_digest(given, self._key):
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if self._key and not (scheme.lower() == "bearer" and secrets.compare_digest(given.strip().encode(), self._key)):
             raise Refused(401, "this server requires a key: send 'Authorization: Bearer KEY'", "invalid_api_key")
         return await handle(request)
 
