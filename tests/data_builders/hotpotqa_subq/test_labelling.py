@@ -379,8 +379,7 @@ def test_each_step_of_a_real_search_shows_what_the_retriever_brings():
     )
     # No search finds a document: each wording is asked once, then the document is shown.
     shown, names, counts = searched()
-    about = "What is known about Dune?"
-    assert shown == [(first, other.title), (who, other.title), (about, "Dune"), (where, herbert.title)]
+    assert shown == [(first, other.title), (who, other.title), (KNOWN, "Dune"), (where, herbert.title)]
     assert names == ["plan0", "plan1-again", "plan2-again", "plan3"]
     assert counts == {"searches that failed": 2, "searches that show a document they did not find": 2}
     assert searched(0.99, **found)[0][0] == (first, other.title)
