@@ -45,7 +45,7 @@ from tripletune.models.llm.ledger import canonical
 from tripletune.models.llm.replies import REPAIR_ROLE
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.models.program import CommandParser, add_arguments, from_arguments, progress, run_program
-from tripletune.rag.results import RESULTS, read_runs
+from tripletune.rag.results import RESULTS, kept_facts, read_runs
 from tripletune.rag.systems import find_system, system_names
 
 logger = logging.getLogger(__name__)
@@ -69,6 +69,7 @@ class TrajectoryOptions(CheckedOptions):
     min_score: tuple[str, ...] = setting((), "minimum score, for example exact_match=1 or f1=0.8; repeatable")
     no_repairs: bool = setting(False, "leave out chats with a repaired or recovered reply")
     no_repeated_query: bool = setting(False, "leave out questions that ended with a repeated query")
+    answer_kept: bool = setting(False, "leave out questions of which no kept fact names a gold answer (cirag)")
     min_recall: float | None = setting(None, "minimum share of supporting passages that were retrieved")
     shortest: int | None = setting(None, "keep the N runs per question with the fewest turns or steps", at_least=1)
     limit: int | None = setting(None, "keep the first N runs of the results; the paper has 3,000", at_least=1)
@@ -145,6 +146,8 @@ def _filters(options: TrajectoryOptions) -> Filters:
         found["a reply was repaired or recovered from"] = lambda row, chat: not chat.faults
     if options.no_repeated_query:
         found["a query was repeated"] = lambda row, chat: row["trace"].get("stop_reason") != "repeated_subquery"
+    if options.answer_kept:
+        found["no kept fact names a gold answer"] = lambda row, chat: (kept_facts(row) or (0, False))[1]
     if (recall := options.min_recall) is not None:
         found[f"less than {recall:g} of the supporting passages retrieved"] = partial(_has_recall, recall)
     return found

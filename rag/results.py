@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.fields import checked
-from tripletune.models.data.records import read_jsonl
+from tripletune.models.data.records import mentions, normalize_answer, read_jsonl
 
 RESULTS = "results.jsonl"
 _DETAILS = {
@@ -39,3 +39,13 @@ def read_runs(path: str | Path, *needed: str, partial: bool = False) -> Iterator
         if wrong := [name for name, score in row.get("scores", {}).items() if not 0 <= score <= 1]:
             raise ValueError(f"{where}: score {wrong[0]} is {row['scores'][wrong[0]]}, but scores are from 0 to 1")
         yield where, row
+
+
+def kept_facts(row: Mapping[str, Any]) -> tuple[int, bool] | None:
+    """How many facts CIRAG kept, and whether one names a gold answer; None if it failed, or an answer is yes or no."""
+    rounds, answers = row["trace"].get("details", {}).get("rounds"), row.get("answers", ())
+    closed = any(normalize_answer(answer) in ("yes", "no", "noanswer") for answer in answers)
+    if rounds is None or row.get("error") or closed or not answers:
+        return None
+    facts = [" ".join(triple) for one in rounds for triple in one.get("core_triples", ())]
+    return len(facts), any(mentions(fact, answer) for fact in facts for answer in answers)

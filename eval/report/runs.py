@@ -20,8 +20,7 @@ from tripletune.eval.costs import WEIGHTED, Costs, Prices, weighted
 from tripletune.eval.metrics import recall
 from tripletune.eval.results import METRICS, SETTINGS, mean_recalls, read_about, read_results, read_scored, recalls_of
 from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
-from tripletune.models.data.records import mentions, normalize_answer
-from tripletune.rag.results import RESULTS
+from tripletune.rag.results import RESULTS, kept_facts
 from tripletune.rag.systems.cirag import DEFAULT, GRANULARITIES
 
 LEVELS = (*GRANULARITIES, DEFAULT)
@@ -177,11 +176,8 @@ def _row(row: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
     details, steps = trace.get("details", {}), trace["steps"]
     wanted = set(row.get("supporting") or ())
     kept, own = details.get("core_passages"), costs.add(trace)
-    core = [" ".join(triple) for one in details.get("rounds", ()) for triple in one.get("core_triples", ())]
-    free = [answer for answer in row["answers"] if normalize_answer(answer) not in ("yes", "no", "noanswer")]
-    facts = {"facts_shown": sum(len(step["triples"]) for step in steps), "facts_kept": len(core),
-             "answer_kept": any(mentions(fact, answer) for fact in core for answer in free)}  # fmt: skip
-    integrated = "rounds" in details and not row["error"] and len(free) == len(row["answers"]) > 0
+    facts = kept_facts(row)
+    counts = (sum(len(step["triples"]) for step in steps), *facts) if facts else ()
     # A trace that does not note the roles of calls knows neither their prices nor which calls were sent.
     unknown = details.get("unknown", ())
     roles = sum(count for key, count in trace["tallies"].items() if key.startswith(_CALLS)) == trace["calls"]
@@ -204,7 +200,7 @@ def _row(row: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
         "tallies": trace["tallies"],
         "malformed": trace["malformed"],
         "granularity": None if row["error"] else details.get("granularity"),
-        **{name: float(value) if integrated else None for name, value in facts.items()},
+        **dict.fromkeys(_FACTS) | dict(zip(_FACTS, map(float, counts))),
         "recall": recalls_of(row),
         "kept": recall(kept, wanted) if wanted and not row["error"] and kept is not None else None,
     }

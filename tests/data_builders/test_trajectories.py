@@ -113,6 +113,7 @@ def test_filters_are_counted_alone_and_in_order(run, tmp_path):
     def spoil(row):
         name = row["id"]
         row["scores"]["exact_match"] = 0.0 if name in names[:3] else 1.0
+        row["answers"] = ["Atlantis"] if name == names[5] else row["answers"]
         row["supporting_recall"] = 0.5 if name in names[2:4] else 1.0
         row["trace"]["stop_reason"] = "repeated_subquery" if name == names[4] else "no_question"
         row["error"] = "RuntimeError: x" if name == names[7] else ""
@@ -121,13 +122,14 @@ def test_filters_are_counted_alone_and_in_order(run, tmp_path):
     spoiled = write_lines(tmp_path / "results.jsonl", map(spoil, results))
     ledger = ["--ledger", str(run / "ledger.sqlite")]
     filters = ["--min-score", "exact_match=1", "--no-repeated-query", "--min-recall", "1", "--no-repairs"]
-    found, statistics = build(spoiled, tmp_path / "out", *ledger, *filters)
-    assert [one.question_id for one in found] == names[5:7]
+    found, statistics = build(spoiled, tmp_path / "out", *ledger, *filters, "--answer-kept")
+    assert [one.question_id for one in found] == names[6:7]
     assert statistics["build"]["drops"]["all"] == {
         "the question failed": 1,
         "exact_match below 1": 3,
         "a reply was repaired or recovered from": 0,
         "a query was repeated": 1,
+        "no kept fact names a gold answer": 1,
         "less than 1 of the supporting passages retrieved": 1,
     }
     assert len(build(spoiled, tmp_path / "few", *ledger, "--limit", "2")[0]) == 2
