@@ -40,7 +40,8 @@ from tripletune.data_builders.ledger_chats import Chat, RoleCalls, calls_in
 from tripletune.models.data.pairs import Trajectory
 from tripletune.models.data.questions import DropReason
 from tripletune.models.data.records import Action, Record, Step, passage_id
-from tripletune.models.files import file_digest, read_json
+from tripletune.models.files import file_digest, read_json, read_prompt
+from tripletune.models.llm import Message
 from tripletune.models.llm.ledger import canonical
 from tripletune.models.llm.replies import REPAIR_ROLE
 from tripletune.models.options import CheckedOptions, setting
@@ -66,6 +67,10 @@ class TrajectoryOptions(CheckedOptions):
         (), "calls to learn, for example resolve; repeatable (default: all; for cirag only integrate, as in the paper)"
     )
     model: str | None = setting(None, "train only on calls to this model (its name as in the ledger)")
+    prompt: str | None = setting(
+        None,
+        "file with the student's system prompt, if not the teacher's; its loop needs the same (--set prompts=FOLDER)",
+    )
     min_score: tuple[str, ...] = setting((), "minimum score, for example exact_match=1 or f1=0.8; repeatable")
     no_repairs: bool = setting(False, "leave out chats with a repaired or recovered reply")
     no_repeated_query: bool = setting(False, "leave out questions that ended with a repeated query")
@@ -86,6 +91,8 @@ class TrajectoryOptions(CheckedOptions):
                 found.append(f"min_score: {text!r}: write it as METRIC=VALUE, for example exact_match=1")
         if self.records and self.system in system_names() and not find_system(self.system).plans:
             found.append(f"records: {self.system} has no plans to learn; name the system of a Graph-LLM: --system ras")
+        if self.records and self.prompt:
+            found.append("prompt: records hold no prompt; give the recipe its own (data.planning_prompt)")
         if self.pairs and (not self.min_score or self.shortest is not None):
             found.append("pairs: set min_score, which says what a good run is, and leave out shortest")
         return found
@@ -212,6 +219,12 @@ class _Run(NamedTuple):
 def _trajectories(
     sources: Sequence[tuple[Path, ...]], options: TrajectoryOptions, filters: Filters, drops: Counter[str]
 ) -> Iterator[_Run]:
+    prompt = read_prompt(options.prompt) if options.prompt else None
+
+    def told(chat: Chat) -> tuple[Message, ...]:
+        new = {"system": prompt} if prompt else {}
+        return tuple(Message(role=one["role"], content=new.get(one["role"], one["content"])) for one in chat.messages)
+
     with SeenTable() as seen:
 
         def made(chats: list[tuple[str, Chat]], question_id: str, text: str, size: int, good: bool) -> Iterator[_Run]:
@@ -222,7 +235,9 @@ def _trajectories(
             # A question has several trajectories if it has several runs, several roles, or a chat per round.
             names = (f"{question_id}:{number}" for number in count())
             free = (name for name in names if seen.first("id", name) is None)
-            rows = [Trajectory(next(free), question_id, role, chat.model, *chat[1:3]) for role, chat in chats]
+            rows = [
+                Trajectory(next(free), question_id, role, chat.model, told(chat), chat.learned) for role, chat in chats
+            ]
             rows = [reply for one in rows for reply in _replies(one)] if options.pairs else rows
             yield _Run(question_id, size, rows, split_of(text, options.seed, options.validation_fraction), good)
 

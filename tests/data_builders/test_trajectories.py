@@ -135,6 +135,17 @@ def test_filters_are_counted_alone_and_in_order(run, tmp_path):
     assert len(build(spoiled, tmp_path / "few", *ledger, "--limit", "2")[0]) == 2
 
 
+def test_another_prompt_replaces_the_teachers(run, tmp_path):
+    plain, _ = build(run, tmp_path / "plain")
+    short = tmp_path / "cirag_integrate.md"
+    short.write_text("Collect facts.\n")
+    found, _ = build(run, tmp_path / "short", "--prompt", str(short))
+    assert {one.messages[0]["content"] for one in found} == {"Collect facts."}
+    assert [(one.id, one.messages[1:], one.learned) for one in found] == [
+        (one.id, one.messages[1:], one.learned) for one in plain
+    ]
+
+
 def test_a_question_is_on_one_side_of_the_split(run, tmp_path):
     build(run, tmp_path / "out", "--validation-fraction", "0.5")
     splits = [
