@@ -74,7 +74,9 @@ class TrajectoryOptions(CheckedOptions):
     min_score: tuple[str, ...] = setting((), "minimum score, for example exact_match=1 or f1=0.8; repeatable")
     no_repairs: bool = setting(False, "leave out chats with a repaired or recovered reply")
     no_repeated_query: bool = setting(False, "leave out questions that ended with a repeated query")
-    answer_kept: bool = setting(False, "leave out questions of which no kept fact names a gold answer (cirag)")
+    answer_kept: bool = setting(
+        False, "leave out questions of which no kept fact names a gold answer, and those with yes or no (cirag)"
+    )
     min_recall: float | None = setting(None, "minimum share of supporting passages that were retrieved")
     shortest: int | None = setting(None, "keep the N runs per question with the fewest turns or steps", at_least=1)
     limit: int | None = setting(None, "keep the first N runs of the results; the paper has 3,000", at_least=1)
@@ -93,8 +95,10 @@ class TrajectoryOptions(CheckedOptions):
             found.append(f"records: {self.system} has no plans to learn; name the system of a Graph-LLM: --system ras")
         if self.records and self.prompt:
             found.append("prompt: records hold no prompt; give the recipe its own (data.planning_prompt)")
-        if self.pairs and (not self.min_score or self.shortest is not None):
-            found.append("pairs: set min_score, which says what a good run is, and leave out shortest")
+        if self.answer_kept and self.system != "cirag":
+            found.append(f"answer_kept: {self.system} keeps no facts as CIRAG does; set min_score")
+        if self.pairs and (not (self.min_score or self.answer_kept) or self.shortest is not None):
+            found.append("pairs: set min_score or answer_kept, which say what a good run is, and leave out shortest")
         return found
 
     @property
@@ -119,6 +123,8 @@ class TrajectoryOptions(CheckedOptions):
             asked = f"{', '.join(sorted(none))}{f' by {self.model}' if self.model else ''}"
             held = ", ".join(f"{role} by {model}" for role, model in known)
             raise ValueError(f"no ledger has a call of {asked}; the ledgers have {held or 'no calls'}")
+        if self.prompt and len(wanted) > 1:
+            raise ValueError(f"prompt: {', '.join(sorted(wanted))} do not share one prompt: name one with --roles")
 
 
 def _score(text: str) -> tuple[str, float]:

@@ -24,9 +24,9 @@ def lines_of(paths):
 
 
 def test_lines_modules_and_functions():
-    assert lines_of(OWN) <= 37_435
+    assert lines_of(OWN) <= 37_441
     assert len(OWN) <= 199
-    assert lines_of(ROOT.glob("tests/**/*.py")) <= 28_635
+    assert lines_of(ROOT.glob("tests/**/*.py")) <= 28_640
     nodes = [node for path in OWN for node in ast.walk(ast.parse(path.read_text()))]
     sizes = [node.end_lineno - node.lineno + 1 for node in nodes if isinstance(node, ast.FunctionDef)]
     assert sum(sizes) / len(sizes) <= 11.8

@@ -341,6 +341,11 @@ def test_examples_inside_a_prompt_are_not_learned(tmp_path):
         (["--ledger", "a", "--ledger", "b"], "2 ledgers and 1 results"),
         (["--min-score", "rouge=1"], "the results have no score 'rouge'; they have f1"),
         (["--min-recall", "1"], "run eval with --gold"),
+        (["--system", "ras", "--answer-kept"], "answer_kept: ras keeps no facts as CIRAG does"),
+        (
+            ["--roles", "integrate", "--roles", "answer.triples", "--prompt", __file__],
+            "do not share one prompt: name one with",
+        ),
     ],
 )
 def test_bad_input_gives_one_line_and_exit_code_2(tmp_path, capsys, more, message):
