@@ -228,8 +228,8 @@ def _trajectories(
     prompt = read_prompt(options.prompt) if options.prompt else None
 
     def told(chat: Chat) -> tuple[Message, ...]:
-        new = {"system": prompt} if prompt else {}
-        return tuple(Message(role=one["role"], content=new.get(one["role"], one["content"])) for one in chat.messages)
+        system = Message(role="system", content=prompt) if prompt else None
+        return tuple(system if system and one["role"] == "system" else one for one in chat.messages)
 
     with SeenTable() as seen:
 
