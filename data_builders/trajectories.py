@@ -225,10 +225,9 @@ class _Run(NamedTuple):
 def _trajectories(
     sources: Sequence[tuple[Path, ...]], options: TrajectoryOptions, filters: Filters, drops: Counter[str]
 ) -> Iterator[_Run]:
-    prompt = read_prompt(options.prompt) if options.prompt else None
+    system = Message(role="system", content=read_prompt(options.prompt)) if options.prompt else None
 
     def told(chat: Chat) -> tuple[Message, ...]:
-        system = Message(role="system", content=prompt) if prompt else None
         return tuple(system if system and one["role"] == "system" else one for one in chat.messages)
 
     with SeenTable() as seen:

@@ -24,7 +24,7 @@ def lines_of(paths):
 
 
 def test_lines_modules_and_functions():
-    assert lines_of(OWN) <= 37_441
+    assert lines_of(OWN) <= 37_440
     assert len(OWN) <= 199
     assert lines_of(ROOT.glob("tests/**/*.py")) <= 28_640
     nodes = [node for path in OWN for node in ast.walk(ast.parse(path.read_text()))]
