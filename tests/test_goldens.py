@@ -1,7 +1,7 @@
 """What a user keeps is what it was: data sets, answers, scores, losses and replies, against `tests/goldens/`.
 
 `goldens/digests.json` has a digest of each text and the losses. The other files are excerpts that a reader of a diff
-understands: the first record of a data set, the first row of a system's results with its trace, all answers, all replies.
+understands: the first record of a data set, the first row and trace of a system, all answers, all replies.
 `GOLDENS=write python -m pytest tests/test_goldens.py` writes both again. `GOLDENS=FOLDER` keeps the whole texts behind
 the digests: of two checkouts, `diff -r` shows what changed. `tests/stores/` holds what an older revision wrote.
 """
@@ -52,7 +52,7 @@ def as_text(value):
 
 
 def excerpt(value):
-    """What a reader of a diff sees: the first row of a file of JSON lines or of a list of rows, or all of a short list."""
+    """What a reader of a diff sees: the first row of JSON lines or of a list of rows, or all of a short list."""
     if isinstance(value, str):
         return as_text(json.loads(value.splitlines()[0])) if value else ""
     if isinstance(value, list) and value and isinstance(value[0], dict):
