@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
-from tripletune.core.data.records import normalize_answer
+from tripletune.core.data.answers import normalize_answer
 from tripletune.core.hub import add_push, push_folder
 from tripletune.core.options import setting
 from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from tripletune.core.data.fields import name_field
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import DropReason, Question
-from tripletune.core.data.records import Passage
 from tripletune.core.files import file_digest, json_line, new_folder, write_json
 from tripletune.core.options import CheckedOptions, setting
 from tripletune.core.program import CommandParser, add_arguments, from_arguments, progress, run_program

@@ -9,7 +9,8 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 from tripletune.core.calls import Completion, Generator
-from tripletune.core.data.records import ModelInput, Passage, Step, one_line
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import ModelInput, Step, one_line
 from tripletune.core.data.rendering import render
 from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.replies import without_thoughts

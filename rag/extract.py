@@ -22,7 +22,7 @@ from typing import Any
 
 from tripletune.core.calls import CallError, RepliesPending, SetupError
 from tripletune.core.data.pairs import entity_triple, is_only_a_name, render_source
-from tripletune.core.data.records import Passage, corpus_file, read_corpus
+from tripletune.core.data.passages import Passage, corpus_file, read_corpus
 from tripletune.core.data.triples import Triple
 from tripletune.core.files import check_new, json_line, new_file
 from tripletune.core.options import setting

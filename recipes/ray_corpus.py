@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
 from tripletune.core.calls import Backend, CallError, Completion, Message, Sampling
-from tripletune.core.data.records import read_corpus
+from tripletune.core.data.passages import read_corpus
 from tripletune.core.files import check_new
 from tripletune.core.options import setting
 from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program

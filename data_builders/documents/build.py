@@ -21,8 +21,9 @@ from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
+from tripletune.core.data.passages import CORPUS, passage_id
 from tripletune.core.data.pieces import Span, joined, pack, sentences
-from tripletune.core.data.records import CORPUS, one_line, passage_id
+from tripletune.core.data.records import one_line
 from tripletune.core.data.words import detect
 from tripletune.core.files import LOCK, check_folder, few, file_digest, json_line, lock_folder, new_file, write_text
 from tripletune.core.options import CheckedOptions, setting

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tripletune.core.calls import CallError, LLMClient, RepliesPending, Sampling, SetupError
-from tripletune.core.data.records import Passage, corpus_file, read_corpus
+from tripletune.core.data.passages import Passage, corpus_file, read_corpus
 from tripletune.core.files import file_digest, json_line, new_folder, write_json, write_text
 from tripletune.core.options import CheckedOptions, rare, setting
 from tripletune.core.program import progress

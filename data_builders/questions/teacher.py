@@ -12,7 +12,8 @@ from functools import partial
 from typing import NamedTuple
 
 from tripletune.core.calls import LLMClient, Sampling
-from tripletune.core.data.records import YES_NO, Passage, normalize_answer
+from tripletune.core.data.answers import YES_NO, normalize_answer
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.words import words
 from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON
 from tripletune.data_builders.questions.facts import Draft, names, spoken

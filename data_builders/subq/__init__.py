@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Literal
 
+from tripletune.core.data.answers import YES_NO, mentions, normalize_answer
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
-from tripletune.core.data.records import YES_NO, Action, Passage, Record, Step, Task, mentions, normalize_answer
+from tripletune.core.data.records import Action, Record, Step, Task
 from tripletune.core.data.triples import Triple
 from tripletune.data_builders.datasets.kinds import facts_name
 from tripletune.rag.search.retrievers import Retriever

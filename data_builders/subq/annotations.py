@@ -15,8 +15,10 @@ from pathlib import Path
 import regex as re
 
 from tripletune.core.data.fields import checked, is_true, name_field
+from tripletune.core.data.jsonl import read_jsonl
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
-from tripletune.core.data.records import Action, Passage, Record, read_jsonl
+from tripletune.core.data.records import Action, Record
 from tripletune.core.data.triples import Triple, triples_from_json
 from tripletune.core.data.words import words as words_of
 from tripletune.core.files import PROMPTS

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.core.calls import CallError, LLMClient, RepliesPending, Sampling, SetupError
+from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.questions import DropReason, Question, Teacher, UnlabelledQuestion
-from tripletune.core.data.records import Record, normalize_answer
+from tripletune.core.data.records import Record
 from tripletune.core.files import json_line
 from tripletune.data_builders.datasets import SeenTable, in_order, keep_smallest
 from tripletune.data_builders.datasets.inspect import why_empty

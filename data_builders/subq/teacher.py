@@ -22,8 +22,9 @@ from typing import Any, TypeVar
 
 from tripletune.core.calls import LLMClient, Message, RepliesPending, Sampling
 from tripletune.core.data.fields import checked, name_field
+from tripletune.core.data.jsonl import read_jsonl
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
-from tripletune.core.data.records import Passage, read_jsonl
 from tripletune.core.data.triples import Triple
 from tripletune.core.rows import required_text
 from tripletune.data_builders.subq import FirstSubquery, Shown

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tripletune.core.calls import CALL_ROLE, Backend, CallError, Completion, Message, Sampling
-from tripletune.core.data.records import normalize_answer
+from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.triples import Triple, parse_triples
 from tripletune.core.files import read_json
 from tripletune.data_builders.world import RELATION_OF

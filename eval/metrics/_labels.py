@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tripletune.core.data.records import normalize_answer
+from tripletune.core.data.answers import normalize_answer
 from tripletune.llm.replies import is_refusal, without_refusals
 
 # Chat models write "The answer is (B)." where a trained model writes "B".

@@ -19,8 +19,8 @@ from typing import Any
 from rich.console import Console
 
 from tripletune.core.calls import Completion
+from tripletune.core.data.jsonl import record_files, whole_characters
 from tripletune.core.data.pairs import ExtractionPair, read_pairs
-from tripletune.core.data.records import record_files, whole_characters
 from tripletune.core.files import file_digest, flatten, json_line, write_text
 from tripletune.core.options import setting
 from tripletune.core.program import CommandParser, add_arguments, from_arguments

@@ -16,8 +16,8 @@ from typing import Any
 from rich.console import Console
 
 from tripletune.core.calls import Sampling, in_role
+from tripletune.core.data.passages import Passage, corpus_file, read_corpus
 from tripletune.core.data.questions import Question
-from tripletune.core.data.records import Passage, corpus_file, read_corpus
 from tripletune.core.data.words import AUTO
 from tripletune.core.files import file_digest, read_json
 from tripletune.core.options import convert, not_one_of, require

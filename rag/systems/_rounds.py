@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tripletune.core.calls import Message
-from tripletune.core.data.records import Passage, Step, normalize_answer
+from tripletune.core.data.answers import normalize_answer
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import Step
 from tripletune.core.options import setting
 from tripletune.llm.question_client import load_prompts
 from tripletune.llm.replies import UnusableReply, asks_nothing, without_thoughts

@@ -20,7 +20,9 @@ from heapq import nsmallest
 from itertools import zip_longest
 from typing import Literal
 
-from tripletune.core.data.records import Passage, Step, normalize_answer, one_line
+from tripletune.core.data.answers import normalize_answer
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import Step, one_line
 from tripletune.core.data.triples import Triple
 from tripletune.core.options import setting
 from tripletune.llm.question_client import load_prompts

@@ -16,7 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tripletune.core.calls import Generator
-from tripletune.core.data.records import Action, ModelInput, Passage, Step, normalize_answer
+from tripletune.core.data.answers import normalize_answer
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import Action, ModelInput, Step
 from tripletune.core.data.rendering import Plan, parse_plan
 from tripletune.llm.question_client import load_prompts
 from tripletune.llm.replies import asks_nothing

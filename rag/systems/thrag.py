@@ -26,7 +26,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from tripletune.core.calls import LLMClient
-from tripletune.core.data.records import Passage, Step, one_line
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import Step, one_line
 from tripletune.core.data.triples import Triple, triple_of
 from tripletune.core.options import setting
 from tripletune.llm.question_client import PromptSet, QuestionClient, load_prompts

@@ -13,7 +13,7 @@ from typing import Any
 
 from tripletune.core.calls import Completion
 from tripletune.core.data.fields import checked
-from tripletune.core.data.records import read_jsonl
+from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.files import check_new, json_line, new_file
 from tripletune.core.program import CommandParser, run_program
 from tripletune.core.sqlite import application_of

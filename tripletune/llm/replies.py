@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from tripletune.core.calls import Completion, LLMClient, Message, Sampling
-from tripletune.core.data.records import whole_characters
+from tripletune.core.data.jsonl import whole_characters
 from tripletune.core.data.triples import FoundTriples, names_subject, parse_triples, plain_markers, triple_of
 from tripletune.core.files import PROMPTS, refuse_constant
 

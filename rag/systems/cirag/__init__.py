@@ -24,7 +24,9 @@ from functools import partial
 from itertools import chain
 from typing import Literal
 
-from tripletune.core.data.records import Passage, Step, normalize_answer
+from tripletune.core.data.answers import normalize_answer
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import Step
 from tripletune.core.data.triples import FoundTriples, Triple
 from tripletune.core.options import setting
 from tripletune.llm.question_client import QuestionClient, load_prompts

@@ -4,7 +4,7 @@ from itertools import islice
 
 import pytest
 
-from tripletune.core.data.records import Passage
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple
 from tripletune.data_builders.questions.facts import FactGraph, hold_out, quantity
 from tripletune.data_builders.questions.teacher import agrees, read_wording

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import DropReason, Question
-from tripletune.core.data.records import Passage
 from tripletune.data_builders.subq.checks import (
     LABEL,
     OTHER_KEYS,

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tests.cli import write_lines
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Annotation, DropReason, Hop, Question, UnlabelledQuestion
-from tripletune.core.data.records import Action, Passage, Step, read_records
+from tripletune.core.data.records import Action, Step, read_records
 from tripletune.core.data.triples import Triple
 from tripletune.core.rows import NO_ANSWER
 from tripletune.data_builders.readers import get_reader

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from tests.fakes import Client
-from tripletune.core.data.records import Passage
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple
 from tripletune.llm.replies import triple_rows
 from tripletune.rag.search.triple_index import TripleIndex

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from tripletune.core.data.records import Passage, Record
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import Record
 from tripletune.core.data.triples import Triple
 
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-# Only unescaped markers count: each pattern first skips an escaped character, which leaves its group empty. Model output
-# varies in spacing, so the spaces are optional when reading.
+# Only unescaped markers count: each pattern first skips an escaped character, which leaves its group empty. Models vary
+# the spaces, so these are optional when reading.
 _SUBJECT = re.compile(r"\\.|(\(\s*S>)", re.DOTALL)
 _PREDICATE = re.compile(r"\\.|(\|\s*P>)", re.DOTALL)
 _OBJECT = re.compile(r"\\.|(\|\s*O>)", re.DOTALL)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tripletune.core.calls import Backend, CallError, Completion, Message, RepliesPending, Sampling, redact
-from tripletune.core.data.records import read_jsonl
+from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.files import new_file, private
 from tripletune.llm.backends import BackendKind, LLMOptions
 from tripletune.llm.backends.anthropic import messages_body, read_message

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.fakes import Client
 from tripletune.core.calls import CallError, Sampling, SetupError
-from tripletune.core.data.records import Passage
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple
 from tripletune.llm.ledger_client import RetriesExhausted
 from tripletune.llm.question_client import QuestionClient, load_prompts
