@@ -23,7 +23,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tripletune.core.options import (
     EMPTY,
@@ -50,11 +50,22 @@ _FULL = re.compile(
     r"\d+ requested and \d+ written"
 )
 # Optional packages, and the extra that installs each of them.
-EXTRAS = {"anthropic": "teachers", "argcomplete": "completion", "bitsandbytes": "qlora",
-          "charset_normalizer": "documents", "mammoth": "documents",
-          "markdown_it": "documents", "matplotlib": "plots", "mauve": "mauve", "pypdfium2": "documents",
-          "openai": "teachers", "prometheus_client": "serve", "ray": "ray", "starlette": "serve",
-          "uvicorn": "serve"}  # fmt: skip
+EXTRAS = {
+    "anthropic": "teachers",
+    "argcomplete": "completion",
+    "bitsandbytes": "qlora",
+    "charset_normalizer": "documents",
+    "mammoth": "documents",
+    "markdown_it": "documents",
+    "matplotlib": "plots",
+    "mauve": "mauve",
+    "openai": "teachers",
+    "prometheus_client": "serve",
+    "pypdfium2": "documents",
+    "ray": "ray",
+    "starlette": "serve",
+    "uvicorn": "serve",
+}
 
 
 def run_program(
@@ -73,9 +84,11 @@ def run_program(
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Printable(form, datefmt="%H:%M:%S"))
-    root, before = logging.getLogger(), logging.getLogger().level
+    root = logging.getLogger()
+    level_before = root.level
     # A program may run another one, as the demo does.
-    if not any(isinstance(one.formatter, _Printable) for one in root.handlers):
+    is_inner = any(isinstance(other.formatter, _Printable) for other in root.handlers)
+    if not is_inner:
         root.addHandler(handler)
     root.setLevel(logging.DEBUG if verbose else level)
     for name in NOISY:
@@ -98,26 +111,42 @@ def run_program(
     except KeyboardInterrupt:
         return _say(stopped, 130)
     except Exception as error:
-        if full := _full_disk(error):
-            return _say(f"error: no space left on the disk ({full}); free some space, then run the command again", 1)
-        if type(error).__name__ == "OutOfMemoryError":
-            reason = str(error).partition(" If reserved")[0]
-            return _say(f"error: the device's memory is full ({reason}); use smaller batches", 1)
-        bad = isinstance(error, (ValueError, OSError, ImportError)) or str(error).startswith("Symlink loop")
-        found = getattr(error, "exit_code", 2 if bad else None)
-        if found is None:
+        failure = _failure_of(error)
+        if failure is None:
             raise
         if verbose:
             logging.getLogger(__name__).exception("traceback")
-        if isinstance(error, ImportError) and error.name in EXTRAS:
-            return _say(f"error: {error}: run pip install 'tripletune[{EXTRAS[error.name]}]'", found)
-        if isinstance(error, OSError) and error.filename and error.strerror:
-            return _say(f"error: {error.filename}: {error.strerror}", found)
-        # Codes from 3 on are no errors: the run waits for replies.
-        return _say(f"error: {error}" if found < 3 else str(error), found)
+        return _say(failure.line, failure.code)
     finally:
         root.removeHandler(handler)
-        root.setLevel(before)
+        root.setLevel(level_before)
+
+
+class _Failure(NamedTuple):
+    """The line and the exit code of an error that a user can do something about."""
+
+    line: str
+    code: int
+
+
+def _failure_of(error: Exception) -> _Failure | None:
+    """How a program ends after an error; None for a fault of the program itself, which needs its traceback."""
+    full = _full_disk(error)
+    if full:
+        return _Failure(f"error: no space left on the disk ({full}); free some space, then run the command again", 1)
+    if type(error).__name__ == "OutOfMemoryError":
+        reason = str(error).partition(" If reserved")[0]
+        return _Failure(f"error: the device's memory is full ({reason}); use smaller batches", 1)
+    is_bad_input = isinstance(error, (ValueError, OSError, ImportError)) or str(error).startswith("Symlink loop")
+    code = getattr(error, "exit_code", 2 if is_bad_input else None)
+    if code is None:
+        return None
+    if isinstance(error, ImportError) and error.name in EXTRAS:
+        return _Failure(f"error: {error}: run pip install 'tripletune[{EXTRAS[error.name]}]'", code)
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return _Failure(f"error: {error.filename}: {error.strerror}", code)
+    # Codes from 3 on are no errors: the run waits for replies.
+    return _Failure(str(error) if code >= 3 else f"error: {error}", code)
 
 
 def _full_disk(error: BaseException | None) -> str:
@@ -144,7 +173,8 @@ class _Lines:
     """Write each state of a tqdm bar to standard error as a line, without tqdm's carriage returns."""
 
     def write(self, text: str) -> None:
-        if line := text.strip("\r\n"):
+        line = text.strip("\r\n")
+        if line:
             sys.stderr.write(f"{line}\n")
 
     def flush(self) -> None:
@@ -153,27 +183,32 @@ class _Lines:
 
 def versions(names: Iterable[str]) -> dict[str, str]:
     """The versions of packages by name; "not installed" for a missing package."""
-    found = dict[str, str]()
+    installed: dict[str, str] = {}
     for name in names:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            installed[name] = "not installed"
+    return installed
 
 
 @cache
 def code_version() -> dict[str, str]:
     """The version of this code, and in a checkout its git commit, with "+changes" if files were changed."""
-    here, about = Path(__file__).resolve(), {"version": versions(["tripletune"])["tripletune"]}
+    here = Path(__file__).resolve()
+    about = {"version": versions(["tripletune"])["tripletune"]}
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(here.parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
         # If the package is installed inside another repository, git does not track this file there.
-        for words in (["ls-files", "--error-unmatch", here.name], ["describe", "--always", "--abbrev=40", "--exclude=*",
-                      "--dirty=+changes"]):  # fmt: skip
-            git = subprocess.run(["git", "-C", here.parent, *words], capture_output=True, text=True, check=True)
+        git("ls-files", "--error-unmatch", here.name)
+        about["commit"] = git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes")
     except (OSError, subprocess.CalledProcessError):
         return about
-    return about | {"commit": git.stdout.strip()}
+    return about
 
 
 def progress(items: Iterable[Any] | None = None, name: str = "", unit: str = "question", **more: Any) -> Any:
@@ -190,8 +225,9 @@ def progress(items: Iterable[Any] | None = None, name: str = "", unit: str = "qu
 
 def names_in(package: str) -> list[str]:
     """Names of a package's public modules and entry points; no module of the package is imported."""
-    found = pkgutil.iter_modules(importlib.import_module(package).__path__)
-    return sorted({module.name for module in found if not module.name.startswith("_")} | _installed(package).keys())
+    modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    own = {module.name for module in modules if not module.name.startswith("_")}
+    return sorted(own | _installed(package).keys())
 
 
 @cache
