@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.core.calls import CallError, RepliesPending, SetupError
+from tripletune.core.command_line import add_arguments
 from tripletune.core.data.pairs import entity_triple, is_only_a_name, render_source
 from tripletune.core.data.passages import Passage, corpus_file, read_corpus
 from tripletune.core.data.triples import Triple
 from tripletune.core.files import check_new, json_line, new_file
 from tripletune.core.options import setting
-from tripletune.core.program import add_arguments, progress
+from tripletune.core.program import progress
 from tripletune.llm.backends import LLMOptions, add_llm, backend_names
 from tripletune.llm.extraction_replies import read_reply
 from tripletune.llm.ledger_client import RetriesExhausted

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tripletune.core.calls import CallError, Completion, Endpoint, LLMClient, Message, Sampling, SetupError
+from tripletune.core.command_line import from_arguments, to_arguments
 from tripletune.core.data.pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs, render_source
 from tripletune.core.data.pieces import split_passage
 from tripletune.core.files import PROMPTS
 from tripletune.core.options import CheckedOptions, rare, setting
-from tripletune.core.program import from_arguments, to_arguments
 from tripletune.llm.backends import LLMOptions, load_backend, open_client
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient, RetriesExhausted, Retry

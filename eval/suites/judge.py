@@ -23,9 +23,9 @@ from typing import Any
 from rich.console import Console
 
 from tripletune.core.calls import Message
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.files import PROMPTS, file_digest, read_prompt
 from tripletune.core.options import setting
-from tripletune.core.program import CommandParser, add_arguments, from_arguments
 from tripletune.eval.report.runs import Run
 from tripletune.eval.report.setting import check_across, check_comparable
 from tripletune.eval.results import ResultLog, read_about

@@ -13,9 +13,9 @@ from tripletune.llm.reading import (
     phrased_answer,
     read_labels,
     read_plan,
-    read_question,
-    read_rows,
-    read_verdict,
+    next_question,
+    field_rows,
+    answerable_verdict,
     unknown_field,
     unlabelled_answer,
 )
@@ -138,16 +138,16 @@ FIELDS = ("Rutgers University", "is in", "?state")
     ],
 )
 def test_a_row(reply, number):
-    assert read_rows(reply) == ([Row(number, FIELDS)], 0)
+    assert field_rows(reply) == ([Row(number, FIELDS)], 0)
 
 
 def test_rows_that_nobody_can_read_are_counted():
-    assert read_rows("Ada | born in | London | 1815\nAda | died in | London") == (
+    assert field_rows("Ada | born in | London | 1815\nAda | died in | London") == (
         [Row("", ("Ada", "died in", "London"))],
         1,
     )
-    assert read_rows("(none)") == ([], 0)
-    assert read_rows("Ada | born in") == ([], 0)
+    assert field_rows("(none)") == ([], 0)
+    assert field_rows("Ada | born in") == ([], 0)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_letter_that_the_question_names_is_no_unknown():
     ],
 )
 def test_a_verdict(reply, answerable, reason):
-    verdict = read_verdict(reply)
+    verdict = answerable_verdict(reply)
     assert verdict.answerable == answerable
     assert reason is None or verdict.reason == reason
 
@@ -212,7 +212,7 @@ def test_a_verdict(reply, answerable, reason):
 )
 def test_an_unclear_verdict_is_refused(reply, reason):
     with pytest.raises(UnusableReply) as refused:
-        read_verdict(reply)
+        answerable_verdict(reply)
     assert refused.value.reason == reason
 
 
@@ -236,12 +236,12 @@ def test_an_unclear_verdict_is_refused(reply, reason):
     ],
 )
 def test_a_question(reply):
-    assert read_question(reply) == ASKED
+    assert next_question(reply) == ASKED
 
 
 def test_a_question_without_a_question_mark():
-    assert read_question("birthplace of Ada Lovelace") == "birthplace of Ada Lovelace"
-    assert read_question("") == ""
+    assert next_question("birthplace of Ada Lovelace") == "birthplace of Ada Lovelace"
+    assert next_question("") == ""
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,8 @@ WRAPPERS = [
     "{}", "**{}**", "`{}`", "```\n{}\n```", "```text\n{}\n```", "- {}", "* {}", "• {}", "1. {}", "(1) {}", "> {}",
     "  {}  ", "\n{}\n", "**1.** {}", "- **{}**", "Here is my reply:\n\n{}", "<think>hm</think>\n{}",
 ]  # fmt: skip
-WORDS = st.lists(st.from_regex(r"[A-Z][a-z]{2,7}", fullmatch=True), min_size=2, max_size=5).map(" ".join)
+NAMES = ["Ada", "Green", "Bay", "Rutgers", "University", "Jean-Luc", "O'Neill", "1936"]
+WORDS = st.lists(st.sampled_from(NAMES), min_size=2, max_size=5).map(" ".join)
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -331,15 +332,15 @@ WORDS = st.lists(st.from_regex(r"[A-Z][a-z]{2,7}", fullmatch=True), min_size=2, 
 def test_each_role_reads_a_wrapped_reply_as_the_bare_one(wrapper, words):
     question = f"Where is {words}?"
     assert read_plan(wrapper.format(f"[SUBQ] {question}")) == (Action.SUBQ, question)
-    assert read_question(wrapper.format(question)) == question
-    assert read_verdict(wrapper.format("Answerable: No")).answerable is False
-    rows, unclear = read_rows(wrapper.format(f"{words} | is in | ?place"))
+    assert next_question(wrapper.format(question)) == question
+    assert answerable_verdict(wrapper.format("Answerable: No")).answerable is False
+    rows, unclear = field_rows(wrapper.format(f"{words} | is in | ?place"))
     assert ([row.fields for row in rows], unclear) == ([(words, "is in", "?place")], 0)
     assert read_labels(wrapper.format('["People"]'), TOPICS, "") == ["People"]
     assert phrased_answer(wrapper.format(f"So the answer is: {words}")) == words
 
 
-@pytest.mark.parametrize("read", [read_plan, read_verdict, lambda reply: read_labels(reply, TOPICS, "")])
+@pytest.mark.parametrize("read", [read_plan, answerable_verdict, lambda reply: read_labels(reply, TOPICS, "")])
 @given(text=st.text())
 def test_any_text_is_read_or_refused(read, text):
     try:
@@ -354,10 +355,10 @@ def test_any_text_is_read_or_refused(read, text):
 @given(st.text())
 def test_any_text_has_lines_rows_a_question_and_an_answer(text):
     assert all(line.text or line.label for line in lines_of(text))
-    rows, unclear = read_rows(text)
+    rows, unclear = field_rows(text)
     assert all(all(row.fields) for row in rows)
     assert unclear >= 0
-    assert "\n" not in read_question(text)
+    assert "\n" not in next_question(text)
     assert unlabelled_answer(text) in text
 
 

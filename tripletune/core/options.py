@@ -157,20 +157,20 @@ def not_one_of(name: str, value: Any, known: Sequence[str]) -> str:
     return f"{name}: {value!r} is not one of {', '.join(known)}{nearest(str(value), known)}"
 
 
-def nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    """` (did you mean X?)` for the nearest known name; "" if no name is near."""
+def nearest(name: str, known: Sequence[str] | Mapping[str, Any], flag: str = "") -> str:
+    """` (did you mean X?)` for the nearest known name, with `flag` ("--") before it; "" if no name is near."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]}?)" if close else ""
+    return f" (did you mean {flag}{close[0]}?)" if close else ""
 
 
-def elsewhere(kind: Any, name: str) -> str:
+def elsewhere(kind: Any, name: str, flag: str = "") -> str:
     """` (here it is X)` if another section has the setting, or another program (see the class's `elsewhere`)."""
     leaf = name.rpartition(".")[2].replace("-", "_")
     other_names = getattr(kind, "elsewhere", {})
     own_names = []
     for own_name in leaves(kind):
         if leaf == own_name.rpartition(".")[2] or leaf in other_names.get(own_name, "").split():
-            own_names.append(own_name)
+            own_names.append(f"{flag}{own_name}")
     return f" (here it is {' or '.join(own_names)})" if own_names else ""
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.core.calls import Completion
+from tripletune.core.command_line import CommandParser
 from tripletune.core.data.fields import checked
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.files import check_new, json_line, new_file
-from tripletune.core.program import CommandParser, run_program
+from tripletune.core.program import run_program
 from tripletune.core.sqlite import application_of
 from tripletune.core.tables import Table, plain_console
 from tripletune.llm.backends.batch import import_replies, reset, waiting

@@ -214,7 +214,7 @@ _SOURCE = re.compile(
 )
 
 
-def read_rows(reply: str) -> tuple[list[Row], int]:
+def field_rows(reply: str) -> tuple[list[Row], int]:
     """Read rows `subject | predicate | object`, in lists, tables and JSON; return them with the number of unclear rows.
 
     A row is unclear if it has another number of fields than three: nobody can say which of them belong together.
@@ -328,7 +328,7 @@ class Verdict(NamedTuple):
     reason: str
 
 
-def read_verdict(reply: str) -> Verdict:
+def answerable_verdict(reply: str) -> Verdict:
     """Read whether facts answer a question (GEAR, eq. 6); "partially" means no.
 
     Raises:
@@ -371,7 +371,7 @@ _INTRODUCTION = re.compile(
 )
 
 
-def read_question(reply: str) -> str:
+def next_question(reply: str) -> str:
     """Read the question of a reply: the line labelled so, else the first line that asks, else the first line.
 
     Introductions ("Here is the question to search for.") and quotation marks are no part of it; "" for an empty reply.

@@ -38,7 +38,9 @@ class Action(StrEnum):
 
 def one_line(text: str) -> str:
     """Replace line breaks by spaces, so that a text stays on one line of a prompt."""
-    return text if text.splitlines() in ([text], []) else " ".join(text.split())
+    if text.splitlines() in ([text], []):
+        return text
+    return " ".join(text.split())
 
 
 @dataclass(frozen=True, slots=True)
