@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tripletune.core.calls import LLMClient, Message, RepliesPending, Sampling
+from tripletune.core.calls import LLMClient, Message, RepliesPending, Sampling, UnusableReply
 from tripletune.core.data.fields import checked, name_field
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.passages import Passage
@@ -37,7 +37,7 @@ from tripletune.data_builders.subq.checks import (
     read_triples,
 )
 from tripletune.llm.question_client import PromptSet, load_prompts
-from tripletune.llm.replies import UnusableReply, ask
+from tripletune.llm.replies import ask
 
 PROMPT_NAMES = ("subq_filter", "subq_query", "subq_triples")
 # Loads the three system prompts; our prompts replace those that a custom folder lacks.

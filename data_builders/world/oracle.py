@@ -23,7 +23,8 @@ from tripletune.core.files import read_json
 from tripletune.data_builders.world import RELATION_OF
 from tripletune.data_builders.world.build import MANIFEST, World, WorldOptions, generate_world
 from tripletune.data_builders.world.questions import WorldQuestion
-from tripletune.llm.replies import REPAIR_ROLE, triple_rows
+from tripletune.llm.replies import REPAIR_ROLE
+from tripletune.llm.reply_triples import triple_rows
 from tripletune.rag.chat_generator import REFUSAL
 from tripletune.rag.search.retrievers import verbalise
 from tripletune.rag.systems.cirag.integration import CANDIDATES, CORE, MAIN_QUESTION, QUESTION, Decision, write_decision

@@ -32,8 +32,8 @@ from tripletune.core.options import rare, setting
 from tripletune.core.program import progress
 from tripletune.core.tables import Table
 from tripletune.eval.results import METRICS, ResultLog, this_machine
+from tripletune.llm.concurrency import in_workers
 from tripletune.llm.ledger_client import RetriesExhausted
-from tripletune.llm.replies import in_workers
 from tripletune.rag import NOTING, Trace
 
 logger = logging.getLogger(__name__)

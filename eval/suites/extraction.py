@@ -28,7 +28,7 @@ from tripletune.eval.results import SCORES, ResultLog
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.triples import ROUGE, Prediction, score_rows, summarise_extractions
 from tripletune.llm.backends import add_chat_model, backend_names
-from tripletune.llm.extraction_replies import read_reply
+from tripletune.llm.reply_triples import read_reply
 from tripletune.models.loading import PYPI
 from tripletune.rag.extractor import (
     PIECE_LIMIT,

@@ -4,22 +4,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import Action
 from tripletune.llm import reading
 from tripletune.llm.reading import (
     Row,
+    answerable_verdict,
+    field_rows,
     lines_of,
     marked_answer,
+    next_question,
     phrased_answer,
     read_labels,
     read_plan,
-    next_question,
-    field_rows,
-    answerable_verdict,
     unknown_field,
     unlabelled_answer,
 )
-from tripletune.llm.replies import UnusableReply
 
 ASKED = "Where was Ada Lovelace born?"
 PLANS = [

@@ -160,6 +160,20 @@ class RepliesPending(RuntimeError):
     exit_code = 3
 
 
+class UnusableReply(ValueError):
+    """A parser rejected a reply; `reason` is a short name for counts, `explanation` is sent to the model.
+
+    `llm.replies.ask` sets the reply and the number of repair turns.
+    """
+
+    def __init__(self, reason: str, explanation: str) -> None:
+        super().__init__(f"{reason}: {explanation}")
+        self.reason = reason
+        self.explanation = explanation
+        self.repairs = 0
+        self.reply = ""
+
+
 def ledger_name(kind: str, model: str, extra: Mapping[str, Any] | None, dtype: str | None = None) -> str:
     """A model's name in the ledger: kind, name, request fields that change replies, and the type unless float32."""
     settings = dict(extra or {})

@@ -14,9 +14,10 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
+from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import Action
 from tripletune.core.data.rendering import Plan
-from tripletune.llm.replies import UnusableReply, json_values, without_thoughts
+from tripletune.llm.reply_json import json_values, without_thoughts
 
 # Labels that models put before a line, by what follows them.
 _REPLY_LABELS = ("reply", "response", "output", "result")
