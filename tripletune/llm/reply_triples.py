@@ -152,7 +152,7 @@ def _rows_in(value: Any, depth: int = 0) -> list[Any] | None:
 def _rows_in_list(values: list[Any], depth: int) -> list[Any]:
     rows: list[Any] = []
     for value in values:
-        is_group = isinstance(value, list) and all(isinstance(item, (list, dict)) for item in value)
+        is_group = isinstance(value, list) and bool(value) and all(isinstance(item, (list, dict)) for item in value)
         inner = _rows_in(value, depth + 1) if isinstance(value, dict) or is_group else None
         if inner is None:
             rows.append(value)

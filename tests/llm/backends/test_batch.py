@@ -248,7 +248,9 @@ def test_a_lost_file_is_written_again(tmp_path):
 def test_status_shows_what_waits(tmp_path):
     build = Build(tmp_path)
     build.run("a", "b")
-    assert run("batch", "status", "--ledger", build.ledger).out == f"{build.files[0]}: 2 of its 2 calls of openai:m wait\n"
+    assert (
+        run("batch", "status", "--ledger", build.ledger).out == f"{build.files[0]}: 2 of its 2 calls of openai:m wait\n"
+    )
     imported(build, build.answer(failed_for_now))
     assert run("batch", "status", "--ledger", build.ledger).out == "(no file yet): 2 calls of openai:m wait\n"
 
