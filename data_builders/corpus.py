@@ -30,7 +30,7 @@ from tripletune.core.files import file_digest, json_line, new_folder, write_json
 from tripletune.core.options import CheckedOptions, setting
 from tripletune.core.program import CommandParser, add_arguments, from_arguments, progress, run_program
 from tripletune.core.rows import Row, source_rows
-from tripletune.data_builders.datasets import SeenTable
+from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.readers import get_reader
 
 logger = logging.getLogger(__name__)

@@ -24,8 +24,9 @@ from tripletune.core.data.pairs import ExtractionPair, entity_triple, is_only_a_
 from tripletune.core.data.triples import Triple
 from tripletune.core.options import CheckedOptions, setting
 from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program
-from tripletune.data_builders.datasets import SeenTable, listed
+from tripletune.data_builders.datasets import listed
 from tripletune.data_builders.datasets.kinds import PAIRS, text_key
+from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, drawn, new_dataset, split_name_problems
 from tripletune.data_builders.readers.triples import (
     MALFORMED_TRIPLES,

@@ -18,7 +18,7 @@ from typing import Any
 
 from tripletune.core.options import other_default, setting
 from tripletune.core.program import parse_command_line, run_program, to_arguments
-from tripletune.data_builders.trajectories import TrajectoryOptions
+from tripletune.data_builders.trajectories.options import TrajectoryOptions
 from tripletune.eval.systems import read_options
 from tripletune.recipes.demo import follow
 

@@ -14,8 +14,9 @@ import regex as re
 from tripletune.core.data.records import stored_rows
 from tripletune.core.files import few, read_json
 from tripletune.core.tables import printable
-from tripletune.data_builders.datasets import RowKind, SeenTable, Statistics
+from tripletune.data_builders.datasets import RowKind, Statistics
 from tripletune.data_builders.datasets.kinds import KINDS, RECORDS
+from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import CARD, DROPPED, STATISTICS
 
 _SHARD_NAME = re.compile(r"(?P<split>.+?)-\d{5}\.(jsonl|parquet)")

@@ -21,7 +21,7 @@ from tripletune.core.data.triples import Triple, parse_triples, plain_markers, t
 from tripletune.core.program import load_from
 from tripletune.core.rows import Row, find_passage, required_text, source_rows
 from tripletune.data_builders import readers
-from tripletune.data_builders.datasets import JsonlIndex
+from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.subq.options import Source
 
 MALFORMED_TRIPLES = "malformed triples, left out"

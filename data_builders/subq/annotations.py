@@ -22,8 +22,8 @@ from tripletune.core.data.words import words as words_of
 from tripletune.core.files import PROMPTS
 from tripletune.core.options import read_yaml
 from tripletune.core.rows import Row, find_passage, required_text, title_key
-from tripletune.data_builders.datasets import JsonlIndex
 from tripletune.data_builders.datasets.kinds import facts_name
+from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.readers.qa import read_question
 from tripletune.data_builders.subq import BRACKETED, label_question, record_of, step_of
 from tripletune.rag.triple_store import open_triples
