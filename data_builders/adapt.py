@@ -56,7 +56,7 @@ def adapt_rows(options: AdaptOptions) -> Counter[str]:
     if options.aliases:
         # 2WikiMultiHopQA counts demonyms among the names of a country.
         aliases = {
-            required_text(row, ("Q_id",), where): [name for key in _ALIASES for name in name_list(row, where, key)]
+            required_text(row, where, "Q_id"): [name for key in _ALIASES for name in name_list(row, where, key)]
             for where, row in read_jsonl(options.aliases)
         }
         if not aliases:

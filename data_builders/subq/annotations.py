@@ -14,14 +14,14 @@ from pathlib import Path
 
 import regex as re
 
-from tripletune.core.data.fields import checked, is_true, name_field
+from tripletune.core.data.fields import checked, is_true
 from tripletune.core.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.core.data.records import Action, Passage, Record, read_jsonl
 from tripletune.core.data.triples import Triple, triples_from_json
 from tripletune.core.data.words import words as words_of
 from tripletune.core.files import PROMPTS
 from tripletune.core.options import read_yaml
-from tripletune.core.rows import Row, find_passage, required_text, title_key
+from tripletune.core.rows import Row, find_passage, required_name, title_key
 from tripletune.data_builders.datasets.kinds import facts_name
 from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.readers.qa import read_question
@@ -258,7 +258,7 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
 
 
 def _recorded_key(where: str, row: Row) -> str:
-    identity = required_text(row, ("_id", "id"), where, name_field)
+    identity = required_name(row, where, "_id", "id")
     if not is_true(row, where, "direct"):
         checked(row, where, _RECORDED)
     for rows in row.get("triples", {}).values():

@@ -11,8 +11,8 @@ from tests.cli import write_lines
 from tripletune.core.data.questions import Annotation, DropReason, Hop, Question, UnlabelledQuestion
 from tripletune.core.data.records import Action, Passage, Step, read_records
 from tripletune.core.data.triples import Triple
-from tripletune.core.rows import NO_ANSWER
 from tripletune.data_builders.readers import get_reader
+from tripletune.data_builders.self_rag import NO_ANSWER
 from tripletune.data_builders.subq import (
     FailedSearches,
     RealSearches,
