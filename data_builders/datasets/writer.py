@@ -7,7 +7,6 @@ card gives sources, models, numbers, and samples.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -18,7 +17,6 @@ from typing import Any, Generic, Literal
 
 import yaml
 
-from tripletune.core.data.records import normalize_answer
 from tripletune.core.files import check_folder, file_digest, json_line, new_folder, write_json, write_text
 from tripletune.core.options import rare, require, setting
 from tripletune.core.tables import Table, code_span, on_one_line, plain, printable
@@ -30,7 +28,6 @@ DROPPED = "dropped.ndjson"
 _LONGEST_SAMPLE = 2000
 # Names of the files in a data set folder.
 MADE = (STATISTICS, "*-[0-9][0-9][0-9][0-9][0-9].jsonl", "*-[0-9][0-9][0-9][0-9][0-9].parquet", CARD, DROPPED)
-_SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
 _ROW_GROUP = 512
 
 
@@ -113,28 +110,6 @@ def new_dataset(
         closing(DatasetWriter(folder, kind, options, existing)) as writer,
     ):
         yield writer
-
-
-def split_of(question: str, seed: int, validation_fraction: float) -> str:
-    """The split of a question: "train", or "validation" for a share of the questions.
-
-    The split depends only on normalised text and seed: questions with the same words share a split in every build.
-    """
-    if drawn(seed, normalize_answer(question)) < validation_fraction * 2**64:
-        return "validation"
-    return "train"
-
-
-def drawn(seed: int, text: str) -> int:
-    """A number below 2**64, from a hash of the seed and a text."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}\n{text}".encode(), digest_size=8).digest())
-
-
-def split_name_problems(name: str | None) -> list[str]:
-    """Problems of a split's name."""
-    if name is None or _SPLIT_NAME.fullmatch(name):
-        return []
-    return [f"split_name: {name!r} must be made of letters, digits, underscores and single dots"]
 
 
 class _Shard:

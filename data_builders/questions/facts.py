@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from tripletune.core.data.records import Passage, normalize_answer, passage_id
 from tripletune.core.data.triples import Triple
-from tripletune.data_builders.datasets.writer import drawn
+from tripletune.data_builders.datasets.split import drawn
 from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON, INTERSECTION
 from tripletune.data_builders.subq import BRACKETED
 

@@ -22,7 +22,7 @@ from tripletune.core.data.records import Action, Record, Step, passage_id
 from tripletune.core.files import read_json, read_prompt
 from tripletune.core.program import progress
 from tripletune.data_builders.datasets.lookup import SeenTable
-from tripletune.data_builders.datasets.writer import split_of
+from tripletune.data_builders.datasets.split import split_of
 from tripletune.data_builders.trajectories.filters import ResultRow, RunFilter, failed_filter
 from tripletune.data_builders.trajectories.ledger_chats import Chat, RoleCalls
 from tripletune.data_builders.trajectories.options import TrajectoryOptions
