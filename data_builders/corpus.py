@@ -76,8 +76,8 @@ def build_corpus(options: CorpusOptions, output: str | Path, overwrite: bool = F
     train_ids: set[str] = set()
     with new_folder(output, names, overwrite, [file for file in files.values() if Path(file).exists()]) as folder:
         # All draws come first, so that a file with too few questions ends the build before anything is written.
-        drawn = {split: _draw(options, split, file) for split, file in files.items()}
-        for split, draw in drawn.items():
+        draws = {split: _draw(options, split, file) for split, file in files.items()}
+        for split, draw in draws.items():
             manifest["splits"][split] = draw.facts | _write(options, split, draw.numbers, folder, train_ids)
             logger.info("%s: %s", split, json.dumps(manifest["splits"][split]))
         write_json(folder / MANIFEST, manifest)

@@ -201,8 +201,10 @@ def find_rows(
         selected = list(islice(rows, first, first + 1))
     if not selected:
         options = {"id": identity, "number": number, "label": label, "split": split}
-        filters = ", ".join(f"{name} {value}" for name, value in options.items() if value is not None)
-        raise ValueError(f"{folder} has no {kind.name}{f' with {filters}' if filters else ''}")
+        filters = [f"{name} {value}" for name, value in options.items() if value is not None]
+        if not filters:
+            raise ValueError(f"{folder} has no {kind.name}")
+        raise ValueError(f"{folder} has no {kind.name} with {', '.join(filters)}")
     return selected
 
 

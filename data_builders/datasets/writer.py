@@ -7,6 +7,7 @@ card gives sources, models, numbers, and samples.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -22,7 +23,8 @@ from tripletune.core.options import rare, require, setting
 from tripletune.core.tables import Table, code_span, on_one_line, plain, printable
 from tripletune.data_builders.datasets import R, RowKind, Statistics
 
-CARD, STATISTICS = "README.md", "statistics.json"
+CARD = "README.md"
+STATISTICS = "statistics.json"
 # File of the questions that a teacher LLM could not label (`data_builders.subq.build`).
 DROPPED = "dropped.ndjson"
 _LONGEST_SAMPLE = 2000
@@ -85,7 +87,8 @@ class DatasetWriter(Generic[R]):
         """
         self.close()
         if not facts.files:
-            facts.files = {path: file_digest(path) for path in self._sources if Path(path).is_file()}
+            for path in filter(os.path.isfile, self._sources):
+                facts.files[path] = file_digest(path)
         for name in ("format", "shard_size", "tokenizer"):
             facts.options[name] = getattr(self._options, name)
         numbers = self.statistics.to_json()

@@ -33,7 +33,8 @@ from tripletune.data_builders.documents import Block, Unreadable
 from tripletune.data_builders.documents.blocks import ENDINGS, TEXTS, TITLES, read_blocks
 
 logger = logging.getLogger(__name__)
-STORE, CARD = "documents.sqlite", "README.md"
+STORE = "documents.sqlite"
+CARD = "README.md"
 # "TDOC" in ASCII.
 _STORE = Kind("store of documents", 0x54444F43, 1, """
 CREATE TABLE documents (name TEXT PRIMARY KEY, digest TEXT NOT NULL, notes TEXT NOT NULL) WITHOUT ROWID;
@@ -242,7 +243,8 @@ def build_passages(options: PassageOptions, documents: Sequence[str | Path], out
                 build.counts["gone"] += len(_forget(database, name))
                 build.counts["deleted"] += 1
         deleted = build.counts["deleted"]
-        if deleted and not any(build.counts[outcome] for outcome in ("kept", "changed", "no longer read")):
+        still_there = build.counts["kept"] + build.counts["changed"] + build.counts["no longer read"]
+        if deleted and not still_there:
             warning = (
                 "%s has none of the %d documents from which %s was made; if this is a mistake, give the right folder"
             )

@@ -187,7 +187,9 @@ def generate_world(options: WorldOptions, split: str) -> World:
     size = round(options.articles_per_question * options.questions(split))
     entities = EntityBuilder(generator("facts"), namer, size).build()
     words = generator("words")
-    articles = {title: ArticleWriter(words, entity, entities).write() for title, entity in entities.items()}
+    articles = {}
+    for title, entity in entities.items():
+        articles[title] = ArticleWriter(words, entity, entities).write()
     draws = generator("draws")
     maker = QuestionMaker(draws, entities, options.relations(), options.wordings, options.other_wordings)
     questions: list[WorldQuestion] = []

@@ -22,7 +22,7 @@ from tripletune.core.data.triples import Triple
 from tripletune.core.files import read_json
 from tripletune.data_builders.world import RELATION_OF
 from tripletune.data_builders.world.build import MANIFEST, World, WorldOptions, generate_world
-from tripletune.data_builders.world.oracle_replies import REPLIES, listed_triples
+from tripletune.data_builders.world.oracle_replies import REPLIES, listed_triples, turns_of
 from tripletune.data_builders.world.questions import WorldQuestion
 from tripletune.llm.replies import REPAIR_ROLE
 from tripletune.rag.chat_generator import REFUSAL
@@ -95,7 +95,7 @@ class WorldOracle(Backend):
     def _reply(self, role: str, messages: Sequence[Message]) -> str:
         if role in REPLIES:
             return REPLIES[role](self, messages)
-        user_turns = [message["content"] for message in messages if message["role"] == "user"]
+        user_turns = turns_of(messages, "user")
         turn = user_turns[-1] if user_turns else ""
         system, _, call = role.partition(".")
         if system != "cirag" and call == "answer":
@@ -123,8 +123,8 @@ class WorldOracle(Backend):
 
     def _integrate(self, messages: Sequence[Message]) -> str:
         """CIRAG's decision: the gold triples among the new candidates, and a sub-query of the first missing hop."""
-        rounds = [_sections(message) for message in messages if message["role"] == "user"]
-        decisions = [_sections(message) for message in messages if message["role"] == "assistant"]
+        rounds = list(map(_sections, turns_of(messages, "user")))
+        decisions = list(map(_sections, turns_of(messages, "assistant")))
         question = self.question(rounds[0].get(MAIN_QUESTION, ""))
         candidates = _triples_in(rounds[-1][CANDIDATES])
         kept: list[Triple] = []
@@ -135,7 +135,9 @@ class WorldOracle(Backend):
         hops = self.hops(question)
         core = [hop.triple for hop in hops if hop.triple in candidates]
         missing = [hop for hop in hops if hop.triple not in kept and hop.triple not in core]
-        facts = " ".join(f"{triple.subject}: {triple.predicate} {triple.object}." for triple in core)
+        facts = ""
+        for triple in core:
+            facts += f"{triple.subject}: {triple.predicate} {triple.object}. "
         if missing:
             fact = missing[0].triple
             unasked = [query for query in missing[0].queries if normalize_answer(query) not in asked]
@@ -144,7 +146,7 @@ class WorldOracle(Backend):
         else:
             query = ""
             conclusion = f"With what was kept before, the query can be answered: {question.answer}."
-        return write_decision(Decision(f"{facts or 'No new fact helps.'} {conclusion}", tuple(core), query))
+        return write_decision(Decision(f"{facts or 'No new fact helps. '}{conclusion}", tuple(core), query))
 
     def _answer(self, turn: str) -> str:
         """CIRAG's answer from triples, or from passages that hold every gold sentence."""
@@ -203,9 +205,9 @@ def _folded(text: str) -> str:
     return " ".join(text.split())
 
 
-def _sections(message: Message) -> Mapping[str, str]:
+def _sections(turn: str) -> Mapping[str, str]:
     """The sections of a turn of CIRAG by their headings."""
-    return dict(_SECTION.findall(message["content"]))
+    return dict(_SECTION.findall(turn))
 
 
 def _triples_in(section: str) -> list[Triple]:

@@ -26,6 +26,11 @@ def listed_triples(text: str) -> set[Triple]:
     return {Triple(*json.loads(line)) for line in text.splitlines() if line.startswith("[")}
 
 
+def turns_of(messages: Sequence[Message], role: str) -> list[str]:
+    """The texts of the turns of a role, "user" or "assistant"."""
+    return [message["content"] for message in messages if message["role"] == role]
+
+
 def _asked(messages: Sequence[Message]) -> str:
     """The last turn without the word "Question: " before it."""
     return messages[-1]["content"].removeprefix("Question: ")
@@ -67,9 +72,9 @@ def _ircot_think(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     passages, _, lines = messages[-1]["content"].partition("\n\nQuestion: ")
     text, *thoughts = lines.split("\n")
     question = oracle.question(text)
-    missing = [hop for hop in oracle.hops(question) if not hop.stands_in(passages)]
-    if missing:
-        return missing[0].query_not_in(thoughts)
+    for hop in oracle.hops(question):
+        if not hop.stands_in(passages):
+            return hop.query_not_in(thoughts)
     return f"So the answer is: {question.answer}"
 
 
@@ -88,8 +93,8 @@ def _self_ask_follow_up(oracle: WorldOracle, messages: Sequence[Message]) -> str
 
 def _react_act(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     """ReAct's next thought and action: a search for the first fact that no observation states, or the answer."""
-    first_turn, *observations = [turn["content"] for turn in messages if turn["role"] == "user"]
-    actions = "\n".join(turn["content"] for turn in messages if turn["role"] == "assistant")
+    first_turn, *observations = turns_of(messages, "user")
+    actions = "\n".join(turns_of(messages, "assistant"))
     question = oracle.question(first_turn.removeprefix("Question: "))
     passages = "\n\n".join(observations)
     for hop in oracle.hops(question):
@@ -117,10 +122,10 @@ def _ppr_keep(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 def _t2rag_decompose(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     """One clue per hop; the object of a hop is the subject of the hop that reads the object's article."""
-    facts = [hop.triple for hop in oracle.hops(oracle.question(_asked(messages)))]
     placeholder_of: dict[str, str] = {}
     rows = []
-    for number, fact in enumerate(facts):
+    for number, hop in enumerate(oracle.hops(oracle.question(_asked(messages)))):
+        fact = hop.triple
         placeholder = f"?x{number}"
         subject = placeholder_of.get(fact.subject, fact.subject)
         rows.append(f"{subject} | {fact.predicate} | {placeholder}")

@@ -188,8 +188,8 @@ class QuestionMaker:
         if not self._shared:
             return None
         key = self._rng.choice(self._shared)
-        facts = [(relation, subject) for relation, subject in self._subjects[key] if relation.act]
-        (relation_a, a), (relation_b, b) = self._rng.sample(facts, 2)
+        with_act = [fact for fact in self._subjects[key] if fact[0].act]
+        (relation_a, a), (relation_b, b) = self._rng.sample(with_act, 2)
         if a is b:
             return None
         name_a = self._named(a)

@@ -211,10 +211,10 @@ def find_passage(title: str, passages: Sequence[Passage]) -> int | None:
     # Titles of one context may differ only in case ("Douglas MacLean", "Douglas Maclean").
     if title in titles:
         return titles.index(title)
-    keys = [title_key(other) for other in titles]
     key = title_key(title)
-    if key in keys:
-        return keys.index(key)
+    for index, other in enumerate(titles):
+        if title_key(other) == key:
+            return index
     return None
 
 
