@@ -205,6 +205,7 @@ def record_runs(
                 reason = failed_filter(filters, row)
                 good = reason is None
                 if options.pairs:
+                    # The reply of a run that is not good may be the worse one of a pair.
                     reason = None
             if reason is not None:
                 drops[reason] += 1
