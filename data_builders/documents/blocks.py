@@ -62,8 +62,10 @@ def read_blocks(path: Path, texts: Iterable[str], titles: Iterable[str], notes: 
     except Exception as error:  # the parsers of foreign formats raise all kinds
         problem = str(error).removeprefix(f"{path}:").strip()
         raise Unreadable(f"damaged: {problem or type(error).__name__}") from None
+    if not has_text and notes["pages without text"]:
+        raise Unreadable("without text: scanned pages?")
     if not has_text:
-        raise Unreadable("without text: scanned pages?" if notes["pages without text"] else "without text")
+        raise Unreadable("without text")
 
 
 def _without_soft_hyphens(text: str) -> str:

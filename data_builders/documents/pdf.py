@@ -32,7 +32,9 @@ def pdf_blocks(path: Path, notes: Counter[str]) -> Iterator[Block]:
     try:
         document = pypdfium2.PdfDocument(path)
     except pypdfium2.PdfiumError as error:
-        raise Unreadable("needs a password" if "assword" in str(error) else f"damaged: {error}") from None
+        if "password" in str(error).lower():
+            raise Unreadable("needs a password") from None
+        raise Unreadable(f"damaged: {error}") from None
     with closing(document):
         bookmarks = _bookmarks(document)
         headings: list[str] = []

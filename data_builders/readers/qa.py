@@ -56,7 +56,7 @@ def read_question(row: Row, where: str, source: str = "qa") -> Question:
     if "question_type" in row and novel:
         # GraphRAG-Bench, whose novels share ids.
         identity = f"{novel}:{identity}"
-    has_answer = given(row, *_GOLD) is not None
+    answers = gold_answers(row, where, *_GOLD) if given(row, *_GOLD) is not None else ()
     supporting_names = name_list(row, where, "supporting")
     steps = _steps(row, where, supporting_names)
     passages = own_passages(row, where) + tuple(step.own_passage for step in steps if step.own_passage)
@@ -78,7 +78,7 @@ def read_question(row: Row, where: str, source: str = "qa") -> Question:
     return Question(
         id=identity,
         question=question,
-        answers=gold_answers(row, where, *_GOLD) if has_answer else (),
+        answers=answers,
         passages=passages,
         supporting=supporting,
         type=name_field(row, where, "question_type", "type"),
@@ -116,8 +116,9 @@ def _step(stored: Any, where: str, default_name: str, own_name: str) -> _Step:
     fields = checked(stored, f"{where}: steps", {"question": str, "passage?": str, "answer?": str, "text?": str})
     passage_name = fields.get("passage") or default_name
     own_passage = None
-    stored_triples = given(stored, "triples")
-    triples = triples_from_json(() if stored_triples is None else stored_triples, where)
+    triples: tuple[Triple, ...] = ()
+    if given(stored, "triples") is not None:
+        triples = triples_from_json(stored["triples"], where)
     if not passage_name:
         if not triples:
             raise ValueError(

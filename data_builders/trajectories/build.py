@@ -107,7 +107,7 @@ def ledgers_of(results_files: Sequence[Path], ledgers: Sequence[str] = ()) -> li
     """The ledger of each results file.
 
     Without named ledgers, it is the one beside the results, or in the folder of a run of several systems
-    (DIR/TASK/SYSTEM); where there is none, the path beside the results is returned, which the error will name.
+    (DIR/TASK/SYSTEM).
     """
     if len(ledgers) == 1:
         return [Path(ledgers[0])] * len(results_files)
@@ -117,6 +117,7 @@ def ledgers_of(results_files: Sequence[Path], ledgers: Sequence[str] = ()) -> li
     for results_file in results_files:
         places = [folder / LEDGER for folder in results_file.parents[:3]]
         present = [place for place in places if place.is_file()]
+        # Where there is none, the error will name the first place.
         files.append(present[0] if present else places[0])
     return files
 

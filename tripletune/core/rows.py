@@ -152,7 +152,8 @@ def gold_answers(row: Mapping[str, Any], where: str, *names: str) -> tuple[str, 
     """
     names = names or ("answer",)
     present = [name for name in names if given(row, name) is not None]
-    answers = _answers_in(row, where, present[0] if present else names[-1])
+    first_present = present[0] if present else names[-1]
+    answers = _answers_in(row, where, first_present)
     if not answers:
         raise ValueError(
             f"{where}: the row has no gold answer ({', '.join(names)}; it has {', '.join(row)}). Test files are "
@@ -251,20 +252,22 @@ def supporting_passages(value: object, passages: Sequence[Passage], lengths: Seq
     Args:
         passages, lengths: What `context_passages` returned for the row.
     """
-    facts = as_list([] if value is None else value, ("title",), ("sent_id", "sent_idx"))
+    facts = [] if value is None else as_list(value, ("title",), ("sent_id", "sent_idx"))
     indices: list[int] = []
     out_of_range = 0
-    all_present = True
+    is_complete = True
     for fact in _objects(facts, where, "supporting_facts", {"title": str, "sentence index": int}):
         index = find_passage(fact["title"], passages)
         if index is None:
-            all_present = False
+            is_complete = False
             continue
         if not 0 <= fact["sentence index"] < lengths[index]:
             out_of_range += 1
         if index not in indices:
             indices.append(index)
-    return Support(tuple(indices) if all_present else None, out_of_range)
+    if not is_complete:
+        return Support(None, out_of_range)
+    return Support(tuple(indices), out_of_range)
 
 
 def _objects(rows: object, where: str, name: str, columns: dict[str, Any]) -> list[Row]:
@@ -272,7 +275,9 @@ def _objects(rows: object, where: str, name: str, columns: dict[str, Any]) -> li
     if isinstance(rows, (list, tuple)):
         objects = []
         for row in rows:
-            objects.append(dict(zip(columns, row)) if isinstance(row, (list, tuple)) else row)
+            if isinstance(row, (list, tuple)):
+                row = dict(zip(columns, row))
+            objects.append(row)
         rows = objects
     return checked({name: rows}, where, {name: [columns]})[name]
 
