@@ -315,7 +315,8 @@ class Examples:
 
 def _row_parts(path: str, split: str, whole: bool) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
     """Yield the rows of a place, each with its location, in one or several parts."""
-    from tripletune.core.rows import array_opening, source_rows
+    from tripletune.core.data.arrays import array_opening
+    from tripletune.core.rows import source_rows
 
     if (rows := _dataset(path, split)) is not None:
         yield ((f"{path}:row {number}", row) for number, row in enumerate(rows, 1))
