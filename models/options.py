@@ -167,7 +167,7 @@ def misfits(
         taken: Arguments that have separate settings.
         kind: The class of the configuration; see `elsewhere`.
     """
-    from huggingface_hub.dataclasses import type_validator
+    from huggingface_hub.dataclasses import validate_typed_dict
 
     found, known = [], [one for one in hints if one not in taken]
     for key, value in given.items():
@@ -177,7 +177,8 @@ def misfits(
             continue
         whole = type(value) is int and {float, int} & {*typing.get_args(hints[key]), hints[key]} == {float}
         try:
-            type_validator(key, float(value) if whole else value, hints[key])
+            typed: Any = typing.TypedDict("typed", {key: hints[key]})  # type: ignore[operator]
+            validate_typed_dict(typed, {key: float(value) if whole else value})
         except Exception:
             wanted = hints[key].__name__ if isinstance(hints[key], type) else str(hints[key]).replace("typing.", "")
             found.append(f"{name}: {key} {_shown(value)} is not {wanted}")

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from tripletune.core import libraries
 from tripletune.models.options import (
     EMPTY,
     ConfigError,
@@ -40,6 +41,7 @@ from tripletune.models.options import (
 )
 from tripletune.models.tables import printable
 
+libraries.require("command lines")
 T = TypeVar("T")
 # Third parties that log each HTTP request and index build.
 NOISY = ("absl", "anthropic", "bm25s", "faiss", "httpcore", "httpcore2", "httpx", "httpx2", "openai",

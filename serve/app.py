@@ -27,12 +27,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from tripletune.core import libraries
 from tripletune.models.llm import CallError, PromptTooLong
 from tripletune.rag import TraceAction, TraceStep
 from tripletune.serve.door import Door, Refused, closing
 from tripletune.serve.protocol import Answer, Asked, AskedChat, Layout, read_request
 from tripletune.serve.served import Shelf
 
+libraries.require("serve")
 logger = logging.getLogger(__name__)
 _ROOT = Path(__file__).parents[1]
 _FILES = {"/": "serve/page.html"} | {

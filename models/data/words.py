@@ -16,6 +16,7 @@ from typing import Any
 
 import regex
 
+from tripletune.core import libraries
 from tripletune.models.options import not_one_of
 
 AUTO, NONE, _ENGLISH = "auto", "none", ("en", "english")
@@ -56,11 +57,10 @@ def analyzer(language: str) -> Callable[[str], list[str]]:
     `language` is a name in Snowball or stop-words, or a code; a detected language may have no rules.
     """
     import Stemmer
-    from bm25s.stopwords import STOPWORDS_EN
     from stop_words import StopWordError, get_stop_words
 
     stem: Callable[[str], str] | None = str if language == NONE else None
-    listed = list(STOPWORDS_EN) if language in _ENGLISH else []
+    listed = list(libraries.take("bm25s.stopwords:STOPWORDS_EN")) if language in _ENGLISH else []
     with suppress(KeyError):
         stem = stem or Stemmer.Stemmer(language).stemWord
     with suppress(StopWordError):
@@ -87,6 +87,7 @@ def detect(text: str) -> str:
 
 @cache
 def _identifier() -> Any:
-    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+    from py3langid.langid import LanguageIdentifier
 
-    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    libraries.require("language detection")
+    return LanguageIdentifier.from_model_file(libraries.take("py3langid.langid:MODEL_FILE"), norm_probs=True)

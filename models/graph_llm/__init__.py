@@ -6,7 +6,6 @@ A ledger stores, reuses and counts replies of the Graph-LLM like those of any ot
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from tripletune.core import libraries
 from tripletune.models.attention import set_attention
 from tripletune.models.data.graph_settings import GraphSettings, values_of
 from tripletune.models.data.records import ModelInput, Step
@@ -38,6 +38,7 @@ from tripletune.models.loading import (
     complete,
     content_fingerprint,
     for_inference,
+    hub_commit,
     layer_numbers,
     load_adapter,
     load_causal_lm,
@@ -48,7 +49,7 @@ from tripletune.models.loading import (
     usual_dtype,
 )
 from tripletune.models.local import CELLS, Decoder, Draw, Request, decode
-from tripletune.models.local.continuous_batch import make_decoder
+from tripletune.models.local.continuous_batch import has_attention, make_decoder
 from tripletune.models.local.service import DecodingService, identity
 from tripletune.models.losses import evaluating, scales_alike
 from tripletune.models.options import ConfigError, load_config
@@ -56,8 +57,9 @@ from tripletune.models.run_folders import CONFIG, is_adapter
 
 _LARGE = 1 << 16  # characters that would block the event loop for too long
 GRAPH_MODULES = ("graph_encoder", "projector")
+libraries.require("the Graph-LLM")
 # PEFT's own name for "an adapter without adapter layers": graph-token tuning trains the saved modules alone.
-_NO_ADAPTER_LAYERS = "dummy-target-modules"
+_NO_ADAPTER_LAYERS = libraries.take("peft.utils.constants:DUMMY_TARGET_MODULES")
 
 
 def build_graph_llm(
@@ -78,10 +80,11 @@ def build_graph_llm(
         processor_settings: Fields of `ProcessorSettings`; `settings` are fields of `GraphSettings`.
     """
     language_model, tokenizer = load_causal_lm(base_model, dtype, revision, nf4=nf4)
-    if "past_key_values" not in inspect.signature(language_model.forward).parameters:
+    if not has_attention(language_model):
         raise ValueError(
             f"model {base_model}: {type(language_model).__name__} has no attention layer, but a Graph-LLM needs one "
             "to generate replies; choose a base model in which at least some layers have attention"
+            + libraries.untested("transformers")
         )
     graph = GraphSettings(**settings)
     own = {"use_graph": graph.use_graph, "graph_pooling": graph.graph_pooling}
@@ -89,7 +92,7 @@ def build_graph_llm(
     about: dict[str, Any] = {
         "text_config": language_model.config,
         "base_model": str(base_model),
-        "base_revision": getattr(language_model.config, "_commit_hash", None) or revision,
+        "base_revision": hub_commit(base_model, revision) or revision,
         "base_weights": content_fingerprint(base_model, revision),
         "encoder_weights": content_fingerprint(graph.encoder) if graph.use_graph else "",
         "text_embedding_width": encoder_dimension(graph.encoder) if graph.use_graph else 0,
@@ -100,7 +103,7 @@ def build_graph_llm(
     model.is_loaded_in_4bit = nf4  # PEFT reads it
     if attention is not None:
         set_attention(model.language_model, attention)
-    model.config._name_or_path = str(base_model)
+    model.config.name_or_path = str(base_model)
     return model.eval(), processor
 
 

@@ -1,0 +1,1 @@
+"""What all other packages stand on; it imports nothing of them."""
