@@ -155,13 +155,7 @@ class _Lines:
 
 def versions(names: Iterable[str]) -> dict[str, str]:
     """The versions of packages by name; "not installed" for a missing package."""
-    found = dict[str, str]()
-    for name in names:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    return {name: libraries.installed(name) for name in names}
 
 
 @cache

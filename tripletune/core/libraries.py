@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 TESTED = Path(__file__).with_name("tested.yaml")
 PYTHON = "python"
+NOT_INSTALLED = "not installed"
 # Names of packages on PyPI that differ from the name of the import.
 _PACKAGES = {"argparse": PYTHON, "faiss": "faiss-cpu", "sentence_transformers": "sentence-transformers"}
 _NAME = re.compile(r"(?P<module>[\w.]+):(?P<path>[\w.]+?)(\((?P<arguments>[\w|]+)\)|@(?P<attribute>\w+))?")
@@ -262,7 +263,7 @@ USES: dict[str, list[Private]] = {
     "trainers of TRL": [
         Private("trl.trainer.utils:FusedCausalLMOutput", "the output of a forward that computes log-probabilities",
                 "TRL's losses find no log-probabilities"),
-        Private("trl.trainer.utils:add_fused_lm_head(temperature)", "log-probabilities of GRPO's reference model",
+        Private("trl.trainer.utils:add_fused_lm_head", "log-probabilities of GRPO's reference model",
                 "GRPO has no reference model"),
         *(
             Private(f"trl:{name}", f"overridden or called: {why}", without)
@@ -393,13 +394,13 @@ def cache_argument() -> str:
 
 
 def installed(library: str) -> str:
-    """The installed version of a library; "not installed" if it is missing."""
+    """The installed version of a library; `NOT_INSTALLED` if it is missing."""
     if library == PYTHON:
         return ".".join(platform.python_version_tuple()[:2])
     try:
         return metadata.version(library)
     except metadata.PackageNotFoundError:
-        return "not installed"
+        return NOT_INSTALLED
 
 
 @cache
