@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tripletune.core import libraries
-from tripletune.models.control_tokens import read_text_alone
-from tripletune.models.files import (
+from tripletune.core.files import (
     file_digest,
     files_fingerprint,
     lock_folder,
@@ -33,7 +32,8 @@ from tripletune.models.files import (
     read_text,
     write_json,
 )
-from tripletune.models.options import nearest
+from tripletune.core.options import nearest
+from tripletune.models.control_tokens import read_text_alone
 from tripletune.models.run_folders import (
     ADAPTER,
     ADAPTER_CONFIG,

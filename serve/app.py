@@ -28,11 +28,11 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from tripletune.core import libraries
-from tripletune.models.llm import CallError, PromptTooLong
+from tripletune.core.calls import CallError, PromptTooLong
 from tripletune.rag import TraceAction, TraceStep
-from tripletune.serve.door import Door, Refused, closing
+from tripletune.serve.limits import Door, Refused, closing
+from tripletune.serve.models import Shelf
 from tripletune.serve.protocol import Answer, Asked, AskedChat, Layout, read_request
-from tripletune.serve.served import Shelf
 
 libraries.require("serve")
 logger = logging.getLogger(__name__)

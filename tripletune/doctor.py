@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import tripletune
+from tripletune.core.calls import Message, Sampling
 from tripletune.core.libraries import NOT_INSTALLED, PYTHON, USES, installed, require, tested, untested
-from tripletune.models.llm import Message, Sampling
-from tripletune.models.llm.backends import LLMOptions, load_backend, open_client, read_spec
+from tripletune.core.program import CommandParser, code_version, run_program
+from tripletune.core.tables import printable
+from tripletune.llm.backends import LLMOptions, load_backend, open_client, read_spec
 from tripletune.models.loading import usual_dtype
-from tripletune.models.program import CommandParser, code_version, run_program
-from tripletune.models.tables import printable
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

@@ -19,8 +19,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, Pret
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.utils import ModelOutput
 
-from tripletune.models.data.graph_settings import GraphSettings
-from tripletune.models.data.records import IGNORED
+from tripletune.core.data.graph_settings import GraphSettings
+from tripletune.core.data.records import IGNORED
 from tripletune.models.graph_llm.graphs import GraphEncoder
 from tripletune.models.losses import label_logits, label_loss
 

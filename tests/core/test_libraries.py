@@ -22,7 +22,7 @@ from tripletune.core.libraries import USES, LibraryError
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("benchmarks", "checkpoints", "data_builders", "eval", "models", "rag", "recipes", "serve", "train")
-FILES = [*ROOT.glob("tripletune/*.py"), *ROOT.glob("tripletune/core/**/*.py")]
+FILES = [*ROOT.glob("tripletune/*.py"), *ROOT.glob("tripletune/core/**/*.py"), *ROOT.glob("tripletune/llm/**/*.py")]
 FILES += [path for room in ROOMS for path in sorted(ROOT.glob(f"{room}/**/*.py"))]
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 NAMES = [(use, private) for use, listed in USES.items() for private in listed]
@@ -131,7 +131,7 @@ def test_the_error_about_a_missing_name_names_library_and_versions(use, private,
         ("trackers", "train.tracking"),
         ("trainers of TRL", "train.trl_trainers"),
         ("serve", "serve.app"),
-        ("command lines", "models.program"),
+        ("command lines", "core.program"),
     ],
 )
 def test_a_module_asks_before_it_uses_the_names(use, module, monkeypatch):

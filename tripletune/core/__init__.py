@@ -1,1 +1,1 @@
-"""What all other packages stand on; it imports nothing of them."""
+"""What every program stands on: options, files, tables, stored rows, and the types of data and of model calls."""
