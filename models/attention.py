@@ -30,7 +30,7 @@ _SIZE = 96
 def set_attention(model: Any, name: str) -> None:
     """Set the attention kernel of a language model: "blocks", or a kernel by its name in transformers."""
     if name == BLOCKS:
-        libraries.require("attention in blocks")
+        libraries.check_use("attention in blocks")
         own = not (model._supports_sdpa and model._supports_attention_backend)
         if own or getattr(model.config.get_text_config(), "attention_dropout", None):
             what = "brings its own attention" if own else "has attention_dropout"

@@ -544,7 +544,7 @@ def load_encoder(
     from sentence_transformers import SentenceTransformer
     from transformers import PretrainedConfig, PreTrainedModel
 
-    libraries.require("sentence encoders")
+    libraries.check_use("sentence encoders")
     options: dict[str, Any] = {"use_safetensors": True, "ignore_mismatched_sizes": True}
     options |= {"dtype": dtype} if dtype else {}
     source = resolve(spec)

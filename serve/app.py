@@ -34,7 +34,7 @@ from tripletune.serve.limits import Door, Refused, closing
 from tripletune.serve.models import Shelf
 from tripletune.serve.protocol import Answer, Asked, AskedChat, Layout, read_request
 
-libraries.require("serve")
+libraries.check_use("serve")
 logger = logging.getLogger(__name__)
 _ROOT = Path(__file__).parents[1]
 _FILES = {"/": "serve/page.html"} | {

@@ -149,7 +149,7 @@ def library_misfits(config: Any) -> list[str]:
 
     from tripletune.train.engine import own_arguments
 
-    libraries.require("settings of training")
+    libraries.check_use("settings of training")
     model, train, kind = config.model, config.train, type(config)
     # Other initialisations need data or random numbers: a checkpoint would be loaded onto another base.
     inits = bool | Literal["gaussian", "olora", "orthogonal", "pissa"]

@@ -44,7 +44,7 @@ else:
     Mixed = object
 
 logger = logging.getLogger(__name__)
-libraries.require("training")
+libraries.check_use("training")
 disable_input_dtype_casting = libraries.take("peft.helpers:disable_input_dtype_casting")
 TRAINING_ARGS_NAME = libraries.take("transformers.trainer:TRAINING_ARGS_NAME")
 # Settings that have the same name in TrainingArguments.
@@ -162,7 +162,7 @@ class EngineMixin(Mixed):
         # Check that the launcher has wrapped the model as its settings say.
         kind, wanted = type(self.model_wrapped).__name__, resume.sharding()
         if wanted.startswith("ZeRO"):
-            libraries.require("ZeRO")
+            libraries.check_use("ZeRO")
         if not kind.startswith(_WRAPPERS.get(wanted.partition("-")[0], "")):
             raise ValueError(
                 f"the launcher's settings ask for {wanted}, but the module in training is a {kind} on "

@@ -28,7 +28,7 @@ from tripletune.train.batches import rows_meta
 from tripletune.train.resume import PACKAGES, StepLog, process_count
 from tripletune.train.tasks import Examples
 
-libraries.require("trackers")
+libraries.check_use("trackers")
 rewrite_logs = libraries.take("transformers.integrations:rewrite_logs")
 NO_UPLOAD = libraries.take("transformers.integrations.integration_utils:WandbLogModel.FALSE")
 SAMPLES = "samples.jsonl"

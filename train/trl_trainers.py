@@ -43,7 +43,7 @@ from tripletune.train.batches import pad_batch, pair_batch
 from tripletune.train.engine import EngineMixin, shared_arguments
 from tripletune.train.resume import StepLog
 
-libraries.require("trainers of TRL")
+libraries.check_use("trainers of TRL")
 FusedCausalLMOutput = libraries.take("trl.trainer.utils:FusedCausalLMOutput")
 add_fused_lm_head = libraries.take("trl.trainer.utils:add_fused_lm_head")
 REWARDS = "rewards.jsonl"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import tripletune
 from tripletune.core.calls import Message, Sampling
-from tripletune.core.libraries import NOT_INSTALLED, PYTHON, USES, installed, require, tested, untested
+from tripletune.core.libraries import NOT_INSTALLED, PYTHON, USES, check_use, installed, tested, untested
 from tripletune.core.program import CommandParser, code_version, run_program
 from tripletune.core.tables import printable
 from tripletune.llm.backends import LLMOptions, load_backend, open_client, read_spec
@@ -101,7 +101,7 @@ def _private_names() -> Iterator[Row]:
         if not new or any(installed(library) == NOT_INSTALLED for library in new):
             continue
         try:
-            require(use)
+            check_use(use)
         except ImportError as error:
             yield Row(BROKEN, use, str(error))
 

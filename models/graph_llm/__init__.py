@@ -40,7 +40,7 @@ from tripletune.models.losses import scales_alike
 from tripletune.models.run_folders import CONFIG, is_adapter
 
 GRAPH_MODULES = ("graph_encoder", "projector")
-libraries.require("the Graph-LLM")
+libraries.check_use("the Graph-LLM")
 # PEFT's own name for "an adapter without adapter layers": graph-token tuning trains the saved modules alone.
 _NO_ADAPTER_LAYERS = libraries.take("peft.utils.constants:DUMMY_TARGET_MODULES")
 

@@ -31,7 +31,7 @@ from tripletune.core import libraries
 from tripletune.models.local import ROWS, Decoder, GenerateBatch, Request, choose
 from tripletune.models.losses import evaluating
 
-libraries.require("decoding")
+libraries.check_use("decoding")
 
 # Maximum prompt tokens per forward pass.
 _READ_AT_ONCE = 4096

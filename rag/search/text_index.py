@@ -78,7 +78,7 @@ class Bm25Index:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         import bm25s
 
-        libraries.require("BM25")
+        libraries.check_use("BM25")
         # bm25s sets its own logger to DEBUG when it is imported.
         logging.getLogger("bm25s").setLevel(logging.WARNING)
         self._terms = analyzer(language)

@@ -110,11 +110,11 @@ def without(monkeypatch, name):
 def test_the_error_about_a_missing_name_names_library_and_versions(use, private, monkeypatch):
     pytest.importorskip(private.name.partition(":")[0].partition(".")[0])
     monkeypatch.setitem(USES, use, [private])
-    libraries.require(use)
+    libraries.check_use(use)
     without(monkeypatch, private.name)
     monkeypatch.setattr(libraries, "installed", lambda library: "99.0")
     with pytest.raises(LibraryError) as error:
-        libraries.require(use)
+        libraries.check_use(use)
     shown = str(error.value)
     assert shown.startswith(
         f"{private.library} 99.0 has no {private.name.partition(':')[2]}, which is needed for {use}"
@@ -147,7 +147,7 @@ def test_every_use_is_asked_for():
     asked = set()
     for tree in TREES.values():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("libraries.require", "libraries.take"):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("libraries.check_use", "libraries.take"):
                 asked.add(ast.literal_eval(node.args[0]))
     names = {private.name: use for use, private in NAMES}
     assert {names.get(word, word) for word in asked} | {"decoding"} == set(USES)

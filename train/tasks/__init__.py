@@ -292,7 +292,7 @@ class Examples:
         """Fingerprint of the files' content and of the selection."""
         from datasets import load_dataset_builder
 
-        libraries.require("data sets of the hub")
+        libraries.check_use("data sets of the hub")
         files: list[Any] = []
         for path, share in self.places:
             rows = _dataset(path, self.split)

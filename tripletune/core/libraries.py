@@ -1,11 +1,11 @@
 """Everything that this project uses of other libraries beyond what they document: private names, helpers, arguments.
 
 A release may rename such a name without notice. `USES` lists them, so that a release that breaks one is found in one
-place: `require` checks the names of a use before it begins, and `take` returns an object by its name. Both name the
+place: `check_use` checks the names of a use before it begins, and `take` returns an object by its name. Both name the
 library and its versions if something is missing, since otherwise the fault seems to be the user's model or data.
 
 What is documented does not belong here. Each library in `USES` has an upper bound in pyproject.toml. `tested.yaml`
-lists the versions that the tests passed with; the first of each library is the one in requirements.lock.
+lists the versions that the tests passed with, those of requirements.lock among them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Private(NamedTuple):
         name: `module:Class.member`; `module:function(a|b)`, of which one argument must exist; or
             `module:Class@attribute`, which the methods of a class set or read.
         why: What it is used for.
-        without: What would happen without it, if `require` did not stop the program.
+        without: What would happen without it, if `check_use` did not stop the program.
         seen: The versions that have the name, where not all tested versions have it.
     """
 
@@ -318,7 +318,7 @@ USES: dict[str, list[Private]] = {
 }  # fmt: skip
 
 
-def require(use: str) -> None:
+def check_use(use: str) -> None:
     """Raise a `LibraryError` if a name of a use is missing in the installed version of its library."""
     for private in USES[use]:
         _find(use, private)
@@ -361,7 +361,7 @@ def _resolve(name: str) -> Any:
     parts = _NAME.fullmatch(name)
     if parts is None:
         raise ValueError(f"{name} is no name of a library's object; see `Private.name`")
-    found = importlib.import_module(parts["module"])
+    found: Any = importlib.import_module(parts["module"])
     for part in parts["path"].split("."):
         found = getattr(found, part)
     if parts["arguments"]:

@@ -169,6 +169,7 @@ def misfits(
     """
     from huggingface_hub.dataclasses import validate_typed_dict
 
+    new_schema: Any = typing.TypedDict  # as Any, because mypy reads only schemas with literal names
     found, known = [], [one for one in hints if one not in taken]
     for key, value in given.items():
         if key not in known:
@@ -177,8 +178,7 @@ def misfits(
             continue
         whole = type(value) is int and {float, int} & {*typing.get_args(hints[key]), hints[key]} == {float}
         try:
-            typed: Any = typing.TypedDict("typed", {key: hints[key]})  # type: ignore[operator]
-            validate_typed_dict(typed, {key: float(value) if whole else value})
+            validate_typed_dict(new_schema("one_field", {key: hints[key]}), {key: float(value) if whole else value})
         except Exception:
             wanted = hints[key].__name__ if isinstance(hints[key], type) else str(hints[key]).replace("typing.", "")
             found.append(f"{name}: {key} {_shown(value)} is not {wanted}")

@@ -41,7 +41,7 @@ from tripletune.core.options import (
 )
 from tripletune.core.tables import printable
 
-libraries.require("command lines")
+libraries.check_use("command lines")
 T = TypeVar("T")
 # Third parties that log each HTTP request and index build.
 NOISY = ("absl", "anthropic", "bm25s", "faiss", "httpcore", "httpcore2", "httpx", "httpx2", "openai",

@@ -89,5 +89,5 @@ def detect(text: str) -> str:
 def _identifier() -> Any:
     from py3langid.langid import LanguageIdentifier
 
-    libraries.require("language detection")
+    libraries.check_use("language detection")
     return LanguageIdentifier.from_model_file(libraries.take("py3langid.langid:MODEL_FILE"), norm_probs=True)
