@@ -600,12 +600,12 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
         elif isinstance(error, (TypeError, AttributeError)):
             text = (
                 f"the {part} can't be built from the JSON files ({reason}): a value is missing or has the wrong type; "
-                "copy the folder again"
+                f"copy the folder again{libraries.untested('transformers')}"
             )
         elif isinstance(error, misfit) and name not in ("OutOfMemoryError", "AcceleratorError"):
             text = (
                 f"the files of the {part} do not match ({str(error).strip().splitlines()[-1].strip()}): do they "
-                "belong to another base model, or to another version of this project?"
+                f"belong to another base model, or to another version of this project?{libraries.untested('transformers')}"
             )
         else:
             raise
