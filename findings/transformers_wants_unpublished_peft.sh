@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# `model.add_adapter(LoraConfig(…))` of transformers 5.24.0 raises an ImportError with every PEFT on PyPI: it wants
+# `model.add_adapter(LoraConfig(…))` of transformers 5.24.0 raises a ValueError with every PEFT on PyPI: it wants
 # peft>=0.22.0, and the newest published version was 0.21.2 when 5.24.0 was. pip reports no conflict, since
 # transformers does not depend on PEFT. With 5.23.0 the call works, and PEFT's own get_peft_model works with both.
 # Expected: the adapter is added.
 #
 # Seen on 28 November 2026 with Python 3.11.7, torch 2.13.0 and peft 0.21.2 on Linux x86_64:
 #     5.23.0: the adapter was added
-#     5.24.0: SEEN
+#     5.24.0: ValueError: The version of PEFT you are using is not compatible, please use a version >= 0.22.0
 set -euo pipefail
 unset PYTHONPATH
 

@@ -604,8 +604,8 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
             )
         elif isinstance(error, misfit) and name not in ("OutOfMemoryError", "AcceleratorError"):
             text = (
-                f"the files of the {part} do not match ({str(error).strip().splitlines()[-1].strip()}): do they "
-                f"belong to another base model, or to another version of this project?{libraries.untested('transformers')}"
+                f"the files of the {part} do not match ({str(error).strip().splitlines()[-1].strip()}): do they belong to "
+                f"another base model, or to another version of this project?{libraries.untested('transformers')}"
             )
         else:
             raise
