@@ -603,9 +603,10 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
                 f"copy the folder again{libraries.untested('transformers')}"
             )
         elif isinstance(error, misfit) and name not in ("OutOfMemoryError", "AcceleratorError"):
+            last = str(error).strip().splitlines()[-1].strip()
             text = (
-                f"the files of the {part} do not match ({str(error).strip().splitlines()[-1].strip()}): do they belong to "
-                f"another base model, or to another version of this project?{libraries.untested('transformers')}"
+                f"the files of the {part} do not match ({last}): do they belong to another base model, or to another "
+                f"version of this project?{libraries.untested('transformers')}"
             )
         else:
             raise
