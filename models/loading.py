@@ -22,9 +22,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tripletune.core.files import file_digest, files_fingerprint, lock_folder, new_folder, read_json, write_json
+from tripletune.core.options import nearest
 from tripletune.models.control_tokens import read_text_alone
-from tripletune.models.files import file_digest, files_fingerprint, lock_folder, new_folder, read_json, write_json
-from tripletune.models.options import nearest
 from tripletune.models.run_folders import (
     ADAPTER,
     ADAPTER_CONFIG,

@@ -22,11 +22,11 @@ import yaml
 from tests.cli import write_lines
 from tripletune import docs
 from tripletune.__main__ import PROGRAMS
-from tripletune.data_builders.hotpotqa_subq import label_question
-from tripletune.data_builders.hotpotqa_subq.annotations import RecordedTeacher
+from tripletune.core.data.questions import Question
+from tripletune.core.data.records import Passage, Record
+from tripletune.data_builders.subq import label_question
+from tripletune.data_builders.subq.annotations import RecordedTeacher
 from tripletune.eval import load_task
-from tripletune.models.data.questions import Question
-from tripletune.models.data.records import Passage, Record
 from tripletune.train.tasks.ras import GraphConfig
 
 SECTIONS = [item for item in fields(GraphConfig) if is_dataclass(getattr(GraphConfig(), item.name))]
