@@ -122,14 +122,12 @@ def navigation_of(paths: list[str]) -> list[dict[str, str | list[str]]]:
     """
     evidence = section("docs/evidence/README.md")
     reference = section("docs/reference/README.md")
-    guide = []
-    for page in section("docs/README.md"):
-        if page.startswith("docs/") and page not in evidence + reference:
-            guide.append(page)
-    project = [path for path in paths[1:] if path.endswith(".md") and not path.startswith("docs/")]
-    for path in paths[1:]:
-        if path.endswith(".md") and path not in guide + evidence + reference + project:
-            raise ValueError(f"{path}: no README of docs/ links this page, so the site has no place for it: link it")
+    guide = [page for page in section("docs/README.md") if page not in evidence + reference]
+    pages = [path for path in paths if path.endswith(".md") and path != "README.md"]
+    project = [page for page in pages if not page.startswith("docs/")]
+    for page in pages:
+        if page not in guide + evidence + reference + project:
+            raise ValueError(f"{page}: no README of docs/ links this page, so the site has no place for it: link it")
     return [
         {"Start": "README.md"},
         {"Guide": guide},
@@ -142,8 +140,9 @@ def navigation_of(paths: list[str]) -> list[dict[str, str | list[str]]]:
 
 
 def section(readme: str) -> list[str]:
-    """Return a README and the pages that it links, in its order."""
-    return [readme, *(link for link in links_of(readme) if link.endswith(".md"))]
+    """Return a README of docs/ and the pages of docs/ that it links, in its order."""
+    links = [link for link in links_of(readme) if link.startswith("docs/") and link.endswith(".md")]
+    return [readme, *links]
 
 
 def links_of(page: str) -> list[str]:

@@ -51,8 +51,8 @@ _FULL = re.compile(
 )
 # Optional packages, and the extra that installs each of them.
 EXTRAS = {"anthropic": "teachers", "argcomplete": "completion", "bitsandbytes": "qlora",
-          "charset_normalizer": "documents", "mammoth": "documents",
-          "markdown_it": "documents", "matplotlib": "plots", "mauve": "mauve", "pypdfium2": "documents",
+          "charset_normalizer": "documents", "gguf": "gguf", "mammoth": "documents",
+          "markdown_it": "documents", "matplotlib": "plots", "pypdfium2": "documents",
           "openai": "teachers", "prometheus_client": "serve", "ray": "ray", "starlette": "serve",
           "uvicorn": "serve"}  # fmt: skip
 
