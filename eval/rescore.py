@@ -145,7 +145,13 @@ def mauve(args: argparse.Namespace, console: Console) -> None:
     is the first 100 words of question and answer, as in ALCE (Gao et al., 2023). Scores are comparable only with the
     same model and number of texts; the papers use GPT-2 large.
     """
-    from mauve import compute_mauve
+    try:
+        from mauve import compute_mauve
+    except ImportError as error:
+        raise ImportError(
+            "the package mauve-text is not installed; it is licensed under GPL-3, TripleTune under Apache-2.0: "
+            "run pip install 'tripletune[mauve]' if that suits you"
+        ) from error
 
     from tripletune.models.loading import load_causal_lm
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import logging
 import os
@@ -664,6 +665,9 @@ def _package_model(package: str) -> Path:
 
 
 def _convert_gguf(gguf: Path, target: Path) -> None:
+    # transformers' own error names neither the file nor the extra.
+    if importlib.util.find_spec("gguf") is None:
+        raise ImportError(f"{gguf} needs the package gguf, which reads it: run pip install 'tripletune[gguf]'")
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     logger.info("converting %s to %s once (about half a minute)", gguf.name, target)

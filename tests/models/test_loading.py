@@ -1,6 +1,7 @@
 import importlib.metadata
 import json
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -92,6 +93,13 @@ def test_a_gguf_file_is_converted_once(package, monkeypatch):
     monkeypatch.setattr(sources, "_convert_gguf", convert)
     assert resolve("pypi:tiny") == resolve("pypi:tiny") == str(cache_dir() / "models" / "tiny-1.2")
     assert calls == [package / "model.gguf"]
+
+
+def test_a_gguf_file_without_its_package_names_the_extra(package, monkeypatch):
+    (package / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ImportError, match=r"model\.gguf needs the package gguf.*tripletune\[gguf\]"):
+        resolve("pypi:tiny")
 
 
 def test_dtypes():
