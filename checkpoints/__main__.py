@@ -33,8 +33,7 @@ def _parser() -> CommandParser:
     add("run", metavar="RUN", help="run folder (its final/ is exported) or checkpoint folder")
     add("--output", required=True, metavar="DIR", help="folder to write")
     add("--scores", action="append", default=[], metavar="FILE", help="a metrics.json for the card")
-    add("--base-model", metavar="SPEC", help="name to write for the base model: hub id, pypi:name, folder")
-    add("--base-revision", metavar="REV", help="hub revision of the base model")
+    add("--base-model", metavar="SPEC", help="name to write for the base model: owner/name@REV, pypi:name, folder")
     add("--encoder", metavar="SPEC", help="name to write for the text encoder: hub id, pypi:name, folder")
     add("--licence", "--license", metavar="ID", help="licence of the folder, for the card")
     about = "write an adapter of the plain base model (only for a Graph-LLM trained without graph)"

@@ -25,7 +25,7 @@ from tripletune.models.data.records import read_corpus
 from tripletune.models.llm import Endpoint, LLMClient, Sampling
 from tripletune.models.llm.backends import LLMOptions, add_chat_model, open_client
 from tripletune.models.llm.question_client import load_prompts
-from tripletune.models.loading import DTYPE_HELP, resolve, usual_dtype
+from tripletune.models.loading import DTYPE_HELP, resolve, usual_dtype, with_revision
 from tripletune.models.options import rare, require, setting
 from tripletune.models.program import add_arguments, add_short_flags, from_arguments
 from tripletune.models.run_folders import check_model_folder, read_json, trained_folder
@@ -244,9 +244,10 @@ def model_spec(spec: str, untrained: bool) -> str:
     resolved = resolve(spec)
     folder = trained_folder(resolved) if Path(resolved).is_dir() else Path(resolved)
     config = folder / "config.json"
-    base = read_json(config).get("base_model") if config.is_file() else None
+    settings = read_json(config) if config.is_file() else {}
+    base = settings.get("base_model")
     if untrained:
-        return str(base) if base else spec
+        return with_revision(str(base), settings.get("base_revision")) if base else spec
     if not base:
         raise ValueError(
             f"model {spec} is not a folder with a trained Graph-LLM: give a run or export folder, or add --untrained "

@@ -45,6 +45,7 @@ from tripletune.models.options import convert, not_one_of, require
 from tripletune.models.program import CommandParser, from_arguments
 from tripletune.rag import Trace
 from tripletune.rag.answering import Opened, OpenSystem, clients_of, open_tools
+from tripletune.rag.embedding import encoder_name
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
 from tripletune.rag.results import RESULTS
@@ -151,7 +152,7 @@ class QuestionSuite(Suite):
             "corpus": read and file_digest(corpus_file(read)),
             "triples": found,
             "retriever": options.retriever if corpus else None,
-            "encoder": options.encoder if embeds else None,
+            "encoder": encoder_name(options.encoder) if embeds and options.encoder else None,
             "options": asdict(self.loop),
         }
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli import run
 from tripletune.checkpoints import export_adapter
-from tripletune.checkpoints.modeling_graph_llm import NodeEncoder, folder_of
+from tripletune.checkpoints.modeling_graph_llm import NodeEncoder, place_of
 from tripletune.checkpoints.standalone import modeling_source
 from tripletune.models.data.records import ModelInput, Step
 from tripletune.models.graph_llm import load_generator
@@ -101,6 +101,7 @@ def test_an_encoder_that_reads_otherwise_is_refused(text_encoder, tiny_encoder):
 
 
 def test_models_in_packages():
-    assert folder_of("owner/name") == "owner/name"
+    assert place_of("owner/name") == ("owner/name", "main")
+    assert place_of("owner/name@refs/pr/3") == ("owner/name", "refs/pr/3")
     with pytest.raises(FileNotFoundError, match=r"no installed Python package no-such-thing .* base_model="):
-        folder_of("pypi:no-such-thing")
+        place_of("pypi:no-such-thing")

@@ -31,7 +31,7 @@ from tripletune.models.data.records import IGNORED
 from tripletune.models.data.triples import Triple, format_triples
 from tripletune.models.files import json_line
 from tripletune.models.llm import Message
-from tripletune.models.loading import content_fingerprint
+from tripletune.models.loading import content_fingerprint, split_revision
 from tripletune.models.options import other_default, setting
 from tripletune.models.run_folders import EXTRACTOR, PROMPT_FILE
 from tripletune.train.tasks import DataSection, Examples, RunConfig, TrainSection
@@ -133,11 +133,12 @@ class PairTask(TextTask):
 
     @cached_property
     def files(self) -> dict[str, str]:
+        base, revision = split_revision(self.config.model.base)
         about = {
             "task": "text_to_triples",
-            "base_model": self.config.model.base,
-            "base_revision": self.config.model.revision,
-            "base_weights": content_fingerprint(self.config.model.base, self.config.model.revision),
+            "base_model": base,
+            "base_revision": revision,
+            "base_weights": content_fingerprint(self.config.model.base),
             "encoder_decoder": self.seq2seq,
             "max_source_tokens": self.config.data.max_source_tokens,
             "max_target_tokens": self.config.data.max_target_tokens,

@@ -76,6 +76,8 @@ class LLMOptions(CheckedOptions):
             found.append("api_key_env must be the NAME of an environment variable, in capitals, not the key itself")
         if not all(url is None or is_plain_url(url) for url in self.urls):
             found.append(f"url {URL_FORM}")
+        elif self.url is not None and self.backend in backend_names() and self.is_local:
+            found.append(f"url {self.url} has no effect with backend {self.backend}, which runs the model here")
         try:
             self.extra_fields  # noqa: B018
         except ValueError as error:
