@@ -68,7 +68,9 @@ class QuestionOptions(SuiteOptions, SystemOptions):
     price: list[str] = setting([], PRICE_HELP)
     control: Control | None = rare(None, "control: let --model read this instead of the loop's facts")
     control_run: str | None = rare(None, "with control=other_…: the same run without control, with the other facts")
-    integrator: str | None = setting(None, "with --system cirag: local model that integrates, instead of the teacher")
+    integrator: str | None = setting(
+        None, "with --system cirag: local model (folder, owner/name[@revision]) that integrates, instead of the teacher"
+    )
     oracle: str | None = setting(None, "use a perfect teacher: DIR/SPLIT of a `build world` folder")
 
 

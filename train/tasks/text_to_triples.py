@@ -31,7 +31,7 @@ from tripletune.models.data.records import IGNORED
 from tripletune.models.data.triples import Triple, format_triples
 from tripletune.models.files import json_line
 from tripletune.models.llm import Message
-from tripletune.models.loading import content_fingerprint, split_revision
+from tripletune.models.loading import content_fingerprint, pinned
 from tripletune.models.options import other_default, setting
 from tripletune.models.run_folders import EXTRACTOR, PROMPT_FILE
 from tripletune.train.tasks import DataSection, Examples, RunConfig, TrainSection
@@ -133,11 +133,11 @@ class PairTask(TextTask):
 
     @cached_property
     def files(self) -> dict[str, str]:
-        base, revision = split_revision(self.config.model.base)
+        base, commit = pinned(self.config.model.base)
         about = {
             "task": "text_to_triples",
             "base_model": base,
-            "base_revision": revision,
+            "base_revision": commit,
             "base_weights": content_fingerprint(self.config.model.base),
             "encoder_decoder": self.seq2seq,
             "max_source_tokens": self.config.data.max_source_tokens,

@@ -40,7 +40,9 @@ class LLMOptions(CheckedOptions):
     """How to call a model; the help texts explain the fields."""
 
     backend: str = setting("openai", f"backend that runs the model: {', '.join(names_in(_BACKENDS))}", is_prefix=True)
-    model: str = setting("", "name of the model, for example gpt-4o-mini; for hf a hub id, a folder or pypi:NAME")
+    model: str = setting(
+        "", "name of the model, for example gpt-4o-mini; for hf owner/name[@revision], a folder or pypi:NAME"
+    )
     url: str | None = setting(
         None, "base URL of the server (default: the provider's); several servers, separated by commas, share the calls"
     )
