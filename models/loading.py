@@ -79,7 +79,7 @@ def cache_dir() -> Path:
     return Path(os.environ.get("TRIPLETUNE_CACHE") or Path.home() / ".cache" / "tripletune")
 
 
-class Source(NamedTuple):
+class ModelSource(NamedTuple):
     """Where the files of a model are.
 
     Attributes:
@@ -118,13 +118,13 @@ def resolve(spec: str | Path) -> str:
     return _trained_on_hub(spec) or spec
 
 
-def source_of(spec: str | Path) -> Source:
+def source_of(spec: str | Path) -> ModelSource:
     """The folder, or the hub id and its revision, that a model spec names; see `resolve`."""
     place = resolve(spec)
     if Path(place).is_dir():
-        return Source(place)
+        return ModelSource(place)
     name, _, revision = place.partition("@")
-    return Source(name, revision or None)
+    return ModelSource(name, revision or None)
 
 
 def with_revision(name: str, revision: str | None) -> str:
@@ -133,25 +133,25 @@ def with_revision(name: str, revision: str | None) -> str:
     return f"{name}@{revision}" if revision and on_hub else name
 
 
-def split_revision(spec: str) -> Source:
+def split_revision(spec: str) -> ModelSource:
     """The name of a model and its hub revision, for files that record them apart; the opposite of `with_revision`."""
     hub = None if spec.startswith(PYPI) or Path(spec).is_dir() else _HUB_SPEC.fullmatch(spec)
-    return Source(spec) if hub is None else Source(hub["name"], hub["revision"])
+    return ModelSource(spec) if hub is None else ModelSource(hub["name"], hub["revision"])
 
 
-def pinned(spec: str) -> Source:
+def pinned(spec: str) -> ModelSource:
     """The name of a loaded model, and the commit of the hub that was loaded; what a trained model keeps of its base."""
     from huggingface_hub import try_to_load_from_cache
 
     name, revision = split_revision(spec)
     if Path(name).is_dir() or not _HUB_SPEC.fullmatch(name):
-        return Source(name)
+        return ModelSource(name)
     config = try_to_load_from_cache(name, CONFIG, revision=revision)
     # The cache keeps the files of a commit in snapshots/COMMIT.
-    return Source(name, Path(config).parent.name if isinstance(config, str) else revision)
+    return ModelSource(name, Path(config).parent.name if isinstance(config, str) else revision)
 
 
-def model_file(source: Source, name: str) -> Path | None:
+def model_file(source: ModelSource, name: str) -> Path | None:
     """A file of a model; None if the model has no such file, or the hub is not reached and the cache lacks the file."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HFValidationError
@@ -662,7 +662,7 @@ def _routes(encoder: SentenceTransformer) -> Mapping[str, Sequence[Any]]:
     return getattr(encoder[0], "sub_modules", {})
 
 
-def _transformers_in(encoder: SentenceTransformer, source: Source, folder: str) -> Iterator[tuple[Any, str]]:
+def _transformers_in(encoder: SentenceTransformer, source: ModelSource, folder: str) -> Iterator[tuple[Any, str]]:
     """Yield the transformers of an encoder, each once, with its sub-folder; `folder` is that of the first module."""
     from transformers import PreTrainedModel
 
@@ -719,7 +719,7 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
         raise ValueError(f"model {spec}: {text}") from error
 
 
-def _trust_nothing(source: Source) -> dict[str, Any]:
+def _trust_nothing(source: ModelSource) -> dict[str, Any]:
     for index in Path(source.place).rglob(INDEX):
         weight_files(index.parent)
     # Without this setting, transformers asks on the terminal whether to run the model's code.
@@ -740,7 +740,10 @@ def adapter_base(folder: str | Path) -> str | None:
     if not base:
         raise ValueError(f"{path} names no base model: set base_model_name_or_path to the model that was trained")
     if not (Path(folder) / ADAPTER).is_file():
-        raise FileNotFoundError(f"adapter folder {folder} has no weights ({ADAPTER}): copy the folder again")
+        raise FileNotFoundError(
+            f"adapter folder {folder} has no weights ({ADAPTER}): copy the folder again, or if they are pickled, in "
+            "adapter_model.bin, convert them with `tripletune checkpoints convert`"
+        )
     base = with_revision(str(base), settings.get("revision"))
     check_specs(path, base)
     return base

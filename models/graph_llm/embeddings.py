@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from tripletune.models.files import build_together, new_file, read_text, write_json
-from tripletune.models.loading import Source, best_dtype, input_modules, load_encoder, model_file, source_of
+from tripletune.models.loading import ModelSource, best_dtype, input_modules, load_encoder, model_file, source_of
 
 KEYS, VECTORS, TABLE = "keys.npy", "vectors.npy", "table.json"
 # Strings per part of a table; see `build_together`.
@@ -67,7 +67,7 @@ def encoder_dimension(spec: str) -> int:
     return TextEncoder(spec).dimension
 
 
-def _json_file(source: Source, name: str) -> Any:
+def _json_file(source: ModelSource, name: str) -> Any:
     """The content of a JSON file of a model; None if the file is not available."""
     file = model_file(source, name)
     return None if file is None else json.loads(read_text(file))

@@ -18,7 +18,7 @@ from tripletune.models.graph_llm.embeddings import TextEncoder, encoder_dimensio
 from tripletune.models.llm.backends import LLMOptions, read_spec
 from tripletune.models.llm.backends.hf import HFBackend
 from tripletune.models.loading import (
-    Source,
+    ModelSource,
     adapter_base,
     add_lora,
     content_fingerprint,
@@ -60,8 +60,8 @@ def numbers(spec):
 
 
 def test_what_a_spec_names(tmp_path, monkeypatch):
-    assert source_of("me/model") == Source("me/model", None)
-    assert source_of("me/model@refs/pr/2") == Source("me/model", "refs/pr/2")
+    assert source_of("me/model") == ModelSource("me/model", None)
+    assert source_of("me/model@refs/pr/2") == ModelSource("me/model", "refs/pr/2")
     assert resolve("me/model@v1") == "me/model@v1"
     for spec in ("me/model@", "me/model@http://127.0.0.1:8000", "me/model@a@b", "model@v1", "me/model@../x/"):
         with pytest.raises(FileNotFoundError, match=r"nor pypi:package"):
@@ -69,7 +69,7 @@ def test_what_a_spec_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in ("runs/a@b", "runs/c"):
         (tmp_path / folder).mkdir(parents=True)
-    assert source_of("runs/a@b") == split_revision("runs/a@b") == Source("runs/a@b", None)
+    assert source_of("runs/a@b") == split_revision("runs/a@b") == ModelSource("runs/a@b", None)
     with pytest.raises(ValueError, match=r"'runs/c@v1': runs/c is a folder, and only hub ids have revisions"):
         resolve("runs/c@v1")
     with pytest.raises(ValueError, match=r"pypi:tiny@1\.0: only hub ids have revisions"):
