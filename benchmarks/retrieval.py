@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ENCODER, Options, Result, quiet
+from tripletune.core.calls import Completion, LLMClient
+from tripletune.core.data.questions import Question
+from tripletune.core.options import setting
 from tripletune.eval import load_task, task_questions, write_context_corpus
 from tripletune.eval.metrics import CUTS, recall
 from tripletune.eval.rescore import final_ranking
 from tripletune.eval.statistics import bootstrap_mean
-from tripletune.models.data.questions import Question
-from tripletune.models.llm import Completion, LLMClient
-from tripletune.models.options import setting
 from tripletune.rag.answering import SystemOptions, open_tools
-from tripletune.rag.retrievers import verbalise, words_in
+from tripletune.rag.search.retrievers import verbalise, words_in
 from tripletune.rag.systems import find_system
 from tripletune.rag.systems.gear import GearOptions, Scoring
 from tripletune.rag.systems.ppr import PprOptions

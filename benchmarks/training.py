@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ENCODER, MODEL, Options, Result, Way, quiet, take_turns
-from tripletune.data_builders.hotpotqa_subq.build import build
-from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
+from tripletune.core.options import load_config, setting
+from tripletune.core.program import load_from
+from tripletune.data_builders.subq.build import build
+from tripletune.data_builders.subq.options import BuildOptions, Source
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.models.loading import add_lora, best_dtype, load_causal_lm
-from tripletune.models.options import load_config, setting
-from tripletune.models.program import load_from
 from tripletune.train import engine_of
 
 _RECIPE = Path(__file__).resolve().parents[1] / "recipes/configs/smollm2_135m_ras_cpu.yaml"

@@ -31,7 +31,7 @@ from tripletune.checkpoints.verify import (
     prompt_of,
     weight_digests,
 )
-from tripletune.models.files import check_folder, new_folder, read_json, write_json
+from tripletune.core.files import check_folder, new_folder, read_json, write_json
 from tripletune.models.loading import (
     LANGUAGE_MODEL_LAYERS,
     PYPI,

@@ -18,7 +18,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tripletune.models.files import file_digest, new_folder, read_json, write_json
+from tripletune.core.files import file_digest, new_folder, read_json, write_json
 from tripletune.models.loading import PYPI, resolve, split_revision
 from tripletune.models.run_folders import ADAPTER, INDEX, WEIGHTS
 

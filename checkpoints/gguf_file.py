@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tripletune.models.files import new_file, read_json
+from tripletune.core.files import new_file, read_json
 from tripletune.models.loading import load_tokenizer
 from tripletune.models.run_folders import PROCESSOR, check_finite, is_adapter, stored_weights, trained_folder
 

@@ -18,9 +18,9 @@ from peft import PeftModel
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BatchFeature, GenerationConfig
 from transformers.utils import cached_file
 
+from tripletune.core.data.records import ModelInput, Step, Task
+from tripletune.core.data.triples import Triple
 from tripletune.models.control_tokens import read_text_alone
-from tripletune.models.data.records import ModelInput, Step, Task
-from tripletune.models.data.triples import Triple
 from tripletune.models.graph_llm.graphs import batch_graphs
 from tripletune.models.graph_llm.model import GraphLLM
 from tripletune.models.graph_llm.processor import GraphLLMProcessor, ProcessorSettings

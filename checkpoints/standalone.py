@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.files import read_json, read_text, write_json, write_text
+from tripletune.core.files import read_json, read_text, write_json, write_text
 from tripletune.models.run_folders import CONFIG
 
 MODELING = "modeling_graph_llm.py"

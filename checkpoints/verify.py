@@ -18,11 +18,11 @@ from typing import Any
 
 import yaml
 
+from tripletune.core.data.fields import checked
+from tripletune.core.data.records import ModelInput, Step
+from tripletune.core.files import file_digest, read_json, read_text
+from tripletune.core.program import versions
 from tripletune.models.control_tokens import text_ids
-from tripletune.models.data.fields import checked
-from tripletune.models.data.records import ModelInput, Step
-from tripletune.models.files import file_digest, read_json, read_text
-from tripletune.models.program import versions
 from tripletune.models.run_folders import PROMPT_FILE, check_model_folder, task_of, trained_folder, weight_files
 
 REFERENCE = "verify.json"

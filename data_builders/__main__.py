@@ -10,6 +10,11 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
+from tripletune.core.data.records import normalize_answer
+from tripletune.core.hub import add_push, push_folder
+from tripletune.core.options import setting
+from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program
+from tripletune.core.tables import plain_console, printable
 from tripletune.data_builders.adapt import AdaptOptions, adapt_rows
 from tripletune.data_builders.datasets import RowKind, listed
 from tripletune.data_builders.datasets.inspect import (
@@ -34,11 +39,6 @@ from tripletune.data_builders.datasets.writer import (
     split_of,
 )
 from tripletune.data_builders.published import HUB_ID, read_explagraphs, read_released, split_names
-from tripletune.models.data.records import normalize_answer
-from tripletune.models.files import add_push, push_folder
-from tripletune.models.options import setting
-from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
-from tripletune.models.tables import plain_console, printable
 
 _MOST_TROUBLES = 20
 

@@ -19,12 +19,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tripletune.data_builders.readers._rows import Row, required_text, source_rows, whole_object
-from tripletune.models.data.fields import checked, given, name_field, name_list, shown, text_field
-from tripletune.models.data.pieces import split_passage
-from tripletune.models.data.records import read_jsonl
-from tripletune.models.files import check_new, json_line, new_file
-from tripletune.models.options import setting
+from tripletune.core.data.fields import checked, given, name_field, name_list, shown, text_field
+from tripletune.core.data.pieces import split_passage
+from tripletune.core.data.records import read_jsonl
+from tripletune.core.files import check_new, json_line, new_file
+from tripletune.core.options import setting
+from tripletune.core.rows import Row, required_text, source_rows, whole_object
 
 _ALIASES = ("aliases", "demonyms")
 _TEXTS = ("contents", "body", "context", "text", "passage")

@@ -17,10 +17,10 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import NamedTuple
 
-from tripletune.models.llm import Message
-from tripletune.models.llm.ledger import open_ledger
-from tripletune.models.llm.question_client import CALL_NAME
-from tripletune.models.llm.replies import REPAIR_ROLE
+from tripletune.core.calls import Message
+from tripletune.llm.ledger import open_ledger
+from tripletune.llm.question_client import CALL_NAME
+from tripletune.llm.replies import REPAIR_ROLE
 from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, read_decision, shown_candidates, write_decision
 
 

@@ -30,11 +30,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tripletune.data_builders.readers._rows import Row, source_rows
-from tripletune.models.data.records import Action, Record, Step, normalize_answer
-from tripletune.models.data.rendering import parse_plan
-from tripletune.models.data.triples import Triple, parse_triples
-from tripletune.models.files import read_text
+from tripletune.core.data.records import Action, Record, Step, normalize_answer
+from tripletune.core.data.rendering import parse_plan
+from tripletune.core.data.triples import Triple, parse_triples
+from tripletune.core.files import read_text
+from tripletune.core.rows import Row, source_rows
 
 HUB_ID = "pat-jj/ras_train_data"
 REPEATED_TRIPLES = "triples that repeat another triple of their step, kept once"

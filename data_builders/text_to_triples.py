@@ -20,10 +20,13 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
+from tripletune.core.data.pairs import ExtractionPair, entity_triple, is_only_a_name, predicate_words
+from tripletune.core.data.triples import Triple
+from tripletune.core.options import CheckedOptions, setting
+from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program
 from tripletune.data_builders.datasets import SeenTable, listed
 from tripletune.data_builders.datasets.kinds import PAIRS, text_key
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, drawn, new_dataset, split_name_problems
-from tripletune.data_builders.hotpotqa_subq.options import Source, check_names
 from tripletune.data_builders.readers.triples import (
     MALFORMED_TRIPLES,
     PairDrop,
@@ -32,10 +35,7 @@ from tripletune.data_builders.readers.triples import (
     read_rows,
     read_source,
 )
-from tripletune.models.data.pairs import ExtractionPair, entity_triple, is_only_a_name, predicate_words
-from tripletune.models.data.triples import Triple
-from tripletune.models.options import CheckedOptions, setting
-from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
+from tripletune.data_builders.subq.options import Source, check_names
 
 logger = logging.getLogger(__name__)
 

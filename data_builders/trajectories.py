@@ -33,19 +33,19 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tripletune.core.calls import Message
+from tripletune.core.data.pairs import Trajectory
+from tripletune.core.data.questions import DropReason
+from tripletune.core.data.records import Action, Record, Step, passage_id
+from tripletune.core.files import file_digest, read_json, read_prompt
+from tripletune.core.options import CheckedOptions, setting
+from tripletune.core.program import CommandParser, add_arguments, from_arguments, progress, run_program
 from tripletune.data_builders.datasets import RowKind, SeenTable, listed
 from tripletune.data_builders.datasets.kinds import RECORDS, TRAJECTORIES, with_rejected
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset, split_of
 from tripletune.data_builders.ledger_chats import Chat, RoleCalls, calls_in
-from tripletune.models.data.pairs import Trajectory
-from tripletune.models.data.questions import DropReason
-from tripletune.models.data.records import Action, Record, Step, passage_id
-from tripletune.models.files import file_digest, read_json, read_prompt
-from tripletune.models.llm import Message
-from tripletune.models.llm.ledger import canonical
-from tripletune.models.llm.replies import REPAIR_ROLE
-from tripletune.models.options import CheckedOptions, setting
-from tripletune.models.program import CommandParser, add_arguments, from_arguments, progress, run_program
+from tripletune.llm.ledger import canonical
+from tripletune.llm.replies import REPAIR_ROLE
 from tripletune.rag.results import RESULTS, kept_facts, read_runs
 from tripletune.rag.systems import find_system, system_names
 

@@ -52,18 +52,18 @@ Functions and classes that programs and notebooks import. [Extend](guide/extend.
 ::: tripletune.rag.Trace
 
 ## Data
-::: tripletune.models.data.questions.Question
-::: tripletune.models.data.records.Passage
-::: tripletune.models.data.records.Record
-::: tripletune.models.data.records.read_records
-::: tripletune.models.data.records.read_corpus
+::: tripletune.core.data.questions.Question
+::: tripletune.core.data.records.Passage
+::: tripletune.core.data.records.Record
+::: tripletune.core.data.records.read_records
+::: tripletune.core.data.records.read_corpus
 
 ## Language models
-::: tripletune.models.llm.backends.LLMOptions
-::: tripletune.models.llm.backends.open_client
-::: tripletune.models.llm.replies.ask
-::: tripletune.models.llm.Backend
-::: tripletune.models.llm.backends.BackendKind
+::: tripletune.llm.backends.LLMOptions
+::: tripletune.llm.backends.open_client
+::: tripletune.llm.replies.ask
+::: tripletune.core.calls.Backend
+::: tripletune.llm.backends.BackendKind
 
 ## Training
 ::: tripletune.train.engine.Engine

@@ -15,15 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from tripletune.core.data.questions import Question
+from tripletune.core.data.records import passages_by_key
+from tripletune.core.files import json_line, new_file
+from tripletune.core.options import load_config, nearest, not_one_of, setting
+from tripletune.core.program import load_from, names_in
 from tripletune.data_builders.readers import get_reader
 from tripletune.eval import metrics
 from tripletune.eval.metrics import CUTS
 from tripletune.eval.metrics._labels import refuses
-from tripletune.models.data.questions import Question
-from tripletune.models.data.records import passages_by_key
-from tripletune.models.files import json_line, new_file
-from tripletune.models.options import load_config, nearest, not_one_of, setting
-from tripletune.models.program import load_from, names_in
 
 if __name__ == "eval":
     raise ImportError("import it as tripletune.eval; under its short name it would be loaded twice")

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tripletune.core.program import CommandParser, load_from, names_in, run_program
+from tripletune.core.tables import plain_console
 from tripletune.eval.costs import PRICE_HELP
-from tripletune.models.program import CommandParser, load_from, names_in, run_program
-from tripletune.models.tables import plain_console
 
 SUITES = "tripletune.eval.suites"
 # Commands that are not named after their suite's module.

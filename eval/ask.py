@@ -16,16 +16,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from tripletune.core.files import json_line, new_file, read_json
+from tripletune.core.options import default_of
+from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program
+from tripletune.core.tables import on_one_line, printable
 from tripletune.eval.costs import COSTS, PRICE_HELP, Prices, read_prices, spent
 from tripletune.eval.results import METRICS, read_results
 from tripletune.eval.suites import run_suites
 from tripletune.eval.suites.questions import suites_of
 from tripletune.eval.systems import QuestionOptions
-from tripletune.models.files import json_line, new_file, read_json
-from tripletune.models.llm.backends import LLMOptions
-from tripletune.models.options import default_of
-from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
-from tripletune.models.tables import on_one_line, printable
+from tripletune.llm.backends import LLMOptions
 from tripletune.rag import Trace, TraceAction, TraceStep, cited
 from tripletune.rag.answering import SystemOptions, add_system_arguments, open_system, teacher_of
 from tripletune.rag.results import RESULTS

@@ -17,13 +17,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from tripletune.core.calls import Completion, Generator
+from tripletune.core.data.records import Action, ModelInput, Record, Step
 from tripletune.eval.statistics import bootstrap_pairs, correct_table, paired_ratio_difference, sums_of, verdict
-from tripletune.models.data.records import Action, ModelInput, Record, Step
-from tripletune.models.llm import Completion, Generator
 from tripletune.rag.results import RESULTS, read_runs
 
 if TYPE_CHECKING:
-    from tripletune.models.graph_llm import LocalGenerator
+    from tripletune.llm.graph_generator import LocalGenerator
 
 MODEL, RULE = "model", "rule"
 # Control -> what it reads, in the words of the tables.
@@ -107,7 +107,7 @@ class LoopControl(Generator):
             raise ValueError("control=other_graph exchanges the graph, but the model reads no graph")
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
-        """Reply to one input; see `models.llm.Generator`."""
+        """Reply to one input; see `llm.Generator`."""
         if sample.steps:
             others = self._facts.of(sample.question, sample.steps) if self._facts else ()
             sample = controlled(self._control, sample, others)
@@ -136,7 +136,7 @@ class Controls:
         return [name for name in READS if name != RULE and (self._without_graph or not name.endswith("graph"))]
 
     def ask(self, batch: Sequence[Record], limit: int, evidence: str | None) -> list[dict[str, Completion]]:
-        """The named replies to each record, of at most `limit` tokens; see `models.llm.Generator`."""
+        """The named replies to each record, of at most `limit` tokens; see `llm.Generator`."""
         asked = [(place, *one) for place, record in enumerate(batch) for one in self._variants(record)]
         inputs = [one for *_, one in asked]
         found: list[dict[str, Completion]] = [{} for _ in batch]

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tripletune.core.calls import in_role
 from tripletune.eval.metrics._labels import refuses
 from tripletune.eval.results import ResultLog, mean_recalls, recalls_of
 from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
-from tripletune.models.llm import in_role
-from tripletune.models.llm.question_client import reads_passages
+from tripletune.llm.question_client import reads_passages
 
 Prices = Mapping[str, tuple[float, float, float]]
 PRICE_HELP = (

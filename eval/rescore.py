@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from tripletune.core.data.fields import given
+from tripletune.core.files import file_digest, json_line, lock_folder, new_file, read_json, write_json
+from tripletune.core.options import not_one_of
 from tripletune.eval import Metric, find_metrics, score_answer
 from tripletune.eval.results import SCORES, SETTINGS, read_results, read_scored, run_folders
 from tripletune.eval.statistics import Interval, bootstrap_means
 from tripletune.eval.suites import interval_cells, show_table
-from tripletune.models.data.fields import given
-from tripletune.models.files import file_digest, json_line, lock_folder, new_file, read_json, write_json
-from tripletune.models.options import not_one_of
 from tripletune.rag.results import RESULTS, read_runs
 from tripletune.rag.triple_store import read_gold
 

@@ -18,11 +18,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from tripletune.eval.metrics import recall
-from tripletune.eval.statistics import Interval, bootstrap_means
-from tripletune.models.data.fields import checked, given
-from tripletune.models.data.records import read_jsonl
-from tripletune.models.files import (
+from tripletune.core.data.fields import checked, given
+from tripletune.core.data.records import read_jsonl
+from tripletune.core.files import (
     LOCK,
     check_folder,
     few,
@@ -34,7 +32,9 @@ from tripletune.models.files import (
     read_json,
     write_json,
 )
-from tripletune.models.program import code_version
+from tripletune.core.program import code_version
+from tripletune.eval.metrics import recall
+from tripletune.eval.statistics import Interval, bootstrap_means
 from tripletune.rag.results import RESULTS, read_runs
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tripletune.models.files import flatten
+from tripletune.core.files import flatten
 
 RESAMPLES, PERMUTATIONS = 2000, 100_000
 SIGNIFICANT = 0.05

@@ -14,23 +14,23 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tripletune.core.calls import LLMClient, RoleClients
+from tripletune.core.files import file_digest
+from tripletune.core.options import ConfigError, convert, load_config, no_option, rare, setting
+from tripletune.core.program import CommandParser, add_arguments, add_short_flags
 from tripletune.eval import task_names
 from tripletune.eval.controls import Control
 from tripletune.eval.costs import PRICE_HELP
 from tripletune.eval.suites import SuiteOptions
-from tripletune.models.files import file_digest
-from tripletune.models.llm import LLMClient, RoleClients
-from tripletune.models.llm.backends import LLMOptions, open_client, read_spec
-from tripletune.models.llm.ledger import Ledger
-from tripletune.models.llm.ledger_client import LedgerClient
-from tripletune.models.llm.question_client import load_prompts
+from tripletune.llm.backends import LLMOptions, open_client, read_spec
+from tripletune.llm.ledger import Ledger
+from tripletune.llm.ledger_client import LedgerClient
+from tripletune.llm.question_client import load_prompts
 from tripletune.models.loading import model_fingerprint, resolve, usual_dtype
-from tripletune.models.options import ConfigError, convert, load_config, no_option, rare, setting
-from tripletune.models.program import CommandParser, add_arguments, add_short_flags
 from tripletune.models.run_folders import PROMPT_FILE
 from tripletune.rag.answering import SystemOptions, model_spec, system_problems
 from tripletune.rag.extractor import TEACHER_PROMPT
-from tripletune.rag.search import TEACHER, SearchOptions
+from tripletune.rag.search.options import TEACHER, SearchOptions
 from tripletune.rag.systems import SHORT, LoopOptions, System, find_system, system_names
 from tripletune.rag.systems.cirag import PROMPT_NAMES
 from tripletune.rag.systems.cirag.integration import INTEGRATION_PROMPT

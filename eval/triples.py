@@ -24,10 +24,11 @@ from typing import Any
 
 import numpy as np
 
+from tripletune.core.data.pairs import ExtractionPair, predicate_words
+from tripletune.core.data.triples import Triple
+from tripletune.core.data.words import words
 from tripletune.eval.statistics import bootstrap_ratio
-from tripletune.models.data.pairs import ExtractionPair, predicate_words, read_reply
-from tripletune.models.data.triples import Triple
-from tripletune.models.data.words import words
+from tripletune.llm.extraction_replies import read_reply
 
 # Function from texts to vectors, one row per text, of any length; for example `rag.embedding.Embedder.encode`.
 Embedder = Callable[[list[str]], np.ndarray]
@@ -156,7 +157,7 @@ def _rouge_of(prediction: Prediction) -> dict[str, float]:
 
 
 def normalize_entity(text: str) -> str:
-    """A name or text for comparison: its words (`models.data.words`) without case, punctuation and articles.
+    """A name or text for comparison: its words (`core.data.words`) without case, punctuation and articles.
 
     A name of articles only keeps them ("The The"); a name without letters keeps its characters ("!!!").
     """

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import yaml
 
+from tripletune.core.data.records import normalize_answer as key
+from tripletune.core.data.triples import Triple, format_triples, parse_triples
+from tripletune.core.options import load_config
 from tripletune.data_builders.questions.teacher import READ_ROLE, RECALL_ROLE, WORD_ROLE, load_question_prompts
-from tripletune.models.data.records import normalize_answer as key
-from tripletune.models.data.triples import Triple, format_triples, parse_triples
-from tripletune.models.llm.question_client import load_prompts
-from tripletune.models.options import load_config
+from tripletune.llm.question_client import load_prompts
 from tripletune.rag.chat_generator import ANSWER, PLAN
 from tripletune.rag.extractor import TEACHER_PROMPT
 from tripletune.recipes.own_documents import RoadConfig

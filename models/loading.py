@@ -24,9 +24,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tripletune.core.files import file_digest, files_fingerprint, lock_folder, new_folder, read_json, write_json
+from tripletune.core.hub import cached_commit, hub_file
+from tripletune.core.options import nearest
 from tripletune.models.control_tokens import read_text_alone
-from tripletune.models.files import file_digest, files_fingerprint, lock_folder, new_folder, read_json, write_json
-from tripletune.models.options import nearest
 from tripletune.models.run_folders import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -141,28 +142,17 @@ def split_revision(spec: str) -> ModelSource:
 
 def pinned(spec: str) -> ModelSource:
     """The name of a loaded model, and the commit of the hub that was loaded; what a trained model keeps of its base."""
-    from huggingface_hub import try_to_load_from_cache
-
-    name, revision = split_revision(spec)
-    if Path(name).is_dir() or not _HUB_SPEC.fullmatch(name):
-        return ModelSource(name)
-    config = try_to_load_from_cache(name, CONFIG, revision=revision)
-    # The cache keeps the files of a commit in snapshots/COMMIT.
-    return ModelSource(name, Path(config).parent.name if isinstance(config, str) else revision)
+    source = split_revision(spec)
+    on_hub = _HUB_SPEC.fullmatch(source.place) and not Path(source.place).is_dir()
+    return ModelSource(source.place, cached_commit(*source, CONFIG) or source.revision) if on_hub else source
 
 
 def model_file(source: ModelSource, name: str) -> Path | None:
     """A file of a model; None if the model has no such file, or the hub is not reached and the cache lacks the file."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HFValidationError
-
-    if Path(source.place).is_dir():
-        file = Path(source.place, name)
-        return file if file.is_file() else None
-    try:
-        return Path(hf_hub_download(source.place, name, revision=source.revision))
-    except (OSError, HFValidationError):
-        return None
+    if not Path(source.place).is_dir():
+        return hub_file(source.place, source.revision, name)
+    file = Path(source.place, name)
+    return file if file.is_file() else None
 
 
 @cache
@@ -174,31 +164,11 @@ def _trained_on_hub(spec: str) -> str | None:
     from huggingface_hub import snapshot_download
 
     name, revision = split_revision(spec)
-    if not _has_file(name, revision, _TRAINED):
+    # A model whose configuration is in the cache was asked before.
+    in_cache = [file for file in (CONFIG, *_TRAINED) if cached_commit(name, revision, file)]
+    if in_cache == [CONFIG] or not (in_cache or any(hub_file(name, revision, file) for file in _TRAINED)):
         return None
     return str(snapshot_download(name, revision=revision, allow_patterns=list(_FETCHED)))
-
-
-def _has_file(name: str, revision: str | None, files: Sequence[str]) -> bool:
-    """Whether a model of the hub has one of these files; a model in the cache is not asked for again."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        cached = {file: try_to_load_from_cache(name, file, revision=revision) for file in (CONFIG, *files)}
-        if known := [file for file, path in cached.items() if isinstance(path, str)]:
-            return known != [CONFIG]
-        for file in files:
-            try:
-                hf_hub_download(name, file, revision=revision)
-                return True
-            except LocalEntryNotFoundError:
-                return False  # The hub is not reached; loading reports it.
-            except EntryNotFoundError:
-                continue
-    except (OSError, HFValidationError):
-        pass  # The model does not exist or is gated; loading reports it.
-    return False
 
 
 def best_dtype() -> torch.dtype:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
-from tripletune.models.data.records import IGNORED
+from tripletune.core.data.records import IGNORED
 
 logger = logging.getLogger(__name__)
 _NOT_FOR_THE_DECODER = ("logits_to_keep", "return_dict", "use_cache")

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tripletune.models.data.records import read_jsonl
-from tripletune.models.files import read_json
+from tripletune.core.data.records import read_jsonl
+from tripletune.core.files import read_json
 
 if TYPE_CHECKING:
     import torch

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tripletune.models.data.records import Passage, Step
-    from tripletune.models.llm import Completion
-    from tripletune.rag.retrievers import Retrieved
+    from tripletune.core.calls import Completion
+    from tripletune.core.data.records import Passage, Step
+    from tripletune.rag.search.retrievers import Retrieved
 
 if __name__ == "rag":
     raise ImportError("import the package as tripletune.rag; as rag it would be loaded a second time")

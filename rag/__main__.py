@@ -19,10 +19,10 @@ from contextlib import ExitStack, closing, nullcontext
 from itertools import islice
 from pathlib import Path
 
-from tripletune.models.data.records import corpus_file, read_corpus
-from tripletune.models.llm import SetupError
-from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
-from tripletune.models.tables import cost_lines
+from tripletune.core.calls import SetupError
+from tripletune.core.data.records import corpus_file, read_corpus
+from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program
+from tripletune.llm.prices import cost_lines
 from tripletune.rag.extract import (
     CorpusExtraction,
     ExtractionCounts,
@@ -31,7 +31,7 @@ from tripletune.rag.extract import (
     export_triples,
 )
 from tripletune.rag.extractor import ROLE, TEACHER_PROMPT, load_instruction, open_extractor, source_pieces
-from tripletune.rag.search import SearchOptions, build_indexes
+from tripletune.rag.search.options import SearchOptions, build_indexes
 from tripletune.rag.triple_store import TripleStore
 
 logger = logging.getLogger(__name__)

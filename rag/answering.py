@@ -21,26 +21,26 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from tripletune.models.data.records import read_corpus
-from tripletune.models.llm import Endpoint, LLMClient, Sampling
-from tripletune.models.llm.backends import LLMOptions, add_chat_model, open_client
-from tripletune.models.llm.question_client import load_prompts
+from tripletune.core.calls import Endpoint, LLMClient, Sampling
+from tripletune.core.data.records import read_corpus
+from tripletune.core.options import rare, require, setting
+from tripletune.core.program import add_arguments, add_short_flags, from_arguments
+from tripletune.llm.backends import LLMOptions, add_chat_model, open_client
+from tripletune.llm.question_client import load_prompts
 from tripletune.models.loading import DTYPE_HELP, resolve, usual_dtype, with_revision
-from tripletune.models.options import rare, require, setting
-from tripletune.models.program import add_arguments, add_short_flags, from_arguments
 from tripletune.models.run_folders import check_model_folder, read_json, trained_folder
 from tripletune.rag import WATCH, Trace, TraceAction, TraceStep
 from tripletune.rag.extract import CorpusExtraction
-from tripletune.rag.index import PassageStore, check_index
-from tripletune.rag.retrievers import open_retriever
-from tripletune.rag.search import SearchOptions, extracts, open_source, search_embedder
+from tripletune.rag.search.index import PassageStore, check_index
+from tripletune.rag.search.options import SearchOptions, extracts, open_source, search_embedder
+from tripletune.rag.search.retrievers import open_retriever
+from tripletune.rag.search.text_index import KeptTexts
+from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.systems import SHORT, LoopOptions, System, Tools, find_system, make_options, system_names
-from tripletune.rag.text_index import KeptTexts
-from tripletune.rag.triple_index import TripleIndex
 from tripletune.rag.triple_store import StoredTriples
 
 if TYPE_CHECKING:
-    from tripletune.models.graph_llm import LocalGenerator
+    from tripletune.llm.graph_generator import LocalGenerator
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -273,12 +273,12 @@ def open_generator(
     spec = model_spec(spec, untrained)
     if not untrained:
         check_model_folder(spec)
-    from tripletune.models.graph_llm import load_generator
+    from tripletune.llm.graph_generator import load_generator
 
     kept = None if prompt_embeds else ledger
     generator = load_generator(spec, batch_size=batch_size, dtype=usual_dtype(dtype), ledger=kept)
     if prompt_embeds:
-        from tripletune.models.graph_llm.prompt_embeds import PromptEmbedsGenerator
+        from tripletune.llm.prompt_embeds import PromptEmbedsGenerator
 
         generator = PromptEmbedsGenerator(generator, prompt_embeds, ledger)
     if seed is not None:

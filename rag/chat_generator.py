@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, TypeVar
 
-from tripletune.models.data.records import ModelInput, Passage, Step, one_line
-from tripletune.models.data.rendering import render
-from tripletune.models.llm import Completion, Generator
-from tripletune.models.llm.question_client import QuestionClient, load_prompts
-from tripletune.models.llm.replies import without_thoughts
+from tripletune.core.calls import Completion, Generator
+from tripletune.core.data.records import ModelInput, Passage, Step, one_line
+from tripletune.core.data.rendering import render
+from tripletune.llm.question_client import QuestionClient, load_prompts
+from tripletune.llm.replies import without_thoughts
 from tripletune.rag import Trace
-from tripletune.rag.retrievers import Retrieved
+from tripletune.rag.search.retrievers import Retrieved
 from tripletune.rag.systems import AnswerOptions, LoopOptions, Tools, client_of
 
 T = TypeVar("T")

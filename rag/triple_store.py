@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.data.fields import name_field, name_list
-from tripletune.models.data.records import Passage, read_jsonl
-from tripletune.models.data.triples import Triple, triple_of
-from tripletune.models.files import file_digest, lock_folder
-from tripletune.models.sqlite import Kind, application_of, open_database, unusable
+from tripletune.core.data.fields import name_field, name_list
+from tripletune.core.data.records import Passage, read_jsonl
+from tripletune.core.data.triples import Triple, triple_of
+from tripletune.core.files import file_digest, lock_folder
+from tripletune.core.sqlite import Kind, application_of, open_database, unusable
 
 logger = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.files import check_folder, file_digest, files_fingerprint, read_json, write_json, write_text
+from tripletune.core.files import check_folder, file_digest, files_fingerprint, read_json, write_json, write_text
+from tripletune.core.options import to_yaml
+from tripletune.core.program import CommandParser
 from tripletune.models.loading import model_fingerprint
-from tripletune.models.options import to_yaml
-from tripletune.models.program import CommandParser
 from tripletune.models.run_folders import CONFIG, is_adapter, is_run
 
 HOME = Path("runs/demo")
@@ -198,7 +198,7 @@ def collect() -> dict[str, dict[str, Any]]:
 
 def print_scores(metrics: dict[str, dict[str, Any]]) -> None:
     """Print the table."""
-    from tripletune.models.tables import Table, plain_console
+    from tripletune.core.tables import Table, plain_console
 
     def cell(score: dict[str, float]) -> str:
         return f"{100 * score['mean']:.0f} %  ({100 * score['low']:.0f}-{100 * score['high']:.0f})"

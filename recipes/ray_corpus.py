@@ -32,19 +32,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
-from tripletune.data_builders.hotpotqa_subq.build import build
-from tripletune.data_builders.hotpotqa_subq.options import read_command, subq_parser
-from tripletune.models.data.records import read_corpus
-from tripletune.models.files import check_new
-from tripletune.models.llm import Backend, CallError, Completion, Message, Sampling
-from tripletune.models.llm.backends import LLMOptions, Servers, load_backend, open_client
-from tripletune.models.llm.ledger import Ledger
-from tripletune.models.llm.ledger_client import LedgerClient, Retry
-from tripletune.models.options import setting
-from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
+from tripletune.core.calls import Backend, CallError, Completion, Message, Sampling
+from tripletune.core.data.records import read_corpus
+from tripletune.core.files import check_new
+from tripletune.core.options import setting
+from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program
+from tripletune.data_builders.subq.build import build
+from tripletune.data_builders.subq.options import read_command, subq_parser
+from tripletune.llm.backends import LLMOptions, Servers, load_backend, open_client
+from tripletune.llm.ledger import Ledger
+from tripletune.llm.ledger_client import LedgerClient, Retry
 from tripletune.rag.extract import CorpusExtraction, Work, add_extract_arguments, extract_work
 from tripletune.rag.extractor import open_extractor
-from tripletune.rag.search import SearchOptions, build_indexes, search_embedder
+from tripletune.rag.search.options import SearchOptions, build_indexes, search_embedder
 from tripletune.rag.triple_store import Extraction, TripleStore
 
 logger = logging.getLogger(__name__)

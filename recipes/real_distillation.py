@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.options import setting
-from tripletune.models.program import parse_command_line, run_program
+from tripletune.core.options import setting
+from tripletune.core.program import parse_command_line, run_program
 from tripletune.recipes.demo import follow
 
 _NEEDED = ("task", "data", "corpus", "triples", "calls")

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tripletune.models.llm.backends import LLMOptions
-from tripletune.models.options import rare, setting
-from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
+from tripletune.core.options import rare, setting
+from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program
+from tripletune.llm.backends import LLMOptions
 from tripletune.rag.answering import SystemOptions, add_system_arguments, teacher_of
 from tripletune.rag.systems import system_names
 
@@ -71,8 +71,8 @@ async def _run(
     import uvicorn
 
     from tripletune.serve.app import Server, Service
-    from tripletune.serve.door import Door
-    from tripletune.serve.served import open_shelf
+    from tripletune.serve.limits import Door
+    from tripletune.serve.models import open_shelf
 
     shelf = open_shelf(options, teacher, serving.systems, serving.integrator)
     try:

@@ -27,11 +27,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tripletune.models.llm import CallError, PromptTooLong
+from tripletune.core.calls import CallError, PromptTooLong
 from tripletune.rag import TraceAction, TraceStep
-from tripletune.serve.door import Door, Refused, closing
+from tripletune.serve.limits import Door, Refused, closing
+from tripletune.serve.models import Shelf
 from tripletune.serve.protocol import Answer, Asked, AskedChat, Layout, read_request
-from tripletune.serve.served import Shelf
 
 logger = logging.getLogger(__name__)
 _ROOT = Path(__file__).parents[1]

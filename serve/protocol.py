@@ -10,10 +10,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from tripletune.models.data.records import Step, one_line
-from tripletune.models.llm import Message
+from tripletune.core.calls import Message
+from tripletune.core.data.records import Step, one_line
 from tripletune.rag import TraceAction, TraceStep, cited
-from tripletune.serve.door import Refused
+from tripletune.serve.limits import Refused
 
 
 def _text(content: Any) -> Any:

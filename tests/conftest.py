@@ -13,8 +13,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 
 from tests.cli import write_lines
-from tripletune.models.data.records import Action, Record, Step
-from tripletune.models.data.triples import Triple
+from tripletune.core.data.records import Action, Record, Step
+from tripletune.core.data.triples import Triple
 
 MARKERS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>")
 CHAT_TEMPLATE = (
@@ -226,7 +226,7 @@ def serve(tmp_path, monkeypatch):
 
     def put(model):
         monkeypatch.setattr("tripletune.rag.answering.check_model_folder", lambda spec: None)
-        monkeypatch.setattr("tripletune.models.graph_llm.load_generator", lambda spec, **options: model)
+        monkeypatch.setattr("tripletune.llm.graph_generator.load_generator", lambda spec, **options: model)
         (tmp_path / "model").mkdir()
         (tmp_path / "model" / "config.json").write_text('{"model_type": "graph_llm", "base_model": "pypi:none"}')
         return model
@@ -315,7 +315,7 @@ def make_config(tmp_path, tiny_model, tiny_encoder, records, write_records):
     """A run on tiny models that takes a second: `make_config({"train.epochs": 2}, family="qwen2")`."""
 
     def make(overrides=None, family="llama"):
-        from tripletune.models.options import load_config
+        from tripletune.core.options import load_config
         from tripletune.train.tasks.ras import GraphConfig
 
         write_records(records[:4], "validation")
@@ -333,7 +333,7 @@ def make_config(tmp_path, tiny_model, tiny_encoder, records, write_records):
 @pytest.fixture(scope="session")
 def extraction_pairs():
     """Twelve text-to-triples pairs: of different lengths, with titles, without facts, in several scripts."""
-    from tripletune.models.data.pairs import ExtractionPair
+    from tripletune.core.data.pairs import ExtractionPair
 
     names = [("Ada Lovelace", "London"), ("René Descartes", "La Haye"), ("紫式部", "京都"), ("Zeno (of Elea)", "Elea")]
     found = []
@@ -351,7 +351,7 @@ def make_extraction_config(tmp_path, tiny_llama, tiny_t5, extraction_pairs):
     """A text-to-triples run on tiny models that takes a second: `make_extraction_config({...}, seq2seq=True)`."""
 
     def make(overrides=None, seq2seq=False):
-        from tripletune.models.options import load_config
+        from tripletune.core.options import load_config
         from tripletune.train.tasks.text_to_triples import PairConfig
 
         write = _writer(tmp_path / "pairs")
@@ -371,7 +371,7 @@ def make_extraction_config(tmp_path, tiny_llama, tiny_t5, extraction_pairs):
 @pytest.fixture(scope="session")
 def make_trajectory():
     """A CIRAG trajectory of two rounds with short turns: `make_trajectory(number, teacher="oracle")`."""
-    from tripletune.models.data.pairs import Trajectory
+    from tripletune.core.data.pairs import Trajectory
     from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 
     def facts(name):
@@ -401,7 +401,7 @@ def make_student_config(tmp_path, tiny_llama, make_trajectory, write_trajectorie
     """A distillation run on a tiny model that takes a second; two of its training questions are validation's."""
 
     def make(overrides=None, kind=None):
-        from tripletune.models.options import load_config
+        from tripletune.core.options import load_config
         from tripletune.train.tasks.cirag_distill import StudentConfig
 
         data = write_trajectories([make_trajectory(number) for number in range(8)])
@@ -421,7 +421,7 @@ def make_task(make_config, make_extraction_config, make_student_config, tiny_mod
     """A thing to train on tiny models: `make_task("text_to_triples", {...}, seq2seq=True)`; nothing is loaded yet."""
 
     def make(name, overrides=None, **options):
-        from tripletune.models.program import load_from
+        from tripletune.core.program import load_from
 
         kind = load_from("tripletune.train.tasks", name, "training task").TASK
         if name == "ras":

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from safetensors.torch import load_file, save_file
 
-from tripletune.models import llm
-from tripletune.models.data.records import ModelInput, Passage
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm import Completion, Endpoint, Generator, LLMClient, Message, Sampling
-from tripletune.rag.retrievers import Retrieved
+from tripletune.core import calls as llm
+from tripletune.core.calls import Completion, Endpoint, Generator, LLMClient, Message, Sampling
+from tripletune.core.data.records import ModelInput, Passage
+from tripletune.core.data.triples import Triple
+from tripletune.rag.search.retrievers import Retrieved
 
 
 class Asked(NamedTuple):

@@ -13,8 +13,8 @@ from zlib import crc32
 
 import numpy as np
 
-from tripletune.rag.embedding import Embedder
-from tripletune.rag.retrievers import open_retriever
+from tripletune.rag.search.embedding import Embedder
+from tripletune.rag.search.retrievers import open_retriever
 
 KINDS = ("bm25", "dense", "hybrid")
 asked = []

@@ -7,7 +7,7 @@ steps without an answering record, and the time of padded tokens and waiting dev
 import sys
 from statistics import mean
 
-from tripletune.models.data.records import read_records
+from tripletune.core.data.records import read_records
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.models.loading import load_tokenizer
 from tripletune.train.batches import EpochSampler

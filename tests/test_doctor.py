@@ -9,9 +9,9 @@ import pytest
 
 from tests.fakes import Client
 from tripletune import doctor
-from tripletune.models.llm import CallError
-from tripletune.models.options import CONFIGS, load_config
-from tripletune.models.program import code_version
+from tripletune.core.calls import CallError
+from tripletune.core.options import CONFIGS, load_config
+from tripletune.core.program import code_version
 
 ROOT = Path(__file__).resolve().parents[1]
 SYSTEM = '''

@@ -25,8 +25,8 @@ def first_letter(prediction, answers):
 """Rows of `{"id", "q", "a", "title", "text"}`."""
 import json
 
-from tripletune.models.data.questions import Question
-from tripletune.models.data.records import Passage
+from tripletune.core.data.questions import Question
+from tripletune.core.data.records import Passage
 
 def read_questions(location, issues=None, source="mine"):
     for line in open(location):
@@ -34,10 +34,10 @@ def read_questions(location, issues=None, source="mine"):
         passage = Passage(row["title"], row["text"])
         yield Question(row["id"], row["q"], (row["a"],), (passage,), (0,), "", source)
 ''',
-    "models/llm/backends/mine.py": '''
+    "tripletune/llm/backends/mine.py": '''
 """A teacher that knows where Ada was born."""
-from tripletune.models.llm import Backend, Completion
-from tripletune.models.llm.backends import BackendKind
+from tripletune.core.calls import Backend, Completion
+from tripletune.llm.backends import BackendKind
 
 LABELS = '{"documents": [1], "answerable": true, "triples": [["Ada", "born in", "London"]]}'
 
@@ -169,7 +169,7 @@ def test_a_thing_to_train_is_a_file(house, tiny_llama):
 
 
 def test_a_graph_setting_is_declared_in_one_place(house, tiny_llama, tiny_encoder, write_records, records):
-    file, place = house / "models" / "data" / "graph_settings.py", "    projector_width: int = "
+    file, place = house / "tripletune" / "core" / "data" / "graph_settings.py", "    projector_width: int = "
     text = file.read_text()
     assert text.count(place) == 1
     file.write_text(text.replace(place, f'    graph_new: int = setting(7, "a new one", above=0)\n{place}'))

@@ -144,6 +144,7 @@ def test_a_checkout_without_links_imports_and_builds_no_wheel(tmp_path):
     shutil.copytree(ROOT / "models", checkout / "models", ignore=shutil.ignore_patterns("__pycache__"))
     (checkout / "tripletune").mkdir()
     shutil.copy(ROOT / "tripletune/__init__.py", checkout / "tripletune")
+    shutil.copytree(ROOT / "tripletune/core", checkout / "tripletune/core")
     # As git writes a link where `core.symlinks` is false.
     (checkout / "tripletune/models").write_text("../models")
 
@@ -153,8 +154,8 @@ def test_a_checkout_without_links_imports_and_builds_no_wheel(tmp_path):
             env={**os.environ, "PYTHONPATH": str(checkout)}, capture_output=True, text=True, check=False,
         )  # fmt: skip
 
-    assert imported("tripletune.models.options").stdout.strip() == str(checkout / "models/options.py")
-    assert "ImportError: import the package as tripletune.models" in imported("models.options").stderr
+    assert imported("tripletune.models.losses").stdout.strip() == str(checkout / "models/losses.py")
+    assert "ImportError: import the package as tripletune.models" in imported("models.losses").stderr
     failed = _build(checkout)
     assert failed.returncode != 0
     assert "the links in tripletune/ are missing" in failed.stdout

@@ -22,12 +22,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from tripletune.models.data.records import IGNORED
-from tripletune.models.files import make_repository
-from tripletune.models.options import ConfigError, misfits, not_one_of, to_yaml
-from tripletune.models.program import load_from, parse_command_line, run_program
+from tripletune.core.data.records import IGNORED
+from tripletune.core.hub import make_repository
+from tripletune.core.options import ConfigError, misfits, not_one_of, to_yaml
+from tripletune.core.program import load_from, parse_command_line, run_program
+from tripletune.core.tables import printable
 from tripletune.models.run_folders import RESULT
-from tripletune.models.tables import printable
 from tripletune.train.tasks import TrainingTask
 
 if __name__ == "train":

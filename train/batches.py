@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from tripletune.models.data.pairs import Trajectory
-from tripletune.models.data.records import IGNORED, Record
-from tripletune.models.data.rendering import parse_plan
-from tripletune.models.files import build_together, new_file, read_json, write_json
+from tripletune.core.data.pairs import Trajectory
+from tripletune.core.data.records import IGNORED, Record
+from tripletune.core.data.rendering import parse_plan
+from tripletune.core.files import build_together, new_file, read_json, write_json
 from tripletune.models.graph_llm.embeddings import EmbeddingTable, string_key
 from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs, build_graph
 from tripletune.models.graph_llm.processor import GraphLLMProcessor

@@ -29,11 +29,11 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_callback import PrinterCallback
 
-from tripletune.models.data.records import IGNORED
-from tripletune.models.files import finite, lock_folder, new_folder, write_json
+from tripletune.core.data.records import IGNORED
+from tripletune.core.files import finite, lock_folder, new_folder, write_json
+from tripletune.core.options import not_one_of, require
 from tripletune.models.loading import best_dtype, restore_base
 from tripletune.models.losses import target_loss
-from tripletune.models.options import not_one_of, require
 from tripletune.models.run_folders import FINAL, check_finite, seconds_until, stored_weights
 from tripletune.train import resume
 from tripletune.train.batches import rows_meta

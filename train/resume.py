@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import torch
 from transformers import TrainerCallback
 
-from tripletune.models.files import (
+from tripletune.core.files import (
     LOGS,
     check_folder,
     few,
@@ -35,9 +35,9 @@ from tripletune.models.files import (
     write_json,
     write_text,
 )
+from tripletune.core.options import default_of, leaves, read_yaml, to_yaml
+from tripletune.core.program import code_version, versions
 from tripletune.models.loading import with_revision
-from tripletune.models.options import default_of, leaves, read_yaml, to_yaml
-from tripletune.models.program import code_version, versions
 from tripletune.models.run_folders import FINAL, RESULT, check_finite, check_weights, not_finite, stored_weights
 
 logger = logging.getLogger(__name__)

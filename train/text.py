@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tripletune.models.files import read_prompt
+from tripletune.core.files import read_prompt
+from tripletune.core.options import nearest, rare, setting
 from tripletune.models.loading import add_lora, is_encoder_decoder, load_tokenizer, load_weights, take_over
-from tripletune.models.options import nearest, rare, setting
 from tripletune.train.tasks import DataSection, Examples, TrainingTask, TrainSection, spread
 
 Example = TypeVar("Example")

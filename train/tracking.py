@@ -19,9 +19,9 @@ from typing import Any
 
 from transformers.integrations.integration_utils import WandbCallback, WandbLogModel, rewrite_logs
 
-from tripletune.models.data.records import read_jsonl, record_files
-from tripletune.models.files import flatten, read_json, write_json
-from tripletune.models.program import code_version, versions
+from tripletune.core.data.records import read_jsonl, record_files
+from tripletune.core.files import flatten, read_json, write_json
+from tripletune.core.program import code_version, versions
 from tripletune.models.run_folders import public
 from tripletune.train.batches import rows_meta
 from tripletune.train.resume import PACKAGES, StepLog, process_count

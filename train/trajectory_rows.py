@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tripletune.models.data.pairs import Trajectory
-from tripletune.models.data.records import IGNORED
-from tripletune.models.llm import CallError, Message
+from tripletune.core.calls import CallError, Message
+from tripletune.core.data.pairs import Trajectory
+from tripletune.core.data.records import IGNORED
 from tripletune.rag.systems.cirag.integration import shorten
 
 _NO_THOUGHT = re.compile(r"\s*<think>\s*</think>")

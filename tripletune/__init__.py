@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tripletune.models.llm.backends import LLMOptions
+    from tripletune.llm.backends import LLMOptions
     from tripletune.rag.answering import OpenSystem
 
 if not Path(__file__).with_name("models").is_dir():

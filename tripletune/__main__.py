@@ -7,7 +7,7 @@ import sys
 
 PROGRAMS = {
     "build passages": ("data_builders.documents.build", "split documents into passages: Markdown, PDF, HTML, DOCX, …"),
-    "build subq": ("data_builders.hotpotqa_subq", "make HotpotQA-SUBQ records from questions and a teacher"),
+    "build subq": ("data_builders.subq", "make HotpotQA-SUBQ records from questions and a teacher"),
     "build questions": ("data_builders.questions", "make questions about your own corpus, checked by a teacher"),
     "build pairs": ("data_builders.text_to_triples", "make text-to-triples pairs"),
     "build trajectories": ("data_builders.trajectories", "collect a teacher's chats in a loop, for distillation"),
@@ -22,8 +22,8 @@ PROGRAMS = {
     "rag": ("rag", "extract the triples of a corpus, and index a corpus"),
     "eval": ("eval", "run systems on tasks, compare runs and write reports"),
     "checkpoints": ("checkpoints", "export, verify, merge, convert and push trained models"),
-    "ledger": ("models.llm.programs ledger", "show, check, import and export stored calls of language models"),
-    "batch": ("models.llm.programs batch", "submit and fetch calls of a Batch service"),
+    "ledger": ("llm.programs ledger", "show, check, import and export stored calls of language models"),
+    "batch": ("llm.programs batch", "submit and fetch calls of a Batch service"),
     "doctor": ("doctor", "show what is installed, which devices exist, what is missing and how to add it"),
     "demo": ("recipes.demo", "make data, train, evaluate, export and answer a question on two CPU cores"),
 }
@@ -46,7 +46,7 @@ def main() -> None:
             runpy.run_module(f"tripletune.{module}", run_name="__main__", alter_sys=True)
             return
     if words == ["--version"]:
-        from tripletune.models.program import code_version, versions
+        from tripletune.core.program import code_version, versions
 
         found = {"tripletune": " ".join(code_version().values()), "python": sys.version.split()[0]}
         rows = found | versions(("torch", "transformers"))
@@ -55,7 +55,7 @@ def main() -> None:
     if not [word for word in words if word not in ("-h", "--help", "build")]:
         sys.stdout.write(usage("build" if "build" in words else ""))
         return
-    from tripletune.models.options import nearest
+    from tripletune.core.options import nearest
 
     hint = nearest(" ".join(words[:2]), PROGRAMS) or nearest(words[0], PROGRAMS)
     sys.stderr.write(f"error: there is no program {' '.join(words[:2])}{hint}\n\n{usage()}")
@@ -69,7 +69,7 @@ def _words_before_tab() -> list[str]:
     _, _, _, (_, *words), _ = argcomplete.split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))
     programs = dict(PROGRAMS)
     if words[:1] == ["train"]:
-        from tripletune.models.program import names_in
+        from tripletune.core.program import names_in
 
         tasks = [name.replace("_", "-") for name in names_in("tripletune.train.tasks")]
         programs = dict.fromkeys((f"train {task}" for task in tasks), programs["train"])

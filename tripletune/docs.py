@@ -20,15 +20,15 @@ from typing import Any
 from unittest import mock
 
 from tripletune.__main__ import PROGRAMS
+from tripletune.core.options import default_of
+from tripletune.core.program import names_in
 from tripletune.eval import find_metrics, load_task, task_names
-from tripletune.models.options import default_of
-from tripletune.models.program import names_in
 from tripletune.rag.systems import AnswerOptions, LoopOptions, find_system, system_names
 from tripletune.train.tasks import EngineConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 _PLACE = re.compile(r"\b(eq\.|algorithm|figures?|tables?|sections?|papers? leaves?) (\d|[A-Z]\.\d|a choice)", re.I)
-_ROOMS = ("rag", "models", "data_builders", "train", "eval")
+_ROOMS = ("rag", "models", "tripletune/llm", "tripletune/core", "data_builders", "train", "eval")
 _NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 NOTE = "Made by `python -m tripletune.docs`: change the code, not this page."
 _READERS = "tripletune.data_builders.readers"

@@ -11,11 +11,11 @@ from importlib import metadata
 from pathlib import Path
 
 import tripletune
-from tripletune.models.llm import Message, Sampling
-from tripletune.models.llm.backends import LLMOptions, load_backend, open_client, read_spec
+from tripletune.core.calls import Message, Sampling
+from tripletune.core.program import CommandParser, code_version, run_program, versions
+from tripletune.core.tables import printable
+from tripletune.llm.backends import LLMOptions, load_backend, open_client, read_spec
 from tripletune.models.loading import usual_dtype
-from tripletune.models.program import CommandParser, code_version, run_program, versions
-from tripletune.models.tables import printable
 
 # A state, the thing it is about, and what to know or do. Only some users need a MISSING thing; all need a BROKEN one.
 Row = tuple[str, str, str]

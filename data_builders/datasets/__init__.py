@@ -19,10 +19,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from tripletune.models.data.pairs import ExtractionPair, Trajectory
-from tripletune.models.data.records import Record, read_jsonl
-from tripletune.models.data.triples import Triple
-from tripletune.models.tables import Table
+from tripletune.core.data.pairs import ExtractionPair, Trajectory
+from tripletune.core.data.records import Record, read_jsonl
+from tripletune.core.data.triples import Triple
+from tripletune.core.tables import Table
 
 SAMPLES = 5
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import regex as re
 
+from tripletune.core.data.records import stored_rows
+from tripletune.core.files import few, read_json
+from tripletune.core.tables import printable
 from tripletune.data_builders.datasets import RowKind, SeenTable, Statistics
 from tripletune.data_builders.datasets.kinds import KINDS, RECORDS
 from tripletune.data_builders.datasets.writer import CARD, DROPPED, STATISTICS
-from tripletune.models.data.records import stored_rows
-from tripletune.models.files import few, read_json
-from tripletune.models.tables import printable
 
 _SHARD_NAME = re.compile(r"(?P<split>.+?)-\d{5}\.(jsonl|parquet)")
 _NO_ENTITY = re.compile(r"[^\w\s.,:!?()/'-]")

@@ -10,12 +10,12 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from tripletune.core.data.pairs import ExtractionPair, Trajectory, entity_triple
+from tripletune.core.data.records import TASKS, YES_NO, Action, Record, mentions, normalize_answer
+from tripletune.core.data.rendering import load_instructions, render
+from tripletune.core.data.triples import Triple
+from tripletune.core.tables import Table
 from tripletune.data_builders.datasets import R, RowKind, Statistics, length_table
-from tripletune.models.data.pairs import ExtractionPair, Trajectory, entity_triple
-from tripletune.models.data.records import TASKS, YES_NO, Action, Record, mentions, normalize_answer
-from tripletune.models.data.rendering import load_instructions, render
-from tripletune.models.data.triples import Triple
-from tripletune.models.tables import Table
 
 _INSTRUCTIONS = load_instructions()
 # Separates facts that are searched as one text: no name contains the separator, so no match spans two facts.

@@ -1,6 +1,6 @@
 """Writes a data set folder for `datasets.load_dataset(folder)`: shards `<split>-00000.jsonl` or `.parquet`, and a card.
 
-The folder appears complete or not at all, and only one program writes it at a time (`models.files.new_folder`). The
+The folder appears complete or not at all, and only one program writes it at a time (`core.files.new_folder`). The
 card gives sources, models, numbers, and samples.
 """
 
@@ -17,14 +17,14 @@ from typing import Any, Generic, Literal
 
 import yaml
 
+from tripletune.core.data.records import normalize_answer
+from tripletune.core.files import check_folder, file_digest, json_line, new_folder, write_json, write_text
+from tripletune.core.options import rare, require, setting
+from tripletune.core.tables import Table, code_span, on_one_line, plain, printable
 from tripletune.data_builders.datasets import R, RowKind, Statistics
-from tripletune.models.data.records import normalize_answer
-from tripletune.models.files import check_folder, file_digest, json_line, new_folder, write_json, write_text
-from tripletune.models.options import rare, require, setting
-from tripletune.models.tables import Table, code_span, on_one_line, plain, printable
 
 CARD, STATISTICS = "README.md", "statistics.json"
-# File of the questions that a teacher LLM could not label (`data_builders.hotpotqa_subq.build`).
+# File of the questions that a teacher LLM could not label (`data_builders.subq.build`).
 DROPPED = "dropped.ndjson"
 _LONGEST_SAMPLE = 2000
 # Names of the files in a data set folder.
@@ -170,7 +170,7 @@ class BuildFacts:
         repairs: Replies that a repair turn corrected, by source and stage.
         refused: Rejected replies, also of repair turns, by source, stage and reason.
         recovered: Readable replies in another form than requested, by source.
-        examples: Examples of left-out questions, by reason (`data_builders.hotpotqa_subq.build`).
+        examples: Examples of left-out questions, by reason (`data_builders.subq.build`).
         files: SHA-256 of each input file; `prompts` has those of the prompts.
         models: The model of each role.
         calls: Numbers of calls by stage; two runs of one build give equal numbers.

@@ -20,8 +20,8 @@ from typing import IO, Any, NamedTuple
 
 import regex
 
-from tripletune.data_builders.readers._rows import Row, source_rows
-from tripletune.models.data.fields import name_field, text_field
+from tripletune.core.data.fields import name_field, text_field
+from tripletune.core.rows import Row, source_rows
 
 TEXTS = ("text", "contents", "content", "body", "passage", "context", "page_content")
 TITLES = ("title", "name", "heading", "subject")

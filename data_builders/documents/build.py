@@ -21,15 +21,15 @@ from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
+from tripletune.core.data.pieces import Span, joined, pack, sentences
+from tripletune.core.data.records import CORPUS, one_line, passage_id
+from tripletune.core.data.words import detect
+from tripletune.core.files import LOCK, check_folder, few, file_digest, json_line, lock_folder, new_file, write_text
+from tripletune.core.options import CheckedOptions, setting
+from tripletune.core.program import CommandParser, add_arguments, from_arguments, progress, run_program
+from tripletune.core.sqlite import Kind, open_database
+from tripletune.core.tables import printable
 from tripletune.data_builders.documents.blocks import ENDINGS, TEXTS, TITLES, Block, Unreadable, read_blocks
-from tripletune.models.data.pieces import Span, joined, pack, sentences
-from tripletune.models.data.records import CORPUS, one_line, passage_id
-from tripletune.models.data.words import detect
-from tripletune.models.files import LOCK, check_folder, few, file_digest, json_line, lock_folder, new_file, write_text
-from tripletune.models.options import CheckedOptions, setting
-from tripletune.models.program import CommandParser, add_arguments, from_arguments, progress, run_program
-from tripletune.models.sqlite import Kind, open_database
-from tripletune.models.tables import printable
 
 logger = logging.getLogger(__name__)
 STORE, CARD = "documents.sqlite", "README.md"

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 
+from tripletune.core.files import check_new
+from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program
 from tripletune.data_builders.datasets import listed, token_counter
 from tripletune.data_builders.questions.build import Material, QuestionBuildOptions, build_questions
 from tripletune.data_builders.questions.teacher import (
@@ -21,10 +23,8 @@ from tripletune.data_builders.questions.teacher import (
     reading_calls,
     wording_text,
 )
-from tripletune.models.files import check_new
-from tripletune.models.llm.backends import LLMOptions, add_chat_model, open_client
-from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
-from tripletune.models.tables import cost_lines
+from tripletune.llm.backends import LLMOptions, add_chat_model, open_client
+from tripletune.llm.prices import cost_lines
 
 # Estimates: tokens of a wording, tokens of a short answer, characters of a question.
 _WORDING, _ANSWER, _QUESTION = 80, 6, 110

@@ -1,4 +1,4 @@
-"""A teacher LLM that words drafts as questions and answers them as a check (`data_builders/prompts/questions_*.md`).
+"""A teacher LLM that words drafts as questions and answers them as a check (`tripletune/prompts/data/questions_*.md`).
 
 A program checks each wording; a bad wording is sent back once. Then the teacher answers without seeing the draft. With
 all passages its answer must agree with the draft's answer; with one passage, or with none, it must not.
@@ -11,22 +11,22 @@ from enum import StrEnum
 from functools import partial
 from typing import NamedTuple
 
-from tripletune.data_builders.hotpotqa_subq.checks import read_subquery
-from tripletune.data_builders.hotpotqa_subq.teacher import document_text
+from tripletune.core.calls import LLMClient, Sampling
+from tripletune.core.data.records import YES_NO, Passage, normalize_answer
+from tripletune.core.data.words import words
 from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON
 from tripletune.data_builders.questions.facts import Draft, names, spoken
-from tripletune.models.data.records import YES_NO, Passage, normalize_answer
-from tripletune.models.data.words import words
-from tripletune.models.llm import LLMClient, Sampling
-from tripletune.models.llm.question_client import PromptSet, load_prompts
-from tripletune.models.llm.replies import UnusableReply, all_of, ask, find_json, is_refusal, without_thoughts
+from tripletune.data_builders.subq.checks import read_subquery
+from tripletune.data_builders.subq.teacher import document_text
+from tripletune.llm.question_client import PromptSet, load_prompts
+from tripletune.llm.replies import UnusableReply, all_of, ask, find_json, is_refusal, without_thoughts
 
 WORD_ROLE, READ_ROLE, RECALL_ROLE = "questions.word", "questions.read", "questions.recall"
 # Maximum tokens of a reply.
 MAX_TOKENS = {WORD_ROLE: 512, READ_ROLE: 64, RECALL_ROLE: 64}
 _PROMPT_NAMES = tuple(role.replace(".", "_") for role in MAX_TOKENS)
 # Loads the three system prompts; our prompts replace those that a custom folder lacks.
-load_question_prompts = partial(load_prompts, _PROMPT_NAMES, room="data_builders")
+load_question_prompts = partial(load_prompts, _PROMPT_NAMES, room="data")
 _REPLY = 'write one JSON object {"question": "...", "subqueries": ["...", ...]} and nothing else'
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tripletune.data_builders.readers._rows import Row, part_questions, source_rows
+from tripletune.core.data.fields import name_field
+from tripletune.core.data.questions import Issues, Question, Questions
+from tripletune.core.rows import Row, part_questions, source_rows
 from tripletune.data_builders.readers.multiple_choice import choice_question
-from tripletune.models.data.fields import name_field
-from tripletune.models.data.questions import Issues, Question, Questions
 
 NOT_TRAIN = "rows whose split is not train"
 

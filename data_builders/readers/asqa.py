@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from tripletune.data_builders.readers._rows import (
+from tripletune.core.data.fields import checked, given, name_field, name_list, text_field
+from tripletune.core.data.questions import Issues, Question, Questions
+from tripletune.core.data.records import Passage
+from tripletune.core.rows import (
     Row,
     own_passages,
     part_questions,
@@ -18,9 +21,6 @@ from tripletune.data_builders.readers._rows import (
     source_rows,
     whole_object,
 )
-from tripletune.models.data.fields import checked, given, name_field, name_list, text_field
-from tripletune.models.data.questions import Issues, Question, Questions
-from tripletune.models.data.records import Passage
 
 _NO_CONTEXT = "No context provided"
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tripletune.data_builders.readers._rows import required_text, source_rows
-from tripletune.models.data.fields import given, name_field
-from tripletune.models.data.questions import Issues, Question, Questions
+from tripletune.core.data.fields import given, name_field
+from tripletune.core.data.questions import Issues, Question, Questions
+from tripletune.core.rows import required_text, source_rows
 
 NOT_BINARY = "claims labelled neither true nor false, which the task leaves out"
 # The hub stores the labels of health_fact as class numbers in this order; -1 marks rows without a label.

@@ -11,9 +11,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from tripletune.data_builders.readers._rows import Row
+from tripletune.core.data.fields import given
+from tripletune.core.rows import Row
 from tripletune.data_builders.readers.triples import PairRow, pair_rows
-from tripletune.models.data.fields import given
 
 _PLACEHOLDER = re.compile(r"<ENT_(\d+)>")
 

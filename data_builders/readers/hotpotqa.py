@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from tripletune.data_builders.readers._rows import (
+from tripletune.core.data.fields import name_field
+from tripletune.core.data.questions import Dropped, DropReason, Issues, Question, Questions
+from tripletune.core.data.triples import Triple
+from tripletune.core.rows import (
     Row,
     context_passages,
     gold_answers,
@@ -18,9 +21,6 @@ from tripletune.data_builders.readers._rows import (
     source_rows,
     supporting_passages,
 )
-from tripletune.models.data.fields import name_field
-from tripletune.models.data.questions import Dropped, DropReason, Issues, Question, Questions
-from tripletune.models.data.triples import Triple
 
 OUT_OF_RANGE = "supporting facts with a sentence index out of range"
 

@@ -6,10 +6,10 @@ file for `--corpus`; the evidence of a row holds only facts, which become one pa
 
 from __future__ import annotations
 
-from tripletune.data_builders.readers._rows import gold_answers, question_id, required_text, source_rows
-from tripletune.models.data.fields import checked, name_field
-from tripletune.models.data.questions import Issues, Question, Questions
-from tripletune.models.data.records import Passage
+from tripletune.core.data.fields import checked, name_field
+from tripletune.core.data.questions import Issues, Question, Questions
+from tripletune.core.data.records import Passage
+from tripletune.core.rows import gold_answers, question_id, required_text, source_rows
 
 
 def read_questions(location: str, issues: Issues = None, source: str = "multihoprag") -> Questions:

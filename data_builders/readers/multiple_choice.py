@@ -6,9 +6,9 @@ with letters or numbers as labels; numbers are read as letters, so that one inst
 
 from __future__ import annotations
 
-from tripletune.data_builders.readers._rows import Row, required_text, source_rows
-from tripletune.models.data.fields import checked, name_field, shown
-from tripletune.models.data.questions import Issues, Question, Questions
+from tripletune.core.data.fields import checked, name_field, shown
+from tripletune.core.data.questions import Issues, Question, Questions
+from tripletune.core.rows import Row, required_text, source_rows
 
 _LETTERS = "ABCDEFGHIJ"
 

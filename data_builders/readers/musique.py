@@ -7,10 +7,10 @@ The unanswerable twins of the full version are dropped and counted.
 
 from __future__ import annotations
 
-from tripletune.data_builders.readers._rows import Row, gold_answers, required_text, source_rows
-from tripletune.models.data.fields import checked, is_true, name_field
-from tripletune.models.data.questions import Dropped, DropReason, Hop, Issues, Question, Questions
-from tripletune.models.data.records import Passage
+from tripletune.core.data.fields import checked, is_true, name_field
+from tripletune.core.data.questions import Dropped, DropReason, Hop, Issues, Question, Questions
+from tripletune.core.data.records import Passage
+from tripletune.core.rows import Row, gold_answers, required_text, source_rows
 
 
 def read_questions(location: str, issues: Issues = None, source: str = "musique") -> Questions:

@@ -21,7 +21,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tripletune.data_builders.readers._rows import (
+from tripletune.core.data.fields import checked, given, name_field, name_list, shown
+from tripletune.core.data.questions import Hop, Issues, Question, Questions
+from tripletune.core.data.records import Passage
+from tripletune.core.data.triples import triples_from_json
+from tripletune.core.files import read_text
+from tripletune.core.rows import (
     Row,
     find_passage,
     gold_answers,
@@ -30,11 +35,6 @@ from tripletune.data_builders.readers._rows import (
     required_text,
     source_rows,
 )
-from tripletune.models.data.fields import checked, given, name_field, name_list, shown
-from tripletune.models.data.questions import Hop, Issues, Question, Questions
-from tripletune.models.data.records import Passage
-from tripletune.models.data.triples import triples_from_json
-from tripletune.models.files import read_text
 
 _GOLD = ("possible_answers", "golden_answers", "answers", "answer")
 

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tripletune.core.data.fields import checked, name_field, text_field, unfolded
+from tripletune.core.data.questions import Dropped
+from tripletune.core.data.triples import Triple, parse_triples, plain_markers, triple_of
+from tripletune.core.program import load_from
+from tripletune.core.rows import Row, find_passage, required_text, source_rows
 from tripletune.data_builders import readers
 from tripletune.data_builders.datasets import JsonlIndex
-from tripletune.data_builders.hotpotqa_subq.options import Source
-from tripletune.data_builders.readers._rows import Row, find_passage, required_text, source_rows
-from tripletune.models.data.fields import checked, name_field, text_field, unfolded
-from tripletune.models.data.questions import Dropped
-from tripletune.models.data.triples import Triple, parse_triples, plain_markers, triple_of
-from tripletune.models.program import load_from
+from tripletune.data_builders.subq.options import Source
 
 MALFORMED_TRIPLES = "malformed triples, left out"
 QUESTIONS_DROPPED = "questions that the reader leaves out"

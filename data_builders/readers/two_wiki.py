@@ -6,10 +6,10 @@ passages still support the question.
 
 from __future__ import annotations
 
-from tripletune.data_builders.readers._rows import Row, as_list
+from tripletune.core.data.questions import Issues, Questions
+from tripletune.core.data.triples import Triple, triples_from_json
+from tripletune.core.rows import Row, as_list
 from tripletune.data_builders.readers.hotpotqa import read_questions as read_hotpotqa
-from tripletune.models.data.questions import Issues, Questions
-from tripletune.models.data.triples import Triple, triples_from_json
 
 
 def read_questions(location: str, issues: Issues = None, source: str = "two_wiki") -> Questions:

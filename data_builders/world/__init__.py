@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.options import read_yaml
+from tripletune.core.options import read_yaml
 
 SPLITS = ("train", "validation", "test")
 WORLD = read_yaml(Path(__file__).with_name("world.yaml"))

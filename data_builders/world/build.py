@@ -17,6 +17,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tripletune.core.data.triples import Triple
+from tripletune.core.files import json_line, new_folder, write_json, write_text
+from tripletune.core.options import CheckedOptions, not_one_of, setting
+from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program
 from tripletune.data_builders.questions import COMPARISON
 from tripletune.data_builders.world import (
     MINIMUM_ARTICLES,
@@ -29,10 +33,6 @@ from tripletune.data_builders.world import (
     Relation,
 )
 from tripletune.data_builders.world.questions import COMMON, KINDS, QuestionMaker, WorldQuestion, common_questions
-from tripletune.models.data.triples import Triple
-from tripletune.models.files import json_line, new_folder, write_json, write_text
-from tripletune.models.options import CheckedOptions, not_one_of, setting
-from tripletune.models.program import CommandParser, add_arguments, from_arguments, run_program
 
 logger = logging.getLogger(__name__)
 

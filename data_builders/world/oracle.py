@@ -16,16 +16,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tripletune.core.calls import CALL_ROLE, Backend, CallError, Completion, Message, Sampling
+from tripletune.core.data.records import normalize_answer
+from tripletune.core.data.triples import Triple, parse_triples
+from tripletune.core.files import read_json
 from tripletune.data_builders.world import RELATION_OF
 from tripletune.data_builders.world.build import MANIFEST, World, WorldOptions, generate_world
 from tripletune.data_builders.world.questions import WorldQuestion
-from tripletune.models.data.records import normalize_answer
-from tripletune.models.data.triples import Triple, parse_triples
-from tripletune.models.files import read_json
-from tripletune.models.llm import CALL_ROLE, Backend, CallError, Completion, Message, Sampling
-from tripletune.models.llm.replies import REPAIR_ROLE, triple_rows
+from tripletune.llm.replies import REPAIR_ROLE, triple_rows
 from tripletune.rag.chat_generator import REFUSAL
-from tripletune.rag.retrievers import verbalise
+from tripletune.rag.search.retrievers import verbalise
 from tripletune.rag.systems.cirag.integration import CANDIDATES, CORE, MAIN_QUESTION, QUESTION, Decision, write_decision
 
 _SECTION = re.compile(r"^\[\[## (.+?) ##\]\]\n(.*)$", re.MULTILINE)
@@ -73,7 +73,7 @@ class WorldOracle(Backend):
         return cls(generate_world(options, split))
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a system's prompt by its role; see `models.llm.CALL_ROLE`."""
+        """Reply to a system's prompt by its role; see `llm.CALL_ROLE`."""
         role = CALL_ROLE.get().removesuffix(REPAIR_ROLE)
         system, _, call = role.partition(".")
         turn = next((message["content"] for message in reversed(messages) if message["role"] == "user"), "")

@@ -22,8 +22,8 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
+from tripletune.core.data.records import normalize_answer
 from tripletune.eval.metrics._labels import has_label
-from tripletune.models.data.records import normalize_answer
 
 # The values of `k` at which rankings are scored.
 CUTS = (2, 5, 10, 15)
@@ -175,6 +175,6 @@ def _scorer(kind: str) -> Any:
 
 
 def _lines(text: str) -> str:
-    from tripletune.rag.retrievers import split_sentences
+    from tripletune.rag.search.retrievers import split_sentences
 
     return "\n".join(split_sentences(text))

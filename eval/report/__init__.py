@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from tripletune.core.files import check_folder, check_new, new_file, new_folder, write_json, write_text
+from tripletune.core.options import nearest
 from tripletune.eval import find_metrics
 from tripletune.eval.costs import read_prices, unused_roles
 from tripletune.eval.report.curve import MALFORMED_OUTPUT, draw_curve, panels_of, read_curve
@@ -29,8 +31,6 @@ from tripletune.eval.statistics import P_NOTE, bootstrap_ratio, correct_table, p
 from tripletune.eval.suites import interval_cells, show_table
 from tripletune.eval.suites.extraction import KIND
 from tripletune.eval.triples import row_parts
-from tripletune.models.files import check_folder, check_new, new_file, new_folder, write_json, write_text
-from tripletune.models.options import nearest
 
 logger = logging.getLogger(__name__)
 PAGE, TABLES, LATEX, FIGURES, CSV = "report.html", "report.md", "report.tex", "report.json", "csv"

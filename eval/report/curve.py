@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tripletune.models.data.fields import checked
-from tripletune.models.data.records import read_jsonl
+from tripletune.core.data.fields import checked
+from tripletune.core.data.records import read_jsonl
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -15,10 +15,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from tripletune.core.files import flatten
 from tripletune.eval.report.runs import Run
 from tripletune.eval.report.setting import EQUAL, apart, shared_settings, told_of
 from tripletune.eval.statistics import correct_table, paired_table, verdict
-from tripletune.models.files import flatten
 from tripletune.rag.systems.cirag import GRANULARITIES
 
 WITHOUT_TD, WITHOUT_RERANKER = "w/o TD", "w/o reranker"

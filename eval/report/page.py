@@ -18,11 +18,11 @@ from typing import Any
 
 import pandas as pd
 
+from tripletune.core.data.records import corpus_file, read_corpus
+from tripletune.core.files import file_digest
+from tripletune.core.tables import Table
 from tripletune.eval.report.groups import Group
 from tripletune.eval.report.tables import NOTE, Section, about_of, group_title
-from tripletune.models.data.records import corpus_file, read_corpus
-from tripletune.models.files import file_digest
-from tripletune.models.tables import Table
 from tripletune.rag.results import RESULTS, read_runs
 
 _HERE = Path(__file__).parent

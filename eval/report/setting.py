@@ -14,9 +14,9 @@ from dataclasses import fields
 from itertools import chain, combinations
 from typing import Any
 
+from tripletune.core.files import few, flatten
+from tripletune.core.options import not_one_of
 from tripletune.eval.report.runs import Run
-from tripletune.models.files import few, flatten
-from tripletune.models.options import not_one_of
 from tripletune.rag.chat_generator import READER
 from tripletune.rag.systems import find_system, system_names
 

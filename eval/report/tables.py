@@ -13,14 +13,14 @@ from itertools import chain
 from operator import add
 from typing import Any
 
+from tripletune.core.files import flatten
+from tripletune.core.tables import Table, on_one_line, plain, tex
 from tripletune.eval import find_metrics
 from tripletune.eval.costs import WEIGHTED
 from tripletune.eval.report.runs import COSTS
 from tripletune.eval.results import RANKINGS
 from tripletune.eval.statistics import NO_DIFFERENCE, P_NOTE, SIGNIFICANT, correct_table, p_cell, verdict
 from tripletune.eval.suites import interval_cells
-from tripletune.models.files import flatten
-from tripletune.models.tables import Table, on_one_line, plain, tex
 
 Runs = Sequence[Mapping[str, Any]]
 SOURCES = "Where the figures come from"

@@ -25,14 +25,14 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
+from tripletune.core.calls import Endpoint, RepliesPending, SetupError, redact
+from tripletune.core.files import read_json, write_json
+from tripletune.core.options import rare, setting
+from tripletune.core.program import CommandParser, add_arguments, from_arguments, progress
+from tripletune.core.tables import Table
 from tripletune.eval.results import METRICS, ResultLog, this_machine
-from tripletune.models.files import read_json, write_json
-from tripletune.models.llm import Endpoint, RepliesPending, SetupError, redact
-from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.models.llm.replies import in_workers
-from tripletune.models.options import rare, setting
-from tripletune.models.program import CommandParser, add_arguments, from_arguments, progress
-from tripletune.models.tables import Table
+from tripletune.llm.ledger_client import RetriesExhausted
+from tripletune.llm.replies import in_workers
 from tripletune.rag import NOTING, Trace
 
 logger = logging.getLogger(__name__)

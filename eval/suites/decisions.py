@@ -17,17 +17,17 @@ from typing import Any
 
 from rich.console import Console
 
+from tripletune.core.calls import Completion, Message, Sampling
+from tripletune.core.data.pairs import Trajectory, read_trajectories
+from tripletune.core.data.records import record_files
+from tripletune.core.data.triples import Triple
+from tripletune.core.files import file_digest
+from tripletune.core.options import setting
 from tripletune.eval.metrics import f1
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_pairs
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
-from tripletune.models.data.pairs import Trajectory, read_trajectories
-from tripletune.models.data.records import record_files
-from tripletune.models.data.triples import Triple
-from tripletune.models.files import file_digest
-from tripletune.models.llm import Completion, Message, Sampling
 from tripletune.models.loading import DTYPE_HELP, model_fingerprint, resolve, usual_dtype
-from tripletune.models.options import setting
 from tripletune.rag.systems.cirag import CiragOptions
 from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, Decision, read_decision, shorten, shown_candidates
 
@@ -103,7 +103,7 @@ class DecisionSuite(Suite):
         }
 
     def open(self) -> None:
-        from tripletune.models.llm.backends.hf import HFBackend
+        from tripletune.llm.backends.hf import HFBackend
 
         self.backend = HFBackend(self.options.model, self.options.batch_size, self.options.dtype)
         self.clients = [self.backend]

@@ -18,17 +18,18 @@ from typing import Any
 
 from rich.console import Console
 
+from tripletune.core.calls import Completion
+from tripletune.core.data.pairs import ExtractionPair, read_pairs
+from tripletune.core.data.records import record_files, whole_characters
+from tripletune.core.files import file_digest, flatten, json_line, write_text
+from tripletune.core.options import setting
+from tripletune.core.program import CommandParser, add_arguments, from_arguments
 from tripletune.eval.results import SCORES, ResultLog
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.triples import ROUGE, Prediction, score_rows, summarise_extractions
-from tripletune.models.data.pairs import ExtractionPair, read_pairs, read_reply
-from tripletune.models.data.records import record_files, whole_characters
-from tripletune.models.files import file_digest, flatten, json_line, write_text
-from tripletune.models.llm import Completion
-from tripletune.models.llm.backends import add_chat_model, backend_names
+from tripletune.llm.backends import add_chat_model, backend_names
+from tripletune.llm.extraction_replies import read_reply
 from tripletune.models.loading import PYPI
-from tripletune.models.options import setting
-from tripletune.models.program import CommandParser, add_arguments, from_arguments
 from tripletune.rag.extractor import (
     PIECE_LIMIT,
     LocalOptions,
@@ -160,7 +161,7 @@ class ExtractionSuite(Suite):
     def summarise(self, log: ResultLog) -> dict[str, Any]:
         options, embed = self.options, None
         if options.embedder:
-            from tripletune.rag.embedding import open_embedder
+            from tripletune.rag.search.embedding import open_embedder
 
             embed = open_embedder(options.embedder).encode
         replies = (

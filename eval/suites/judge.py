@@ -22,23 +22,23 @@ from typing import Any
 
 from rich.console import Console
 
+from tripletune.core.calls import Message
+from tripletune.core.files import PROMPTS, file_digest, read_prompt
+from tripletune.core.options import setting
+from tripletune.core.program import CommandParser, add_arguments, from_arguments
 from tripletune.eval.report.runs import Run
 from tripletune.eval.report.setting import check_across, check_comparable
 from tripletune.eval.results import ResultLog, read_about
 from tripletune.eval.statistics import bootstrap_mean
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.systems import chat_model
-from tripletune.models.files import file_digest, read_prompt
-from tripletune.models.llm import Message
-from tripletune.models.llm.backends import LLMOptions, add_chat_model, open_client
-from tripletune.models.llm.replies import UnusableReply, all_of, ask, find_json
-from tripletune.models.options import setting
-from tripletune.models.program import CommandParser, add_arguments, from_arguments
+from tripletune.llm.backends import LLMOptions, add_chat_model, open_client
+from tripletune.llm.replies import UnusableReply, all_of, ask, find_json
 from tripletune.rag.results import RESULTS, read_runs
 
 logger = logging.getLogger(__name__)
 KIND = "judge"
-PROMPT = Path(__file__).parents[1] / "prompts" / "judge_pair.md"
+PROMPT = PROMPTS / "eval" / "judge_pair.md"
 CRITERIA = ("comprehensiveness", "diversity", "empowerment", "overall")
 _NUMBER = re.compile(r"(?<!\d)[12](?!\d)")
 _LEAD = re.compile(r"\W*(?:answer\W*)?([12])\b(?!\W*(?:and|or|&|/))", re.IGNORECASE)

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from tripletune.rag.embedding import encoder_name
 
+from tripletune.core.calls import Sampling, in_role
+from tripletune.core.data.questions import Question
+from tripletune.core.data.records import Passage, corpus_file, read_corpus
+from tripletune.core.data.words import AUTO
+from tripletune.core.files import file_digest, read_json
+from tripletune.core.options import convert, not_one_of, require
+from tripletune.core.program import CommandParser, from_arguments
 from tripletune.data_builders.readers import linked
 from tripletune.eval import context_links, find_metrics, load_task, score_answer, task_questions, write_context_corpus
 from tripletune.eval.controls import LoopControl, OtherFacts, run_histories
@@ -34,22 +42,14 @@ from tripletune.eval.systems import (
     run_problems,
     triples_settings,
 )
-from tripletune.models.data.questions import Question
-from tripletune.models.data.records import Passage, corpus_file, read_corpus
-from tripletune.models.data.words import AUTO
-from tripletune.models.files import file_digest, read_json
-from tripletune.models.llm import Sampling, in_role
-from tripletune.models.llm.backends import LLMOptions
+from tripletune.llm.backends import LLMOptions
 from tripletune.models.loading import encoder_fingerprint
-from tripletune.models.options import convert, not_one_of, require
-from tripletune.models.program import CommandParser, from_arguments
 from tripletune.rag import Trace
 from tripletune.rag.answering import Opened, OpenSystem, clients_of, open_tools
-from tripletune.rag.embedding import encoder_name
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
 from tripletune.rag.results import RESULTS
-from tripletune.rag.search import extracts
+from tripletune.rag.search.options import extracts
 from tripletune.rag.systems import Tools, find_system, make_options, system_names
 from tripletune.rag.triple_store import read_gold
 

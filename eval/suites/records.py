@@ -19,21 +19,21 @@ from typing import Any
 
 from rich.console import Console
 
+from tripletune.core.calls import Completion
+from tripletune.core.data.records import Action, Passage, Record, Step, read_records, record_files
+from tripletune.core.data.rendering import Evidence, parse_plan
+from tripletune.core.data.triples import Triple
+from tripletune.core.files import file_digest
+from tripletune.core.options import other_default, setting
 from tripletune.eval import find_metrics, score_answer
 from tripletune.eval.controls import MODEL, RULE, Controls, OtherFacts, Rule, compare_controls, control_table
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_pairs
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.systems import triples_settings
-from tripletune.models.data.records import Action, Passage, Record, Step, read_records, record_files
-from tripletune.models.data.rendering import Evidence, parse_plan
-from tripletune.models.data.triples import Triple
-from tripletune.models.files import file_digest
-from tripletune.models.llm import Completion
 from tripletune.models.loading import DTYPE_HELP, model_fingerprint, usual_dtype
-from tripletune.models.options import other_default, setting
 from tripletune.rag.answering import model_spec, open_generator
-from tripletune.rag.search import SearchOptions
+from tripletune.rag.search.options import SearchOptions
 from tripletune.rag.systems import LoopOptions
 from tripletune.rag.triple_store import StoredTriples, open_triples
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tripletune.models.files import build_together, new_file, read_text, write_json
+from tripletune.core.files import build_together, new_file, read_text, write_json
 from tripletune.models.loading import ModelSource, best_dtype, input_modules, load_encoder, model_file, source_of
 
 KEYS, VECTORS, TABLE = "keys.npy", "vectors.npy", "table.json"
@@ -110,7 +110,7 @@ class EmbeddingTable:
     ) -> EmbeddingTable:
         """Embed every distinct string once and write the table, unless it exists, then open it.
 
-        Processes that build the same table at the same time share the work; see `models.files.build_together`. Strings
+        Processes that build the same table at the same time share the work; see `core.files.build_together`. Strings
         are split into chunks in the order of their first occurrence, so a vector does not depend on the number of
         processes. Strings may repeat, and may be a column of a memory-mapped `datasets.Dataset`, which stays on disk;
         `keys` are their `string_key`s. The folder's name must identify the strings and the encoder.

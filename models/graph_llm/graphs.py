@@ -19,8 +19,8 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, TransformerConv
 from torch_geometric.utils import scatter
 
-from tripletune.models.data.graph_settings import GraphSettings
-from tripletune.models.data.records import Step
+from tripletune.core.data.graph_settings import GraphSettings
+from tripletune.core.data.records import Step
 
 INVERSE = "inverse_"
 

@@ -18,8 +18,8 @@ from torch_geometric.data import Batch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from tripletune.models.data.graph_settings import GraphSettings
-from tripletune.models.data.records import IGNORED
+from tripletune.core.data.graph_settings import GraphSettings
+from tripletune.core.data.records import IGNORED
 from tripletune.models.graph_llm.graphs import GraphEncoder
 from tripletune.models.losses import label_logits, label_loss
 

@@ -27,13 +27,13 @@ from typing import Any
 import jinja2
 from transformers import PreTrainedTokenizerBase
 
+from tripletune.core.calls import PromptTooLong
+from tripletune.core.data.graph_settings import PromptSettings
+from tripletune.core.data.records import ModelInput, Record, Step
+from tripletune.core.data.rendering import load_instructions, render, render_growing, render_parts
+from tripletune.core.files import read_json, write_json
 from tripletune.models.control_tokens import text_ids
-from tripletune.models.data.graph_settings import PromptSettings
-from tripletune.models.data.records import ModelInput, Record, Step
-from tripletune.models.data.rendering import load_instructions, render, render_growing, render_parts
-from tripletune.models.files import read_json, write_json
 from tripletune.models.graph_llm.graphs import SampleGraph, build_graph
-from tripletune.models.llm import PromptTooLong
 from tripletune.models.local.chat import DATE
 from tripletune.models.run_folders import PROCESSOR
 
@@ -141,7 +141,7 @@ class GraphLLMProcessor:
 
     @classmethod
     def create(cls, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> GraphLLMProcessor:
-        """Create a processor; the default instructions are those of `models/prompts`."""
+        """Create a processor; the default instructions are those of `tripletune/prompts/models`."""
         instructions = {f"{task}_instruction": text for task, text in load_instructions().items()}
         return cls(tokenizer, ProcessorSettings(**instructions | settings))
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from tripletune.models.llm import Completion, Sampling, SetupError
+from tripletune.core.calls import Completion, Sampling, SetupError
 
 ROWS = 32
 # Token budget of a batch: rows times the tokens of the longest row, which is the size of its keys and values.

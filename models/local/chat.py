@@ -1,6 +1,6 @@
 """Chats of a local model: turn messages into prompt tokens, and restrict replies to triples by a grammar.
 
-The grammar needs xgrammar (the extra `grammar`). It accepts the output of `models.data.triples.format_triples`, an
+The grammar needs xgrammar (the extra `grammar`). It accepts the output of `core.data.triples.format_triples`, an
 empty reply, and the word for "no facts". A reply that is cut off at its limit may still end within a triple.
 """
 
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
+from tripletune.core.calls import CallError, Message
+from tripletune.core.data.pairs import NO_FACTS
+from tripletune.core.data.triples import parse_triples
 from tripletune.models.control_tokens import control_tokens, text_ids
-from tripletune.models.data.pairs import NO_FACTS, read_reply
-from tripletune.models.llm import CallError, Message
 
 if TYPE_CHECKING:
     import torch
@@ -202,10 +203,12 @@ class Repetition:
         text = self._tokenizer.decode(request.tokens, skip_special_tokens=True).rstrip(" ,")
         if not text.endswith(")"):
             return False
-        reply = read_reply(text)
-        if reply.repeated < _REPEATED:
+        triples = parse_triples(text).triples
+        distinct = set(triples)
+        if len(triples) - len(distinct) < _REPEATED:
             return False
+        # The last triples say nothing new if the text before them has the same distinct triples.
         start = len(text)
         for _ in range(_REPEATED):
             start = text.rfind("(S>", 0, max(start, 0))
-        return start > 0 and len(read_reply(text[:start]).triples) == len(reply.triples)
+        return start > 0 and set(parse_triples(text[:start]).triples) == distinct

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tripletune.models.llm import CallError, Endpoint, SetupError
+from tripletune.core.calls import CallError, Endpoint, SetupError
 from tripletune.models.loading import model_fingerprint, resolve
 from tripletune.models.local import Decoder, Request
 

@@ -9,18 +9,18 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from tripletune.models.data.records import Passage
-from tripletune.models.data.rendering import Evidence
-from tripletune.models.llm import Generator, LLMClient, Message, Sampling
-from tripletune.models.llm.question_client import NO_PROMPTS, PromptSet, QuestionClient, less_evidence
-from tripletune.models.options import CheckedOptions, no_option, rare, set_values, setting
-from tripletune.models.program import load_from, names_in
+from tripletune.core.calls import Generator, LLMClient, Message, Sampling
+from tripletune.core.data.records import Passage
+from tripletune.core.data.rendering import Evidence
+from tripletune.core.options import CheckedOptions, no_option, rare, set_values, setting
+from tripletune.core.program import load_from, names_in
+from tripletune.llm.question_client import NO_PROMPTS, PromptSet, QuestionClient, less_evidence
 from tripletune.rag import Trace
-from tripletune.rag.embedding import Embedder
 from tripletune.rag.extract import CorpusExtraction
-from tripletune.rag.retrievers import Retriever
-from tripletune.rag.text_index import KeptTexts
-from tripletune.rag.triple_index import TripleIndex
+from tripletune.rag.search.embedding import Embedder
+from tripletune.rag.search.retrievers import Retriever
+from tripletune.rag.search.text_index import KeptTexts
+from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.triple_store import StoredTriples
 
 FirstQuery = Literal["main_question", "generated"]
@@ -79,7 +79,7 @@ class AnswerOptions(CheckedOptions):
 class LoopOptions(AnswerOptions):
     """Options of a loop; the defaults are the RAS paper's (sections 4.1, F.2).
 
-    `--set NAME=VALUE` sets any option; options that are not `rare` also have a flag (`models.program.add_short_flags`).
+    `--set NAME=VALUE` sets any option; options that are not `rare` also have a flag (`core.program.add_short_flags`).
     """
 
     max_rounds: int = setting(5, "maximum rounds of retrieval; with 0 the question is answered directly", at_least=0)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tripletune.models.data.records import Passage, Step, normalize_answer
-from tripletune.models.llm import Message
-from tripletune.models.llm.question_client import load_prompts
-from tripletune.models.llm.replies import UnusableReply, asks_nothing, without_thoughts
-from tripletune.models.options import setting
+from tripletune.core.calls import Message
+from tripletune.core.data.records import Passage, Step, normalize_answer
+from tripletune.core.options import setting
+from tripletune.llm.question_client import load_prompts
+from tripletune.llm.replies import UnusableReply, asks_nothing, without_thoughts
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, answer_from, finish
-from tripletune.rag.retrievers import Retriever
+from tripletune.rag.search.retrievers import Retriever
 from tripletune.rag.systems import AnswerOptions, Tools, client_of, need
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from tripletune.models.data.fields import checked, name_field
-from tripletune.models.data.records import Passage, Step, passages_by_key, read_jsonl
-from tripletune.models.files import file_digest
-from tripletune.models.options import CheckedOptions, setting
+from tripletune.core.data.fields import checked, name_field
+from tripletune.core.data.records import Passage, Step, passages_by_key, read_jsonl
+from tripletune.core.files import file_digest
+from tripletune.core.options import CheckedOptions, setting
 from tripletune.rag import Trace
-from tripletune.rag.retrievers import Retrieved
+from tripletune.rag.search.retrievers import Retrieved
 from tripletune.rag.systems import System, Tools
 
 _COUNTS = ("calls", "prompt_tokens", "completion_tokens")

@@ -20,18 +20,18 @@ from heapq import nsmallest
 from itertools import zip_longest
 from typing import Literal
 
-from tripletune.models.data.records import Passage, Step, normalize_answer, one_line
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm.question_client import load_prompts
-from tripletune.models.llm.replies import UnusableReply, asks_nothing, find_triples, without_thoughts
-from tripletune.models.options import setting
+from tripletune.core.data.records import Passage, Step, normalize_answer, one_line
+from tripletune.core.data.triples import Triple
+from tripletune.core.options import setting
+from tripletune.llm.question_client import load_prompts
+from tripletune.llm.replies import UnusableReply, asks_nothing, find_triples, without_thoughts
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, answer_from, finish, prompt_files, show_passages
-from tripletune.rag.retrievers import Retrieved, verbalise, words_in
+from tripletune.rag.search.retrievers import Retrieved, verbalise, words_in
+from tripletune.rag.search.text_index import Ranking, reciprocal_rank_fusion
+from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.systems import System, Tools, client_of, need
 from tripletune.rag.systems._rounds import RoundOptions
-from tripletune.rag.text_index import Ranking, reciprocal_rank_fusion
-from tripletune.rag.triple_index import TripleIndex
 
 Scoring = Literal["concat", "mean"]
 Compare = Callable[[str, Sequence[str]], Awaitable[Sequence[float]]]

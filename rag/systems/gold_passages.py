@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import CLOSED_BOOK, READER, answer_once, prompt_files
-from tripletune.rag.retrievers import Retrieved
+from tripletune.rag.search.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, System, Tools
 
 

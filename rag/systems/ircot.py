@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tripletune.models.data.records import one_line
-from tripletune.models.llm.replies import UnusableReply
-from tripletune.models.options import setting
+from tripletune.core.data.records import one_line
+from tripletune.core.options import setting
+from tripletune.llm.replies import UnusableReply
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, bare_answer, prompt_files, show_passages
-from tripletune.rag.retrievers import split_sentences
+from tripletune.rag.search.retrievers import split_sentences
 from tripletune.rag.systems import System, Tools
 from tripletune.rag.systems._rounds import Move, RoundOptions, Rounds
 from tripletune.rag.systems.ppr import SYSTEM as PPR

@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 from scipy.sparse import coo_array, csr_array
 
-from tripletune.models.data.records import Step, one_line
-from tripletune.models.llm.question_client import QuestionClient, load_prompts
-from tripletune.models.llm.replies import UnusableReply, find_json
-from tripletune.models.options import setting
+from tripletune.core.data.records import Step, one_line
+from tripletune.core.options import setting
+from tripletune.llm.question_client import QuestionClient, load_prompts
+from tripletune.llm.replies import UnusableReply, find_json
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, answer_from, finish, prompt_files
-from tripletune.rag.embedding import Embedder
-from tripletune.rag.retrievers import Retrieved, verbalise
+from tripletune.rag.search.embedding import Embedder
+from tripletune.rag.search.retrievers import Retrieved, verbalise
+from tripletune.rag.search.text_index import Ranking, shares
+from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
-from tripletune.rag.text_index import Ranking, shares
-from tripletune.rag.triple_index import TripleIndex
 
 _NAMES = ("ppr_filter", READER)
 _BUILDING = threading.Lock()

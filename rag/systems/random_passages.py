@@ -7,7 +7,7 @@ from typing import Any
 
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, answer_once, prompt_files
-from tripletune.rag.retrievers import Retrieved
+from tripletune.rag.search.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, System, Tools, need
 
 

@@ -15,14 +15,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from tripletune.models.data.records import Action, ModelInput, Passage, Step, normalize_answer
-from tripletune.models.data.rendering import Plan, parse_plan
-from tripletune.models.llm import Generator
-from tripletune.models.llm.question_client import load_prompts
-from tripletune.models.llm.replies import asks_nothing
+from tripletune.core.calls import Generator
+from tripletune.core.data.records import Action, ModelInput, Passage, Step, normalize_answer
+from tripletune.core.data.rendering import Plan, parse_plan
+from tripletune.llm.question_client import load_prompts
+from tripletune.llm.replies import asks_nothing
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import ANSWER, PLAN, PROMPTS, ChatGenerator, Found, finish, prompt_files
-from tripletune.rag.retrievers import Retrieved
+from tripletune.rag.search.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, System, Tools, client_of, need
 
 

@@ -20,17 +20,17 @@ from typing import Literal, TypeVar
 
 import regex as re
 
-from tripletune.models.data.records import Step, one_line
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm.question_client import QuestionClient, load_prompts
-from tripletune.models.llm.replies import UnusableReply, triple_rows
-from tripletune.models.options import setting
+from tripletune.core.data.records import Step, one_line
+from tripletune.core.data.triples import Triple
+from tripletune.core.options import setting
+from tripletune.llm.question_client import QuestionClient, load_prompts
+from tripletune.llm.replies import UnusableReply, triple_rows
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, bare_answer, finish, prompt_files, show_passages
-from tripletune.rag.retrievers import Retrieved
+from tripletune.rag.search.retrievers import Retrieved
+from tripletune.rag.search.text_index import shares
+from tripletune.rag.search.triple_index import TripleIndex, entity_key
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
-from tripletune.rag.text_index import shares
-from tripletune.rag.triple_index import TripleIndex, entity_key
 
 _PROMPTS = ("t2rag_decompose", "t2rag_resolve", "t2rag_answer")
 _NAMES = (*_PROMPTS, READER)

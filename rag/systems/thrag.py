@@ -25,21 +25,21 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from tripletune.models.data.records import Passage, Step, one_line
-from tripletune.models.data.triples import Triple, triple_of
-from tripletune.models.llm import LLMClient
-from tripletune.models.llm.question_client import PromptSet, QuestionClient, load_prompts
-from tripletune.models.llm.replies import UnusableReply, all_of, find_json, in_workers, json_values
-from tripletune.models.options import setting
+from tripletune.core.calls import LLMClient
+from tripletune.core.data.records import Passage, Step, one_line
+from tripletune.core.data.triples import Triple, triple_of
+from tripletune.core.options import setting
+from tripletune.llm.question_client import PromptSet, QuestionClient, load_prompts
+from tripletune.llm.replies import UnusableReply, all_of, find_json, in_workers, json_values
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, bare_answer, finish, prompt_files, show_passages
-from tripletune.rag.embedding import Embedder
 from tripletune.rag.extractor import ask_of_passage
-from tripletune.rag.index import PassageStore
-from tripletune.rag.retrievers import Retrieved, top
+from tripletune.rag.search.embedding import Embedder
+from tripletune.rag.search.index import PassageStore
+from tripletune.rag.search.retrievers import Retrieved, top
+from tripletune.rag.search.text_index import KeptTexts
+from tripletune.rag.search.triple_index import entity_key
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
-from tripletune.rag.text_index import KeptTexts
-from tripletune.rag.triple_index import entity_key
 
 logger = logging.getLogger(__name__)
 

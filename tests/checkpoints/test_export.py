@@ -8,7 +8,7 @@ from safetensors.torch import load, save
 from tests.checkpoints.conftest import train_tiny
 from tests.cli import run
 from tripletune.checkpoints import export_adapter, merge_adapter
-from tripletune.models.files import file_digest
+from tripletune.core.files import file_digest
 
 WANTED = {
     "README.md", "adapter_config.json", "adapter_model.safetensors", "chat_template.jinja", "config.json",

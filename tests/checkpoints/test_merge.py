@@ -9,8 +9,9 @@ from tests.checkpoints.conftest import train_tiny
 from tests.cli import run
 from tripletune.checkpoints import _rounded_away, merge_adapter
 from tripletune.checkpoints.verify import Loaded, cases_of, verify
-from tripletune.models.data.records import ModelInput, Step
-from tripletune.models.graph_llm import load_generator, load_graph_llm
+from tripletune.core.data.records import ModelInput, Step
+from tripletune.llm.graph_generator import load_generator
+from tripletune.models.graph_llm import load_graph_llm
 from tripletune.models.graph_llm.model import GraphLLM
 
 

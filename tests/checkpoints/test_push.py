@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli import run
 from tripletune.checkpoints import __main__ as program
-from tripletune.models.files import push_folder
+from tripletune.core.hub import push_folder
 from tripletune.train import train
 from tripletune.train.tasks.ras import GraphTask
 

@@ -12,8 +12,8 @@ from tests.cli import run
 from tripletune.checkpoints import export_adapter
 from tripletune.checkpoints.modeling_graph_llm import NodeEncoder, place_of
 from tripletune.checkpoints.standalone import modeling_source
-from tripletune.models.data.records import ModelInput, Step
-from tripletune.models.graph_llm import load_generator
+from tripletune.core.data.records import ModelInput, Step
+from tripletune.llm.graph_generator import load_generator
 from tripletune.models.graph_llm.embeddings import TextEncoder
 
 STRINGS = ["Ada Lovelace", "inverse_born in", "[EOS] x", "紫式部 " * 99]

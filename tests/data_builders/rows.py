@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from tripletune.core.data.pairs import ExtractionPair, Trajectory
+from tripletune.core.data.records import Action, Record, Step
+from tripletune.core.data.triples import Triple
 from tripletune.data_builders.datasets import Statistics
 from tripletune.data_builders.datasets.kinds import KINDS
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset
-from tripletune.models.data.pairs import ExtractionPair, Trajectory
-from tripletune.models.data.records import Action, Record, Step
-from tripletune.models.data.triples import Triple
 
 STEP = Step("q", (Triple("a", "r", "b"), Triple("a", "s", "c"), Triple("a", "r", "b")))
 OTHER = Step("p", (Triple("b", "r", "the Answer"),), "title\ntext")

@@ -11,11 +11,11 @@ from typing import Any
 
 from tests.cli import read_lines, write_lines
 from tests.fakes import Asked, Client
-from tripletune.data_builders.hotpotqa_subq.teacher import FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, load_subq_prompts
-from tripletune.data_builders.readers._rows import find_passage, title_key
+from tripletune.core.data.records import Passage
+from tripletune.core.rows import find_passage, title_key
+from tripletune.data_builders.subq.teacher import FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, load_subq_prompts
 from tripletune.data_builders.world.build import WorldOptions, generate_world
-from tripletune.models.data.records import Passage
-from tripletune.models.llm.replies import REPAIR_ROLE
+from tripletune.llm.replies import REPAIR_ROLE
 
 _NUMBERED = re.compile(r"^\[(\d+)\] (.*)$", re.MULTILINE)
 _DOCUMENT = re.compile(r"^Document: (.*)$", re.MULTILINE)

@@ -12,12 +12,12 @@ import pytest
 from tests.cli import read_lines, run
 from tests.data_builders.files import LOCKED, docx, pdf
 from tests.fakes import Client
+from tripletune.core.data.records import Passage, read_corpus
 from tripletune.data_builders.documents.build import PassageOptions, build_passages
-from tripletune.models.data.records import Passage, read_corpus
-from tripletune.rag.embedding import Embedder
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import TextExtractor
-from tripletune.rag.retrievers import open_retriever
+from tripletune.rag.search.embedding import Embedder
+from tripletune.rag.search.retrievers import open_retriever
 from tripletune.rag.triple_store import TripleStore
 
 MARKDOWN = """---

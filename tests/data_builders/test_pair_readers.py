@@ -5,7 +5,6 @@ import pytest
 
 from tests.cli import write_lines
 from tests.data_builders.rows import hotpot_row, shared
-from tripletune.data_builders.hotpotqa_subq.options import Source
 from tripletune.data_builders.readers.triples import (
     MALFORMED_TRIPLES,
     PairDrop,
@@ -13,6 +12,7 @@ from tripletune.data_builders.readers.triples import (
     published_triples,
     read_source,
 )
+from tripletune.data_builders.subq.options import Source
 
 
 def read(text):

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cli import run, write_lines
+from tripletune.core.data.records import Action, Record, Step, read_records
+from tripletune.core.data.triples import Triple
 from tripletune.data_builders.datasets.inspect import troubles
 from tripletune.data_builders.published import MALFORMED_TRIPLES, MalformedRow, read_released, released_record
-from tripletune.models.data.records import Action, Record, Step, read_records
-from tripletune.models.data.triples import Triple
 
 PLANNER = (
     "You are a planner to say what is next.\nOutput [NO_RETRIEVAL] if no search is needed.\n"

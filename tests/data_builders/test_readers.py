@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from tests.cli import write_lines
 from tests.data_builders.rows import shared
+from tripletune.core import rows as _rows
+from tripletune.core.data.questions import Dropped, DropReason, Question
+from tripletune.core.data.records import Passage
+from tripletune.core.data.triples import Triple
 from tripletune.data_builders.published import parse_graph, read_explagraphs
-from tripletune.data_builders.readers import _rows, get_reader
+from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers.claims import NOT_BINARY
 from tripletune.data_builders.readers.hotpotqa import OUT_OF_RANGE
-from tripletune.models.data.questions import Dropped, DropReason, Question
-from tripletune.models.data.records import Passage
-from tripletune.models.data.triples import Triple
 
 HOTPOT = {
     "_id": "h1",

@@ -17,7 +17,7 @@ pytest.importorskip("aiohttp")
 from tests.cli import sql
 from tests.data_builders.rows import build_facts, shards
 from tests.data_builders.subq_replies import WorldTeacher
-from tests.models.llm.server import Faults, MockServer, body_key
+from tests.llm.server import Faults, MockServer, body_key
 
 QUESTIONS, KILLS, CONCURRENCY = 40, 3, 8
 FAULTS = Faults(
@@ -29,7 +29,7 @@ KEY = "sk-secret-key-of-the-fault-test"
 
 def command(url, output):
     return [
-        *(sys.executable, "-m", "tripletune.data_builders.hotpotqa_subq"),
+        *(sys.executable, "-m", "tripletune.data_builders.subq"),
         *("--source", f"hotpotqa:{output.with_name('questions.jsonl')}"),
         *("--output", str(output), "--teacher", "openai", "--teacher-model", "m", "--teacher-url", url),
         *("--set", "teacher.api_key_env=SUBQ_KEY", "--teacher-concurrency", str(CONCURRENCY), "--teacher-timeout", "2"),

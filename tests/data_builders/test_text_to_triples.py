@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cli import run, write_lines
+from tripletune.core.data.pairs import ExtractionPair, read_pairs
+from tripletune.core.data.triples import Triple
 from tripletune.data_builders.readers.triples import MALFORMED_TRIPLES, PairRow
 from tripletune.data_builders.text_to_triples import (
     CASE_CHANGED,
@@ -21,8 +23,6 @@ from tripletune.data_builders.text_to_triples import (
     clean_text,
 )
 from tripletune.data_builders.world.build import WorldOptions, write_world
-from tripletune.models.data.pairs import ExtractionPair, read_pairs
-from tripletune.models.data.triples import Triple
 
 
 def rows(count, prefix="Text"):

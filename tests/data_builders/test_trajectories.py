@@ -11,15 +11,15 @@ from tests.cli import read_lines, write_lines
 from tests.fakes import Backend, Facts, Shelf
 from tests.rag.test_systems_world import answer_all
 from tests.rag.test_systems_world import build as build_index
+from tripletune.core.data.pairs import read_trajectories
+from tripletune.core.data.records import Passage, read_records
+from tripletune.core.data.triples import Triple
 from tripletune.data_builders.ledger_chats import RoleCalls
 from tripletune.data_builders.trajectories import main
 from tripletune.data_builders.world.build import WorldOptions, generate_world, write_world
 from tripletune.eval.__main__ import main as evaluate
-from tripletune.models.data.pairs import read_trajectories
-from tripletune.models.data.records import Passage, read_records
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm.ledger import Ledger
-from tripletune.models.llm.ledger_client import LedgerClient, Retry
+from tripletune.llm.ledger import Ledger
+from tripletune.llm.ledger_client import LedgerClient, Retry
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.cirag import SYSTEM, CiragOptions
 from tripletune.rag.systems.cirag.integration import Decision, write_decision

@@ -6,9 +6,9 @@ import pytest
 
 from tests.cli import read_lines, write_lines
 from tests.fakes import Client, Model
+from tripletune.core.calls import CallError
+from tripletune.core.data.triples import Triple
 from tripletune.eval.ask import answer_of, main
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm import CallError
 
 
 def test_ask_shows_every_step_and_the_answer(serve, tmp_path, two_pages, capsys):

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli import read_lines, write_lines
-from tests.models.llm.provider import answer_batch
+from tests.llm.provider import answer_batch
+from tripletune.core.calls import Sampling
+from tripletune.core.data.pairs import read_trajectories
+from tripletune.core.data.records import passage_id, read_corpus
 from tripletune.data_builders.corpus import CorpusOptions, build_corpus
 from tripletune.data_builders.trajectories import main as build_trajectories
 from tripletune.data_builders.world.build import WorldOptions, write_world
@@ -16,10 +19,7 @@ from tripletune.eval import context_links, load_task, task_questions
 from tripletune.eval.__main__ import main
 from tripletune.eval.results import read_scored
 from tripletune.eval.systems import other_prompt
-from tripletune.models.data.pairs import read_trajectories
-from tripletune.models.data.records import passage_id, read_corpus
-from tripletune.models.llm import Sampling
-from tripletune.models.llm.programs import main as calls
+from tripletune.llm.programs import main as calls
 from tripletune.rag.triple_store import read_gold
 
 OPTIONS = WorldOptions(seed=5, train=8, validation=0, test=8, common_knowledge=0)

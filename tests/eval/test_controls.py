@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from tests.cli import write_lines
+from tripletune.core.calls import Completion
+from tripletune.core.data.records import Action, Record, Step
+from tripletune.core.data.rendering import render
+from tripletune.core.data.triples import Triple
 from tripletune.eval.__main__ import main
 from tripletune.eval.controls import Controls, OtherFacts, Rule, compare_controls, control_table
-from tripletune.models.data.records import Action, Record, Step
-from tripletune.models.data.rendering import render
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm import Completion
 
 
 def of(number, steps=2):
@@ -211,7 +211,7 @@ def test_a_failed_record_scores_0_in_every_row(serve, call, tmp_path):
 
 
 def test_a_real_model_reads_the_graph_it_is_given(make_graph_llm, monkeypatch):
-    from tripletune.models.graph_llm import LocalGenerator
+    from tripletune.llm.graph_generator import LocalGenerator
 
     generator, read = LocalGenerator(*make_graph_llm()), []
     graphs_of = generator._graphs

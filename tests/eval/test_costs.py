@@ -4,18 +4,18 @@ import json
 import numpy as np
 import pytest
 
+from tripletune.core.calls import Backend
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.__main__ import main
 from tripletune.eval.costs import Costs, read_prices, spent
 from tripletune.eval.results import this_machine
-from tripletune.models.llm import Backend
-from tripletune.models.llm.backends.anthropic import read_message
-from tripletune.models.llm.ledger import Ledger
-from tripletune.models.llm.ledger_client import LedgerClient
-from tripletune.models.llm.programs import statistics
-from tripletune.models.llm.question_client import QuestionClient
+from tripletune.llm.backends.anthropic import read_message
+from tripletune.llm.ledger import Ledger
+from tripletune.llm.ledger_client import LedgerClient
+from tripletune.llm.programs import statistics
+from tripletune.llm.question_client import QuestionClient
 from tripletune.rag import Trace
-from tripletune.rag.embedding import Embedder
+from tripletune.rag.search.embedding import Embedder
 
 
 def lengths(texts, kind):

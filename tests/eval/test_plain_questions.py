@@ -5,15 +5,15 @@ import json
 import pytest
 
 from tests.cli import read_lines, write_lines
-from tripletune.data_builders.hotpotqa_subq.__main__ import main as subq
+from tripletune.core.data.questions import Dropped, DropReason
+from tripletune.core.data.records import read_records
+from tripletune.core.data.triples import Triple
 from tripletune.data_builders.readers import get_reader, linked
+from tripletune.data_builders.subq.__main__ import main as subq
 from tripletune.data_builders.trajectories import main as trajectories
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval import load_task, write_context_corpus
 from tripletune.eval.__main__ import main as evaluate
-from tripletune.models.data.questions import Dropped, DropReason
-from tripletune.models.data.records import read_records
-from tripletune.models.data.triples import Triple
 
 CONTEXT = [{"id": "p0", "title": "Dune", "text": "By Ada."}, {"title": "Ada", "text": "Born in Kelm."}]
 STEPS = [

@@ -4,11 +4,11 @@ import math
 import pytest
 
 from tests.cli import write_lines
+from tripletune.core.files import file_digest
 from tripletune.eval.__main__ import main
 from tripletune.eval.metrics import mrr, ndcg, precision, recall
 from tripletune.eval.rescore import final_ranking
 from tripletune.eval.results import ResultLog, mean_recalls, read_scored, recalls_of
-from tripletune.models.files import file_digest
 
 SETTINGS = {"system": "standard", "task": {"name": "hotpotqa", "metrics": ["exact_match"]}, "data": "digest"}
 

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tripletune.data_builders.hotpotqa_subq.options import Source
+from tripletune.core.data.pairs import ExtractionPair
+from tripletune.core.data.triples import Triple, format_triples
 from tripletune.data_builders.readers.triples import read_source
+from tripletune.data_builders.subq.options import Source
 from tripletune.eval.statistics import flatten_means
 from tripletune.eval.triples import (
     Prediction,
@@ -25,8 +27,6 @@ from tripletune.eval.triples import (
     soft_matches,
     summarise_extractions,
 )
-from tripletune.models.data.pairs import ExtractionPair
-from tripletune.models.data.triples import Triple, format_triples
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 NAME = st.text(alphabet="abcAB é1", min_size=1, max_size=5).filter(str.strip)

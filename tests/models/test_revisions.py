@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from tests.cli import run
 from tests.conftest import GRAPH_WIDTHS
 from tripletune import load_model
+from tripletune.llm.backends import LLMOptions, read_spec
+from tripletune.llm.backends.hf import HFBackend
 from tripletune.models.graph_llm import add_adapter, build_graph_llm, load_graph_llm
 from tripletune.models.graph_llm.embeddings import TextEncoder, encoder_dimension
-from tripletune.models.llm.backends import LLMOptions, read_spec
-from tripletune.models.llm.backends.hf import HFBackend
 from tripletune.models.loading import (
     ModelSource,
     adapter_base,
@@ -34,8 +34,8 @@ from tripletune.models.loading import (
     with_revision,
 )
 from tripletune.rag.answering import model_spec, open_generator
-from tripletune.rag.embedding import open_embedder
 from tripletune.rag.extractor import open_local_extractor
+from tripletune.rag.search.embedding import open_embedder
 
 
 def other(folder, target):

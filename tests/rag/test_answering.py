@@ -8,7 +8,7 @@ import pytest
 from tests.cli import write_lines
 from tests.fakes import Client
 from tripletune.eval.ask import event_lines
-from tripletune.models.llm.backends import LLMOptions
+from tripletune.llm.backends import LLMOptions
 from tripletune.rag import Trace, TraceAction, TraceStep
 from tripletune.rag.answering import SystemOptions, open_system
 

@@ -3,8 +3,8 @@ import asyncio
 import pytest
 
 from tests.fakes import Client, Facts, Model, Shelf
-from tripletune.models.data.records import ModelInput, Passage, Step
-from tripletune.models.llm import Sampling
+from tripletune.core.calls import Sampling
+from tripletune.core.data.records import ModelInput, Passage, Step
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import ChatGenerator, bare_answer
 from tripletune.rag.systems import LoopOptions, Tools, find_system

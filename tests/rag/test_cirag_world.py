@@ -6,8 +6,8 @@ import pytest
 
 from tests.rag.test_systems_world import answer_all, build, right
 from tripletune.data_builders.world.build import WorldOptions, generate_world
-from tripletune.models.llm.ledger import Ledger
-from tripletune.models.llm.programs import statistics
+from tripletune.llm.ledger import Ledger
+from tripletune.llm.programs import statistics
 
 OPTIONS = WorldOptions(
     seed=3, train=0, validation=0, test=60, common_knowledge=0, one_hop=0, two_hop=3, three_hop=2, four_hop=1,

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.fakes import Backend, Client, Rule
-from tripletune.models.data.pieces import split_passage
-from tripletune.models.data.records import Passage
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm import CallError, RepliesPending, Sampling, SetupError
-from tripletune.models.llm.ledger import Ledger
-from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted
+from tripletune.core.calls import CallError, RepliesPending, Sampling, SetupError
+from tripletune.core.data.pieces import split_passage
+from tripletune.core.data.records import Passage
+from tripletune.core.data.triples import Triple
+from tripletune.llm.ledger import Ledger
+from tripletune.llm.ledger_client import LedgerClient, RetriesExhausted
 from tripletune.rag.extract import CorpusExtraction, ExtractionCounts
 from tripletune.rag.extractor import TextExtractor, source_pieces
 from tripletune.rag.triple_store import TripleStore
@@ -311,8 +311,8 @@ def test_pieces_end_between_sentences():
 
 KILLED = """
 import asyncio, os, signal, sys
-from tripletune.models.data.records import Passage
-from tripletune.models.llm import Completion
+from tripletune.core.data.records import Passage
+from tripletune.core.calls import Completion
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.triple_store import TripleStore
 

@@ -6,7 +6,7 @@ import torch
 
 from tests.cli import write_lines
 from tests.fakes import flip_last_byte
-from tripletune.models.llm import SetupError
+from tripletune.core.calls import SetupError
 from tripletune.rag.__main__ import main
 from tripletune.rag.extractor import LocalOptions, choose_shots, open_local_extractor
 from tripletune.rag.triple_store import TripleStore
@@ -149,7 +149,7 @@ def test_the_command_and_its_second_run(adapter, tmp_path, capsys, monkeypatch):
     assert chosen.passages == len(TEXTS)
     assert "Write the facts down." in chosen.settings
     # Nothing is left to do, so the weights are not even loaded.
-    monkeypatch.setattr("tripletune.models.llm.backends.hf.load_weights", None)
+    monkeypatch.setattr("tripletune.llm.backends.hf.load_weights", None)
     capsys.readouterr()
     assert extract(tmp_path, "--model", str(folder)) == 0
     assert f"stored {len(TEXTS)}" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from tests.fakes import Client
-from tripletune.models.data.triples import Triple
+from tripletune.core.data.triples import Triple
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.gear import Beam, GearOptions, _Gear, breadth_first, diverse_beam_search, read_query
 from tripletune.rag.systems.ppr import personalised_pagerank

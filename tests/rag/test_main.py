@@ -5,10 +5,10 @@ import pytest
 import tripletune.rag.extractor as extractor_options
 from tests.cli import read_lines, write_lines
 from tests.fakes import Client
-from tripletune.models.data.records import Passage
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm import RepliesPending
-from tripletune.models.llm.ledger_client import RetriesExhausted
+from tripletune.core.calls import RepliesPending
+from tripletune.core.data.records import Passage
+from tripletune.core.data.triples import Triple
+from tripletune.llm.ledger_client import RetriesExhausted
 from tripletune.rag.__main__ import main
 from tripletune.rag.triple_store import TripleStore, open_triples
 

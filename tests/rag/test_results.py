@@ -3,11 +3,11 @@ import json
 import pytest
 
 from tests.cli import write_lines
-from tripletune.models.data.records import Passage, Step
-from tripletune.models.data.triples import Triple
+from tripletune.core.data.records import Passage, Step
+from tripletune.core.data.triples import Triple
 from tripletune.rag import Trace
 from tripletune.rag.results import read_runs
-from tripletune.rag.retrievers import Retrieved
+from tripletune.rag.search.retrievers import Retrieved
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ import pytest
 
 from tests.cli import write_lines
 from tests.fakes import Words
+from tripletune.core.calls import CALL_ROLE, Completion, PromptTooLong
+from tripletune.core.data.records import Passage, normalize_answer, one_line
 from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.data_builders.world.oracle import WorldOracle
-from tripletune.models.data.records import Passage, normalize_answer, one_line
-from tripletune.models.llm import CALL_ROLE, Completion, PromptTooLong
-from tripletune.models.llm.ledger_client import LedgerClient
-from tripletune.models.llm.question_client import load_prompts
+from tripletune.llm.ledger_client import LedgerClient
+from tripletune.llm.question_client import load_prompts
 from tripletune.rag.chat_generator import COMMON, READER
-from tripletune.rag.retrievers import open_retriever
+from tripletune.rag.search.retrievers import open_retriever
+from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.systems import Tools, find_system, system_names
-from tripletune.rag.triple_index import TripleIndex
 from tripletune.rag.triple_store import open_triples
 
 OPTIONS = WorldOptions(

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from tests.cli import write_lines
-from tripletune.models.data.records import Passage
-from tripletune.models.data.triples import Triple
+from tripletune.core.data.records import Passage
+from tripletune.core.data.triples import Triple
 from tripletune.rag.triple_store import Extraction, TripleStore, open_triples, read_gold
 
 OSLO = Passage("Oslo", "Oslo is in Norway.")

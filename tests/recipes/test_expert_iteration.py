@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tripletune.core.options import ConfigError, load_config
+from tripletune.core.program import parse_command_line
 from tripletune.eval.__main__ import parser
-from tripletune.models.options import ConfigError, load_config
-from tripletune.models.program import parse_command_line
 from tripletune.recipes import demo
 from tripletune.recipes.expert_iteration import ExpertConfig, run, steps
 from tripletune.train.tasks.cirag_distill import StudentConfig

@@ -8,8 +8,8 @@ pytest.importorskip("aiohttp")
 
 from tests.data_builders.rows import shards
 from tests.data_builders.subq_replies import WorldTeacher
-from tests.models.llm.server import MockServer
-from tripletune.data_builders.hotpotqa_subq.__main__ import main as build
+from tests.llm.server import MockServer
+from tripletune.data_builders.subq.__main__ import main as build
 from tripletune.recipes.ray_corpus import main
 
 

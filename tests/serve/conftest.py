@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli import write_lines
 from tests.fakes import Client
-from tripletune.models.llm.backends import LLMOptions
+from tripletune.llm.backends import LLMOptions
 from tripletune.rag.answering import SystemOptions
 
 EVIL = "<img src=http://127.0.0.1:9/x onerror=\"document.title='broken'\">"
@@ -70,8 +70,8 @@ def running(files):
     import uvicorn
 
     from tripletune.serve.app import Server, Service
-    from tripletune.serve.door import Door
-    from tripletune.serve.served import open_shelf
+    from tripletune.serve.limits import Door
+    from tripletune.serve.models import open_shelf
 
     @contextmanager
     def run(teacher=LLMOptions(model="m"), names=("ras", "standard"), door=None, grace=5.0, system=None, **options):  # noqa: B008

@@ -8,15 +8,15 @@ import time
 import httpx
 import pytest
 
-from tests.models.llm.server import MockServer, Reply
+from tests.llm.server import MockServer, Reply
 from tests.serve.conftest import EVIL, FACTS, QUESTION, answer, until
-from tripletune.models.llm import CallError, PromptTooLong
-from tripletune.models.llm.backends import LLMOptions
-from tripletune.models.options import ConfigError
+from tripletune.core.calls import CallError, PromptTooLong
+from tripletune.core.options import ConfigError
+from tripletune.llm.backends import LLMOptions
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("starlette")
-from tripletune.serve.door import Door  # noqa: E402
+from tripletune.serve.limits import Door  # noqa: E402
 
 ASKED = {"model": "ras", "messages": [{"role": "user", "content": QUESTION}]}
 
@@ -304,7 +304,7 @@ def test_only_what_can_run_is_offered(running, model):
 
 def test_what_is_asked_for_by_name_and_missing_is_an_error(files):
     from tripletune.rag.answering import SystemOptions
-    from tripletune.serve.served import open_shelf
+    from tripletune.serve.models import open_shelf
 
     with pytest.raises((ValueError, ConfigError), match="cirag needs a chat model"):
         open_shelf(SystemOptions.of(**files), None, ("cirag",))

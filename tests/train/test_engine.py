@@ -15,8 +15,8 @@ from torch import nn
 from transformers import TrainingArguments
 
 from tests.cli import read_lines
-from tripletune.models.data.records import Action, Record
-from tripletune.models.files import lock_folder
+from tripletune.core.data.records import Action, Record
+from tripletune.core.files import lock_folder
 from tripletune.train import engine_of
 from tripletune.train.engine import Engine, compile_layers, shared_arguments
 from tripletune.train.tasks import EngineConfig, TrainingTask, TrainSection
@@ -207,7 +207,7 @@ def test_the_learning_rate_counts_optimiser_steps(make_config):
 
 
 def test_a_checkpoint_holds_what_is_trained_and_loads_by_itself(make_config, records):
-    from tripletune.models.graph_llm import LocalGenerator, load_generator
+    from tripletune.llm.graph_generator import LocalGenerator, load_generator
 
     config = make_config({"train.save_steps": 3})
     trainer = train(config)

@@ -13,13 +13,13 @@ from transformers import AutoTokenizer
 from trl import GRPOTrainer
 
 from tests.cli import read_lines
+from tripletune.core.calls import CallError
+from tripletune.core.data.triples import Triple
+from tripletune.core.options import ConfigError, load_config
+from tripletune.core.sqlite import UnusableFile
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.suites.questions import QuestionSuite
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm import CallError
 from tripletune.models.local.chat import ChatEncoder
-from tripletune.models.options import ConfigError, load_config
-from tripletune.models.sqlite import UnusableFile
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 from tripletune.train import train
 from tripletune.train import trl_trainers as grpo

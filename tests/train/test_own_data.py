@@ -5,9 +5,9 @@ import json
 import pytest
 
 from tests.cli import run, write_lines
-from tripletune.data_builders.hotpotqa_subq.annotations import plain_records
-from tripletune.models.data.pairs import ExtractionPair, Trajectory
-from tripletune.models.data.triples import Triple
+from tripletune.core.data.pairs import ExtractionPair, Trajectory
+from tripletune.core.data.triples import Triple
+from tripletune.data_builders.subq.annotations import plain_records
 
 STEP = {"question": "Who wrote Glass?", "triples": [["Glass", "written by", "Ida"]]}
 LAST = {"question": "Where was Ida born?", "triples": [{"head": "Ida", "relation": "born in", "tail": "Kelm"}]}

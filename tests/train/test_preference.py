@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from tests.cli import read_lines
-from tripletune.models.data.records import Action
-from tripletune.models.options import ConfigError
+from tripletune.core.data.records import Action
+from tripletune.core.options import ConfigError
 from tripletune.rag.systems.cirag.integration import Decision, write_decision
 from tripletune.train import engine_of, train
 

@@ -13,8 +13,8 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from tripletune.models.files import flatten
-from tripletune.models.options import ConfigError, load_config
+from tripletune.core.files import flatten
+from tripletune.core.options import ConfigError, load_config
 from tripletune.train import train
 from tripletune.train.resume import check_same_run, newest_checkpoint, save_run_settings
 from tripletune.train.tasks.ras import GraphConfig, GraphTask

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from tripletune.models.options import to_yaml
+from tripletune.core.options import to_yaml
 from tripletune.train import check_tracking, train
 from tripletune.train.tasks import TRACKERS
 
@@ -110,7 +110,7 @@ def test_a_killed_run_is_one_offline_run_of_wandb(make_config, make_task, tmp_pa
         (tmp_path / "loaded" / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "loaded" / place).write_bytes(Path(file).read_bytes())
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
-    from tripletune.models.graph_llm import load_generator
+    from tripletune.llm.graph_generator import load_generator
 
     records = [record.input for record in make_task("ras").sources[0]]
     found, final = (load_generator(tmp_path / name).generate_many(records[:3], 5) for name in ("loaded", "run/final"))

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.cli import read_lines
 from tripletune.checkpoints import export_adapter
-from tripletune.models.data.records import Action, Record
+from tripletune.core.data.records import Action, Record
 from tripletune.models.graph_llm import load_graph_llm
 from tripletune.models.loading import load_weights
 from tripletune.train import check_tracking, dry_run_report, train

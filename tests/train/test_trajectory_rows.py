@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tripletune.models.data.pairs import Trajectory
-from tripletune.models.data.records import IGNORED
-from tripletune.models.data.triples import Triple
+from tripletune.core.data.pairs import Trajectory
+from tripletune.core.data.records import IGNORED
+from tripletune.core.data.triples import Triple
 from tripletune.models.loading import load_causal_lm
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 from tripletune.rag.systems.cirag.integration import (

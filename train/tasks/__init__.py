@@ -15,10 +15,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tripletune.models.data.records import record_files, stored_parts, stored_rows
-from tripletune.models.files import file_digest, flatten
+from tripletune.core.data.records import record_files, stored_parts, stored_rows
+from tripletune.core.files import file_digest, flatten
+from tripletune.core.options import rare, setting
 from tripletune.models.loading import ALL_LINEAR, DTYPES, changes_base, encoder_fingerprint, model_fingerprint
-from tripletune.models.options import rare, setting
 
 logger = logging.getLogger(__name__)
 # `blocks` is ours; the other names are transformers' kernels that need no arguments.
@@ -304,7 +304,7 @@ class Examples:
     @property
     def paths(self) -> list[str]:
         """The places without their shares; data sets of the hub as URLs."""
-        from tripletune.data_builders.readers._rows import is_hub_name
+        from tripletune.core.rows import is_hub_name
 
         return [f"https://huggingface.co/datasets/{path}" * is_hub_name(path) or path for path, _ in self.places]
 
@@ -316,7 +316,7 @@ class Examples:
 
 def _row_parts(path: str, split: str, whole: bool) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
     """Yield the rows of a place, each with its location, in one or several parts."""
-    from tripletune.data_builders.readers._rows import array_opening, source_rows
+    from tripletune.core.rows import array_opening, source_rows
 
     if (rows := _dataset(path, split)) is not None:
         yield ((f"{path}:row {number}", row) for number, row in enumerate(rows, 1))
@@ -328,7 +328,7 @@ def _row_parts(path: str, split: str, whole: bool) -> Iterator[Iterator[tuple[st
 @cache
 def _dataset(path: str, split: str) -> Any:
     """Open a data set of the hub, or a folder laid out like one; return None for files and folders of shards."""
-    from tripletune.data_builders.readers._rows import is_hub_name, open_dataset
+    from tripletune.core.rows import is_hub_name, open_dataset
 
     if not is_hub_name(path) and (has_split(path, split) or not (Path(path) / "data").is_dir()):
         return None
@@ -385,7 +385,7 @@ class TrainingTask:
         return self.model
 
     def open_rows(self) -> tuple[Any, Any]:
-        """Make the rows or open cached rows; all processes share the work (`models.files.build_together`)."""
+        """Make the rows or open cached rows; all processes share the work (`core.files.build_together`)."""
         training, validation = self.sources
         self.train = self.rows(training, self.cache)
         self.validation = self.rows(validation, self.cache) if validation is not None else None

@@ -16,10 +16,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tripletune.models.data.pairs import Trajectory
-from tripletune.models.files import json_line
+from tripletune.core.data.pairs import Trajectory
+from tripletune.core.files import json_line
+from tripletune.core.options import other_default, setting
 from tripletune.models.loading import content_fingerprint, pinned
-from tripletune.models.options import other_default, setting
 from tripletune.models.run_folders import PROMPT_FILE, STUDENT
 from tripletune.train.tasks import Examples, ModelSection, ReplySection, RunConfig, TrainSection, has_split
 from tripletune.train.text import TextSection, TextTask, TextTrainSection, choose_examples, generate_replies

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from tripletune.models.options import setting
+from tripletune.core.options import setting
 from tripletune.train.tasks import RunConfig
 from tripletune.train.tasks.cirag_distill import StudentConfig, StudentTask, StudentTrainSection
 from tripletune.train.text import TextTask

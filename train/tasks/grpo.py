@@ -17,8 +17,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from tripletune.models.data.records import IGNORED
-from tripletune.models.options import other_default, setting
+from tripletune.core.data.records import IGNORED
+from tripletune.core.options import other_default, setting
 from tripletune.train.tasks import DataSection, RunConfig, TrainSection
 from tripletune.train.tasks.cirag_distill import StudentSection, student_files
 from tripletune.train.tasks.cirag_on_policy import PromptTask, load_teacher
@@ -179,7 +179,7 @@ class GrpoTask(PromptTask):
 
     @cached_property
     def files(self) -> dict[str, str]:
-        from tripletune.models.llm.question_client import load_prompts
+        from tripletune.llm.question_client import load_prompts
         from tripletune.rag.systems.cirag import PROMPT_NAMES
         from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, INTEGRATION_PROMPT
 

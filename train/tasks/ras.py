@@ -17,10 +17,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tripletune.models.data.graph_settings import GraphSettings, PromptSettings, values_of
-from tripletune.models.data.records import IGNORED, TASKS, ModelInput, Record
+from tripletune.core.data.graph_settings import GraphSettings, PromptSettings, values_of
+from tripletune.core.data.records import IGNORED, TASKS, ModelInput, Record
+from tripletune.core.options import other_default, rare, setting
 from tripletune.models.loading import encoder_fingerprint
-from tripletune.models.options import other_default, rare, setting
 from tripletune.train.tasks import DataSection, Examples, ModelSection, ReplySection, RunConfig, TrainingTask, spread
 
 if TYPE_CHECKING:
@@ -160,8 +160,8 @@ class GraphTask(TrainingTask):
     def load(self) -> tuple[Any, GraphLLMProcessor]:
         from transformers import set_seed
 
+        from tripletune.core.data.rendering import load_instructions
         from tripletune.models.attention import lies_end_to_end
-        from tripletune.models.data.rendering import load_instructions
         from tripletune.models.graph_llm import add_adapter, build_graph_llm
         from tripletune.models.loading import take_over
 
@@ -311,7 +311,7 @@ class GraphTask(TrainingTask):
         return self.processor.prompt(one.input, self.config.data.evidence), one.label
 
     def replies(self, model: Any) -> list[str]:
-        from tripletune.models.graph_llm import LocalGenerator
+        from tripletune.llm.graph_generator import LocalGenerator
 
         train = self.config.train
         generator = LocalGenerator(model, self.processor, train.eval_batch_size, self.table)
@@ -357,7 +357,7 @@ TASK = GraphTask
 
 def _read(row: dict[str, Any], where: str) -> Record | list[Record]:
     """Return a stored record, or make the records of a stored question with steps."""
-    from tripletune.data_builders.hotpotqa_subq.annotations import plain_records
+    from tripletune.data_builders.subq.annotations import plain_records
 
     if "task" in row:
         return Record.from_json(row, where)

@@ -1,6 +1,6 @@
 """Train a decoder or an encoder-decoder to write the triples of a text, the f_t2t of RAS (sections 3.2 and D.1).
 
-Decoders read the chat of extraction (`models.data.pairs.extraction_chat`, `models.local.chat.ChatEncoder`), and learn
+Decoders read the chat of extraction (`core.data.pairs.extraction_chat`, `models.local.chat.ChatEncoder`), and learn
 the reply and the token that ends the reply. The reply for a text without facts is `NONE`, because a server takes an
 empty reply for a failure. Encoder-decoders read only the text, as in the paper, and learn an empty target for a text
 without facts.
@@ -25,14 +25,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tripletune.core.calls import Message
+from tripletune.core.data.pairs import NO_FACTS, ExtractionPair, extraction_chat, load_instruction
+from tripletune.core.data.records import IGNORED
+from tripletune.core.data.triples import Triple, format_triples
+from tripletune.core.files import json_line
+from tripletune.core.options import other_default, setting
 from tripletune.models.control_tokens import text_ids
-from tripletune.models.data.pairs import NO_FACTS, ExtractionPair, extraction_chat, load_instruction
-from tripletune.models.data.records import IGNORED
-from tripletune.models.data.triples import Triple, format_triples
-from tripletune.models.files import json_line
-from tripletune.models.llm import Message
 from tripletune.models.loading import content_fingerprint, pinned
-from tripletune.models.options import other_default, setting
 from tripletune.models.run_folders import EXTRACTOR, PROMPT_FILE
 from tripletune.train.tasks import DataSection, Examples, RunConfig, TrainSection
 from tripletune.train.text import TextSection, TextTask, TextTrainSection, choose_examples, generate_replies

@@ -24,15 +24,15 @@ from functools import partial
 from itertools import chain
 from typing import Literal
 
-from tripletune.models.data.records import Passage, Step, normalize_answer
-from tripletune.models.data.triples import FoundTriples, Triple
-from tripletune.models.llm.question_client import QuestionClient, load_prompts
-from tripletune.models.llm.replies import UnusableReply, all_of, find_triples, is_refusal
-from tripletune.models.options import setting
+from tripletune.core.data.records import Passage, Step, normalize_answer
+from tripletune.core.data.triples import FoundTriples, Triple
+from tripletune.core.options import setting
+from tripletune.llm.question_client import QuestionClient, load_prompts
+from tripletune.llm.replies import UnusableReply, all_of, find_triples, is_refusal
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, REFUSAL, Found, finish, prompt_files, read_answer
 from tripletune.rag.extractor import ask_of_passage, read_entities, titled_source, with_entities
-from tripletune.rag.retrievers import Fact, Retrieved, provenance, top, verbalise
+from tripletune.rag.search.retrievers import Fact, Retrieved, provenance, top, verbalise
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
 from tripletune.rag.systems._rounds import reason_to_stop
 from tripletune.rag.systems.cirag.integration import (

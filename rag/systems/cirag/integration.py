@@ -27,9 +27,9 @@ from typing import Any, Literal
 
 import regex as re
 
-from tripletune.models.data.triples import Triple, triple_of
-from tripletune.models.llm import Message
-from tripletune.models.llm.replies import (
+from tripletune.core.calls import Message
+from tripletune.core.data.triples import Triple, triple_of
+from tripletune.llm.replies import (
     QUERY_START,
     UnusableReply,
     asks_nothing,

@@ -6,12 +6,12 @@ import pytest
 
 from tests.cli import run
 from tests.data_builders.rows import PAIRS, RECORDS, ROWS, write_rows
+from tripletune.core.data.pairs import ExtractionPair
+from tripletune.core.data.records import Action, Record, Step
+from tripletune.core.data.rendering import load_instructions, render
+from tripletune.core.data.triples import Triple
 from tripletune.data_builders.datasets.inspect import dataset_files, find_rows, kind_of, mermaid, row_text, troubles
 from tripletune.data_builders.datasets.kinds import KINDS
-from tripletune.models.data.pairs import ExtractionPair
-from tripletune.models.data.records import Action, Record, Step
-from tripletune.models.data.rendering import load_instructions, render
-from tripletune.models.data.triples import Triple
 
 
 def record(identity, question_id, question):

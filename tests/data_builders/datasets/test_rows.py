@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data_builders.rows import CHATS, PAIRS, counted
+from tripletune.core.data.pairs import ExtractionPair
+from tripletune.core.data.records import Action, Record, Step
+from tripletune.core.data.triples import Triple
 from tripletune.data_builders.datasets import SAMPLES, summary
 from tripletune.data_builders.datasets.kinds import KINDS
 from tripletune.data_builders.datasets.writer import BuildFacts
-from tripletune.models.data.pairs import ExtractionPair
-from tripletune.models.data.records import Action, Record, Step
-from tripletune.models.data.triples import Triple
 
 FACTS = BuildFacts("T", "S.", teachers={"x": "me"}, questions={"x": 2})
 

@@ -3,11 +3,11 @@
 import pytest
 
 from tests.data_builders.rows import RECORDS, ROWS, counted, write_rows
+from tripletune.core.data.pairs import ExtractionPair, read_pairs, read_trajectories
+from tripletune.core.data.records import Action, Record, Step, read_records
+from tripletune.core.data.triples import Triple
 from tripletune.data_builders.datasets.kinds import KINDS
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, card_body, new_dataset
-from tripletune.models.data.pairs import ExtractionPair, read_pairs, read_trajectories
-from tripletune.models.data.records import Action, Record, Step, read_records
-from tripletune.models.data.triples import Triple
 
 READERS = {"records": read_records, "pairs": read_pairs, "trajectories": read_trajectories}
 FACTS = BuildFacts("T", "S.")

@@ -7,12 +7,12 @@ from tests.cli import read_lines, run
 from tests.data_builders.questions.stub import RuleTeacher
 from tests.data_builders.rows import shards
 from tests.fakes import Backend
+from tripletune.core.data.records import normalize_answer
 from tripletune.data_builders.questions import __main__ as command_line
 from tripletune.data_builders.questions.teacher import Rejection
 from tripletune.data_builders.readers.qa import read_questions
-from tripletune.models.data.records import normalize_answer
-from tripletune.models.llm.ledger import Ledger
-from tripletune.models.llm.ledger_client import LedgerClient
+from tripletune.llm.ledger import Ledger
+from tripletune.llm.ledger_client import LedgerClient
 
 
 class Counted(Backend):

@@ -4,11 +4,11 @@ from itertools import islice
 
 import pytest
 
+from tripletune.core.data.records import Passage
+from tripletune.core.data.triples import Triple
 from tripletune.data_builders.questions.facts import FactGraph, hold_out, quantity
 from tripletune.data_builders.questions.teacher import agrees, read_wording
-from tripletune.models.data.records import Passage
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm.replies import UnusableReply
+from tripletune.llm.replies import UnusableReply
 
 ROWS = {
     "Ida Morn": "Ida Morn | employer | Velm Works; Ida Morn | born in | Osterby; Ida Morn | year of birth | 1971",

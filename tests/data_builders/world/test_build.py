@@ -4,11 +4,11 @@ from collections import Counter
 import pytest
 
 from tests.cli import read_lines
+from tripletune.core.data.records import read_corpus
+from tripletune.core.files import file_digest
 from tripletune.data_builders.world import SPLITS
 from tripletune.data_builders.world.build import WorldOptions, generate_world, write_world
 from tripletune.data_builders.world.questions import KINDS
-from tripletune.models.data.records import read_corpus
-from tripletune.models.files import file_digest
 
 OPTIONS = WorldOptions(seed=3, train=120, validation=40, test=40, noise=0.1)
 FILES = {

@@ -3,9 +3,9 @@ import json
 
 import pytest
 
+from tripletune.core.calls import CallError, Sampling
 from tripletune.data_builders.world.build import WorldOptions, generate_world, write_world
 from tripletune.data_builders.world.oracle import WorldOracle
-from tripletune.models.llm import CallError, Sampling
 
 OPTIONS = WorldOptions(seed=2, train=0, validation=0, test=10, common_knowledge=0)
 

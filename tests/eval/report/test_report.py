@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from tests.cli import read_lines, write_lines
+from tripletune.core.data.records import read_corpus
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.__main__ import main
 from tripletune.eval.costs import read_prices
@@ -14,7 +15,6 @@ from tripletune.eval.report import build_report
 from tripletune.eval.report.groups import ABLATIONS, ablations_of, group_runs, sweeps_of
 from tripletune.eval.report.runs import Run, figures_of, read_folder
 from tripletune.eval.statistics import bootstrap_mean, correct_table, p_cell, paired_table
-from tripletune.models.data.records import read_corpus
 
 VARIANTS = {
     "full": [],

@@ -3,11 +3,11 @@ import json
 import pytest
 
 from tests.cli import read_lines, write_lines
+from tripletune.core.calls import Backend, CallError, Completion, Message
+from tripletune.core.data.pairs import Trajectory
+from tripletune.core.data.triples import Triple
 from tripletune.eval.__main__ import main
 from tripletune.eval.suites.decisions import DecisionSuite, decision_cases, score_reply, summarise_decisions
-from tripletune.models.data.pairs import Trajectory
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm import Backend, CallError, Completion, Message
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 
 

@@ -6,15 +6,15 @@ import pytest
 import tripletune.rag.extractor as extractor_options
 from tests.cli import read_lines, write_lines
 from tests.fakes import Client, Rule
+from tripletune.core.calls import CallError, RepliesPending, SetupError
+from tripletune.core.data.pairs import ExtractionPair
+from tripletune.core.data.triples import Triple
 from tripletune.eval.__main__ import main
 from tripletune.eval.report import compare_folders
 from tripletune.eval.results import read_results
 from tripletune.eval.suites import run_suites
 from tripletune.eval.suites.extraction import ExtractionOptions, ExtractionSuite, totals
 from tripletune.eval.triples import Prediction, score_rows, summarise_extractions
-from tripletune.models.data.pairs import ExtractionPair
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm import CallError, RepliesPending, SetupError
 
 
 def pairs(count):

@@ -8,16 +8,16 @@ import pytest
 
 from tests.cli import write_lines
 from tests.fakes import Client
+from tripletune.core.calls import Completion, Generator
+from tripletune.core.options import setting
 from tripletune.eval import load_task, task_names
 from tripletune.eval.__main__ import main, parser
 from tripletune.eval.report.runs import figures_of, read_folder
 from tripletune.eval.suites.questions import QuestionSuite, evaluate, suites_of
 from tripletune.eval.systems import QuestionOptions, read_options
-from tripletune.models.llm import Completion, Generator
-from tripletune.models.llm.backends import LLMOptions
-from tripletune.models.options import setting
+from tripletune.llm.backends import LLMOptions
 from tripletune.rag.extractor import TextExtractor
-from tripletune.rag.retrievers import open_retriever
+from tripletune.rag.search.retrievers import open_retriever
 from tripletune.rag.systems import LoopOptions, system_names
 from tripletune.rag.systems.ras import SYSTEM
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from tests.cli import read_lines, write_lines
+from tripletune.core.calls import Completion, Generator
+from tripletune.core.data.records import Action, Passage, Record, Step
+from tripletune.core.data.triples import Triple
 from tripletune.eval.__main__ import main
 from tripletune.eval.statistics import flatten_means
 from tripletune.eval.suites.records import score_predictions, with_triples
 from tripletune.eval.systems import triples_settings
-from tripletune.models.data.records import Action, Passage, Record, Step
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm import Completion, Generator
 from tripletune.rag.triple_store import Extraction, StoredTriples, TripleStore
 
 STEP = Step("Q1?", (Triple("a", "b", "c"),), "text")

@@ -7,17 +7,17 @@ import pytest
 
 from tests.cli import read_lines
 from tests.fakes import Facts, Shelf
+from tripletune.core.calls import Completion, Generator
+from tripletune.core.data.questions import Question
+from tripletune.core.data.records import Action, Passage
+from tripletune.core.data.triples import Triple
+from tripletune.core.tables import plain_console
 from tripletune.eval import Task, find_metrics
 from tripletune.eval.__main__ import main
 from tripletune.eval.results import ResultLog, changed_settings, this_machine
 from tripletune.eval.suites import run_suites
 from tripletune.eval.suites.questions import QuestionSuite
 from tripletune.eval.systems import QuestionOptions
-from tripletune.models.data.questions import Question
-from tripletune.models.data.records import Action, Passage
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm import Completion, Generator
-from tripletune.models.tables import plain_console
 from tripletune.rag.systems import LoopOptions, Tools, find_system
 
 TASK = Task("toy", "none", ("f1_hotpotqa", "exact_match"), 20)

@@ -8,8 +8,9 @@ import torch
 
 from tests.cli import sql
 from tests.fakes import on_forward, shapes_read
-from tripletune.models.graph_llm import GraphLLM, LocalGenerator, add_adapter, is_graph_llm_folder, load_generator
-from tripletune.models.llm import Sampling
+from tripletune.core.calls import Sampling
+from tripletune.llm.graph_generator import LocalGenerator, load_generator
+from tripletune.models.graph_llm import GraphLLM, add_adapter, is_graph_llm_folder
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tripletune.models.data.graph_settings import GraphSettings
-from tripletune.models.data.records import Step
-from tripletune.models.data.triples import Triple
+from tripletune.core.data.graph_settings import GraphSettings
+from tripletune.core.data.records import Step
+from tripletune.core.data.triples import Triple
 from tripletune.models.graph_llm.graphs import GraphEncoder, SampleGraph, batch_graphs, build_graph
 
 FIRST = (Triple("a", "p", "b"), Triple("b", "q", "c"))

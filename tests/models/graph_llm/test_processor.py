@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
-from tripletune.models.data.records import Action, ModelInput, Record, Step
-from tripletune.models.data.rendering import render
-from tripletune.models.data.triples import Triple
+from tripletune.core.data.records import Action, ModelInput, Record, Step
+from tripletune.core.data.rendering import render
+from tripletune.core.data.triples import Triple
 from tripletune.models.graph_llm.graphs import build_graph
 from tripletune.models.graph_llm.processor import GRAPH_TOKEN, GraphLLMProcessor
 

@@ -3,10 +3,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from tripletune.core.calls import CallError, Message
+from tripletune.core.data.triples import Triple, format_triples
+from tripletune.llm.extraction_replies import read_reply
 from tripletune.models.control_tokens import read_text_alone, text_ids
-from tripletune.models.data.pairs import read_reply
-from tripletune.models.data.triples import Triple, format_triples
-from tripletune.models.llm import CallError, Message
 from tripletune.models.local import GenerateBatch, Request, decode
 from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar
 from tripletune.models.local.continuous_batch import ContinuousBatch

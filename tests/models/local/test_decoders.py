@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, GPTNeoConfig, GPTNeoForCausalLM
 
 from tests.fakes import on_forward, shapes_read
-from tripletune.models.llm import SetupError
+from tripletune.core.calls import SetupError
 from tripletune.models.local import Draw, GenerateBatch, Request, decode
 from tripletune.models.local.continuous_batch import ContinuousBatch, fits
 

@@ -8,10 +8,10 @@ import pytest
 
 from tests.cli import write_lines
 from tests.fakes import Client
-from tripletune.rag.retrievers import open_retriever
+from tripletune.rag.search.retrievers import open_retriever
+from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.ppr import SYSTEM, PprOptions, _graph
-from tripletune.rag.triple_index import TripleIndex
 from tripletune.rag.triple_store import open_triples
 
 PASSAGES = {

@@ -3,8 +3,8 @@ import asyncio
 import pytest
 
 from tests.fakes import Facts, Model, Shelf
-from tripletune.models.data.records import Passage
-from tripletune.models.data.triples import Triple
+from tripletune.core.data.records import Passage
+from tripletune.core.data.triples import Triple
 from tripletune.rag.systems import LoopOptions, Tools
 from tripletune.rag.systems.ras import SYSTEM, ras
 

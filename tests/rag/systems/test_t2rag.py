@@ -3,12 +3,12 @@ import asyncio
 import pytest
 
 from tests.fakes import Client
-from tripletune.models.data.records import Passage
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm.replies import triple_rows
+from tripletune.core.data.records import Passage
+from tripletune.core.data.triples import Triple
+from tripletune.llm.replies import triple_rows
+from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.t2rag import SYSTEM, Clue, T2RAGOptions, first_clues, update
-from tripletune.rag.triple_index import TripleIndex
 
 QUESTION = "Which river flows through the town where Ada was born?"
 ROWS = [Triple("Ada", "born in", "Kelm"), Triple("Ada", "is", "writer"), Triple("Kelm", "lies on", "Sarn")]
@@ -121,7 +121,7 @@ def test_clues_that_a_search_or_a_repair_brings_are_taken():
 def test_passages_are_searched_where_the_unit_is_a_passage():
     class Retriever:
         async def retrieve(self, query, k):
-            from tripletune.rag.retrievers import Retrieved
+            from tripletune.rag.search.retrievers import Retrieved
 
             return [Retrieved(PASSAGES[0], 2.0), Retrieved(PASSAGES[1], float(len(query)))][:k]
 

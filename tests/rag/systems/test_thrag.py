@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from tests.fakes import Client, Words
-from tripletune.models.data.records import Passage
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm import CallError, SetupError
-from tripletune.models.llm.replies import UnusableReply
-from tripletune.rag.embedding import Embedder
+from tripletune.core.calls import CallError, SetupError
+from tripletune.core.data.records import Passage
+from tripletune.core.data.triples import Triple
+from tripletune.llm.replies import UnusableReply
+from tripletune.rag.search.embedding import Embedder
+from tripletune.rag.search.text_index import KeptTexts
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.thrag import SYSTEM, Statement, ThragOptions, TopicGraph, read_statements
-from tripletune.rag.text_index import KeptTexts
 
 PASSAGES = {
     "Ada": "Ada wrote Low Tide. She lived in Kelm.",

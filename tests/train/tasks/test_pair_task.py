@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from tripletune.models.data.pairs import NO_FACTS, ExtractionPair, extraction_chat, load_instruction, read_reply
-from tripletune.models.data.triples import Triple, format_triples
+from tripletune.core.data.pairs import NO_FACTS, ExtractionPair, extraction_chat, load_instruction
+from tripletune.core.data.triples import Triple, format_triples
+from tripletune.llm.extraction_replies import read_reply
 from tripletune.models.local.chat import ChatEncoder
 from tripletune.train.tasks.text_to_triples import PairEncoder, PairSection
 

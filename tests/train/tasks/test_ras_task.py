@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from tripletune.models.data.records import Action, Record
-from tripletune.models.graph_llm import LocalGenerator
+from tripletune.core.calls import Completion
+from tripletune.core.data.records import Action, Record
+from tripletune.llm.graph_generator import LocalGenerator
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.graphs import build_graph
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
-from tripletune.models.llm import Completion
 from tripletune.train import dry_run_report, train
 from tripletune.train.batches import encode_rows
 from tripletune.train.tasks import Examples

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.cli import write_lines
-from tripletune.models.data.pairs import Trajectory
-from tripletune.models.data.triples import Triple
+from tripletune.core.data.pairs import Trajectory
+from tripletune.core.data.triples import Triple
 from tripletune.models.loading import load_causal_lm
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 from tripletune.train.batches import EpochSampler, RepeatedSteps

@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import Client
-from tripletune.models.data.records import Passage
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm import CallError, Sampling, SetupError
-from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.models.llm.question_client import QuestionClient, load_prompts
-from tripletune.models.llm.replies import UnusableReply
+from tripletune.core.calls import CallError, Sampling, SetupError
+from tripletune.core.data.records import Passage
+from tripletune.core.data.triples import Triple
+from tripletune.llm.ledger_client import RetriesExhausted
+from tripletune.llm.question_client import QuestionClient, load_prompts
+from tripletune.llm.replies import UnusableReply
 from tripletune.rag import Trace
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import TextExtractor
-from tripletune.rag.retrievers import provenance, source_sentence, split_sentences
+from tripletune.rag.search.retrievers import provenance, source_sentence, split_sentences
 from tripletune.rag.systems.cirag import (
     PROMPT_NAMES,
     CiragOptions,

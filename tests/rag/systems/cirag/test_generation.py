@@ -5,12 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import Client
-from tripletune.models.data.records import Passage
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm.question_client import QuestionClient, load_prompts
+from tripletune.core.data.records import Passage
+from tripletune.core.data.triples import Triple
+from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import read_answer
-from tripletune.rag.retrievers import Fact
+from tripletune.rag.search.retrievers import Fact
 from tripletune.rag.systems.cirag import PROMPT_NAMES, CiragOptions, answer_text, context_of, generate
 
 ADA, KELM = Passage("Ada", "Ada lived. She died in Kelm."), Passage("Kelm", "Kelm is a town.")

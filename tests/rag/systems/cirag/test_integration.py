@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import Client
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm import Message
-from tripletune.models.llm.question_client import QuestionClient, load_prompts
+from tripletune.core.calls import Message
+from tripletune.core.data.triples import Triple
+from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.rag import Trace
 from tripletune.rag.systems.cirag import PROMPT_NAMES, CiragOptions, integrate
 from tripletune.rag.systems.cirag.integration import (

@@ -3,10 +3,10 @@ import asyncio
 import pytest
 
 from tests.fakes import Client, Facts, Shelf
-from tripletune.models.data.records import Passage
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm import RepliesPending
-from tripletune.models.llm.ledger import make_call
+from tripletune.core.calls import RepliesPending
+from tripletune.core.data.records import Passage
+from tripletune.core.data.triples import Triple
+from tripletune.llm.ledger import make_call
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.cirag import SYSTEM, CiragOptions
 from tripletune.rag.systems.cirag.integration import Decision, write_decision

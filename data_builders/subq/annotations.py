@@ -1,0 +1,356 @@
+"""Teachers that need no model: recorded replies, MuSiQue's decompositions, 2WikiMultiHopQA's evidence, gold answers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import regex as re
+
+from tripletune.core.data.fields import checked, is_true, name_field
+from tripletune.core.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
+from tripletune.core.data.records import Action, Passage, Record, read_jsonl
+from tripletune.core.data.triples import Triple, triples_from_json
+from tripletune.core.data.words import words as words_of
+from tripletune.core.files import PROMPTS
+from tripletune.core.options import read_yaml
+from tripletune.core.rows import Row, find_passage, required_text, title_key
+from tripletune.data_builders.datasets import JsonlIndex
+from tripletune.data_builders.datasets.kinds import facts_name
+from tripletune.data_builders.readers.qa import read_question
+from tripletune.data_builders.subq import BRACKETED, label_question, record_of, step_of
+from tripletune.rag.triple_store import open_triples
+
+PROMPT_FOLDER = PROMPTS / "data"
+# Parts of the mix by reader, with the paper's number of questions: the first of each part in Self-RAG's training data.
+PARTS = {"asqa": 3_897, "arc_easy": 2_147}
+MALFORMED_TRIPLES = "malformed triples in the triple file"
+_REFERENCE = re.compile(r"#(\d+)")
+
+
+class RecordedTeacher(Teacher):
+    """Replies recorded in a file, one line per question.
+
+    `{"_id", "helpful": [titles in reasoning order], "subqueries": [{"title", "question"}],
+    "triples": {title: [[s, p, o]]}}`, optionally with `"direct": true` for a question that needs no retrieval.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.name = f"recorded replies ({Path(path).name})"
+        self._index = JsonlIndex(path, _recorded_key)
+        if number := self._index.repeated_line:
+            raise ValueError(f"{path}:{number}: an earlier line annotates the same question; keep one of them")
+
+    async def annotate(self, question: Question) -> list[Annotation]:
+        """See `Teacher`."""
+        found = self._index.get(question.id)
+        if found is None:
+            raise UnlabelledQuestion(DropReason.NO_ANNOTATION)
+        where, row = found
+        find = partial(find_passage, passages=question.passages)
+        asked = {find(entry["title"]): entry["question"].strip() for entry in row.get("subqueries", [])}
+        # If two titles name one passage, the first title counts.
+        triples = {find(title): rows for title, rows in reversed(row.get("triples", {}).items())}
+        documents: dict[int, None] = {}
+        for title in row.get("helpful", []):
+            if (document := find(title)) is None:
+                raise UnlabelledQuestion(DropReason.HELPFUL_NOT_IN_CONTEXT, title)
+            documents[document] = None
+        for document in documents:
+            if not asked.get(document):
+                raise UnlabelledQuestion(DropReason.NO_SUBQUERY, question.passages[document].title)
+        return [Annotation(d, asked[d], list(triples_from_json(triples.get(d, []), where))) for d in documents]
+
+    def answers_directly(self, question: Question) -> bool:
+        """Whether the recorded row has `"direct": true`."""
+        found = self._index.get(question.id)
+        return found is not None and is_true(found[1], found[0], "direct")
+
+
+class GoldTeacher(Teacher):
+    """Labels questions by the benchmark's annotations; a triple file `{"title", "text", "triples"}` adds facts."""
+
+    def __init__(self, triple_file: str | None, issues: Counter[str]) -> None:
+        self.triples_of = TripleLookup(triple_file, issues) if triple_file else None
+        if triple_file:
+            self.name += f", triples of {Path(triple_file).name}"
+
+
+class DecomposingTeacher(GoldTeacher):
+    """Labels by gold decompositions (MuSiQue's, or the steps of a plain file), with answers instead of `#k`.
+
+    Two hops that read the same paragraph give one document with the first hop's question, since a second search for the
+    same triples would be useless. A hop's own triples are preferred to those of the triple file.
+    """
+
+    name = "gold decompositions"
+
+    async def annotate(self, question: Question) -> list[Annotation]:
+        """See `Teacher`."""
+        if not question.hops:
+            raise UnlabelledQuestion(DropReason.NO_ANNOTATION)
+        asked: dict[int, tuple[str, str]] = {}
+        given: dict[int, list[Triple]] = {}
+        for number, hop in enumerate(question.hops, 1):
+            wordings = hop_question(question, number), hop_question(question, number, plain=True)
+            asked.setdefault(hop.passage_index, wordings)
+            given.setdefault(hop.passage_index, []).extend(hop.triples)
+        for document, own in given.items():
+            if not own and self.triples_of:
+                given[document] = self.triples_of(question.passages[document])
+        return [Annotation(d, one, given[d], other) for d, (one, other) in asked.items()]
+
+
+def plain_records(row: Row, where: str) -> list[Record]:
+    """The records of a row of the plain format (`data_builders/readers/qa.py`) whose steps have triples."""
+    question = read_question(row, where)
+    if row.get("steps") is None:
+        raise ValueError(
+            f"{where}: the question has no steps: add steps with question and triples, or [] if nothing is to be "
+            "retrieved; or let a teacher write them, with tripletune build subq --source qa:FILE"
+        )
+    # Passages of a corpus are only named here, since their facts are in the steps.
+    placed = tuple(Passage(name, "") for name in question.links)
+    passages, count = (*question.passages, *placed), len(question.passages)
+    supporting = question.supporting or tuple(range(count, len(passages)))
+    question = replace(question, passages=passages, supporting=supporting, links=())
+    try:
+        if not question.answers:
+            raise UnlabelledQuestion(DropReason.NO_ANSWER)
+        label = label_question(question, DecomposingTeacher(None, Counter()), direct_answer=not question.hops)
+        return asyncio.run(label)
+    except UnlabelledQuestion as error:
+        raise ValueError(
+            f"{where}: {error}: change the row, or leave such rows out with tripletune build subq --source qa:FILE"
+        ) from None
+
+
+class TwoWikiTeacher(GoldTeacher):
+    """Labels by gold evidence: each evidence triple belongs to a supporting passage, whose sub-query asks for it.
+
+    The facts of a passage are its triples in the triple file, and the evidence triples whose object none of them names.
+    """
+
+    name = "2WikiMultiHopQA evidence"
+
+    async def annotate(self, question: Question) -> list[Annotation]:
+        """See `Teacher`."""
+        asked: dict[int, list[list[str]]] = {}
+        facts: dict[int, list[Triple]] = {}
+        for number, document in enumerate(place_evidences(question)):
+            evidence = question.evidences[number]
+            name = spoken_name(question, evidence, document, question.evidences[:number])
+            wordings = [relation_question(name, evidence.predicate, plain) for plain in (False, True)]
+            asked.setdefault(document, []).append(wordings)
+            if document not in facts:
+                facts[document] = self.triples_of(question.passages[document]) if self.triples_of else []
+            if not self.triples_of or not facts_name(facts[document], [evidence.object]):
+                facts[document].append(evidence)
+        joined = {document: map(joined_question, zip(*wordings)) for document, wordings in asked.items()}
+        return [Annotation(document, one, facts[document], other) for document, (one, other) in joined.items()]
+
+
+class PartTeacher(GoldTeacher):
+    """Labels the questions of ASQA or ARC-Easy, the parts that RAS adds to HotpotQA-SUBQ (sections 4.1, C.4).
+
+    The paper leaves three choices open:
+
+    - **Only answering records** are made, since table 4 counts the parts in the answering column, and appendix C.4
+      names them as the reason why answering records outnumber `[SUFFICIENT]` and `[NO_RETRIEVAL]` labels.
+    - **The history** is empty without triples (direct answering). With triples it is one step: q_0 is the question,
+      with the triples of all its passages, as in figure 25.
+    - **The question** has the words of its evaluation task (the roles of table 5). The sub-query is the bare question,
+      as in retrieval.
+    """
+
+    name, collects_failures = "gold answers", False
+
+    def __init__(self, reader: str, triple_file: str | None, issues: Counter[str]) -> None:
+        super().__init__(triple_file, issues)
+        self._template = (PROMPT_FOLDER / f"{reader}.md").read_text(encoding="utf-8").strip()
+        self.name += "" if triple_file else ", no triples"
+
+    async def records(self, question: Question, label: object = None) -> list[Record]:
+        """The one answering record of a question."""
+        found = [(passage, self.triples_of(passage)) for passage in question.passages] if self.triples_of else []
+        covered = [(passage, triples) for passage, triples in found if triples]
+        steps = (step_of(question.search or question.question, covered),) if covered else ()
+        record = record_of(question, "answer", Action.SUFFICIENT if steps else Action.NO_RETRIEVAL, steps)
+        return [replace(record, question=self._template.replace("{question}", question.question))]
+
+
+class TripleLookup:
+    """Looks up the triples of a passage by its content; a passage that the source lacks has none.
+
+    Args:
+        source: A triple store, or JSON lines `{"title", "text", "triples"}`, which are read into a temporary store.
+    """
+
+    def __init__(self, source: str | Path, issues: Counter[str]) -> None:
+        scratch = tempfile.TemporaryDirectory(prefix="tripletune-")
+        counts = Counter[str]()
+        self._source, self._stored = source, open_triples(source, Path(scratch.name) / "triples.sqlite", counts=counts)
+        self._asked = self._found = 0
+        issues[MALFORMED_TRIPLES] += counts["malformed triples"]
+        weakref.finalize(self._stored.store, scratch.cleanup)
+
+    def __call__(self, passage: Passage) -> list[Triple]:
+        """The triples of a passage."""
+        found = list(self._stored.get(passage) or ())
+        self._asked, self._found = self._asked + 1, self._found + bool(found)
+        return found
+
+    def check(self) -> None:
+        """Raise `ValueError` if no look-up succeeded."""
+        if self._asked and not self._found:
+            raise ValueError(
+                f"{self._source} has no triples of the {self._asked:,} passages that were looked up: does the file "
+                "belong to these questions?"
+            )
+
+
+def hop_question(question: Question, number: int, plain: bool = False) -> str:
+    """Hop `number` (from 1) of a gold decomposition as a question, with references resolved."""
+    hop = question.hops[number - 1]
+
+    def answer(match: re.Match[str]) -> str:
+        referred = int(match[1])
+        if not 1 <= referred < number:
+            raise UnlabelledQuestion(DropReason.BROKEN_REFERENCE, hop.question)
+        return question.hops[referred - 1].answer
+
+    text = _REFERENCE.sub(answer, hop.question)
+    subject, arrow, relation = text.rpartition(">>")
+    return relation_question(subject.strip(), relation.strip(), plain) if arrow else tidy_question(text)
+
+
+def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> Teacher:
+    """Open the teacher of a source without a model; for `musique` and `two_wiki`, annotations may be a triple file."""
+    if reader in PARTS:
+        return PartTeacher(reader, annotations, issues)
+    gold = {"two_wiki": TwoWikiTeacher, "musique": DecomposingTeacher, "qa": DecomposingTeacher}.get(reader)
+    if annotations is None:
+        if gold and reader != "musique":
+            return gold(None, issues)
+        needed = "a triple file" if reader == "musique" else "a file of recorded teacher replies"
+        raise ValueError(
+            f"source {reader!r} has no annotations; add {needed} ({reader}:FILE:ANNOTATIONS) or a teacher LLM (for "
+            "example --teacher openai --teacher-model MODEL)"
+        )
+    where, row = next(read_jsonl(annotations), (annotations, {}))
+    if "helpful" in row or "subqueries" in row or "direct" in row:
+        return RecordedTeacher(annotations)
+    if "triples" in row and "title" in row:
+        if gold is None:
+            raise ValueError(f"{annotations} holds only triples, but {reader!r} needs recorded teacher replies")
+        return gold(annotations, issues)
+    raise ValueError(
+        f"{where}: the line is neither a recorded teacher reply (_id, helpful, subqueries, triples) nor a row of a "
+        f"triple file (title, text, triples); it has {', '.join(row) or 'no fields'}"
+    )
+
+
+def _recorded_key(where: str, row: Row) -> str:
+    identity = required_text(row, ("_id", "id"), where, name_field)
+    if not is_true(row, where, "direct"):
+        checked(row, where, _RECORDED)
+    for rows in row.get("triples", {}).values():
+        triples_from_json(rows, where)
+    return identity
+
+
+_RECORDED = {"helpful": [str], "subqueries": [{"title": str, "question": str}], "triples": {"": list}}
+_QUESTIONS = read_yaml(Path(__file__).with_name("relation_questions.yaml"))
+# Questions have two or four supporting passages; with more than this number, trying every order would take long.
+_MOST_PLACED_TOGETHER = 6
+# "the owned by of X" is not English; such relations are quoted instead.
+PREPOSITIONS = ("at", "by", "for", "from", "in", "of", "on", "to", "with")
+
+
+def place_evidences(question: Question) -> list[int]:
+    """The supporting passage of every evidence triple, as indices into `question.passages`."""
+    subjects = defaultdict[str, list[Triple]](list)
+    for evidence in question.evidences:
+        subjects[title_key(evidence.subject)].append(evidence)
+    if not subjects:
+        raise UnlabelledQuestion(DropReason.NO_ANNOTATION, "no evidence triples")
+    fits = [[_fit(question, triples, document) for document in question.supporting] for triples in subjects.values()]
+    if len(subjects) <= len(question.supporting) <= _MOST_PLACED_TOGETHER:
+        orders = itertools.permutations(range(len(question.supporting)), len(subjects))
+        chosen = max(orders, key=lambda order: sum(row[place] for row, place in zip(fits, order)))
+    else:
+        chosen = tuple(max(range(len(row)), key=row.__getitem__, default=0) for row in fits)
+    for (triples, row), place in zip(zip(subjects.values(), fits), chosen):
+        if not row or row[place] <= 0:
+            raise UnlabelledQuestion(DropReason.UNPLACED_EVIDENCE, str(triples[0]))
+    placed = dict(zip(subjects, (question.supporting[place] for place in chosen)))
+    return [placed[title_key(evidence.subject)] for evidence in question.evidences]
+
+
+def spoken_name(question: Question, evidence: Triple, document: int, earlier: Sequence[Triple]) -> str:
+    """Return a name of the evidence's subject that a planner has seen, for the sub-query.
+
+    The name comes from the question if the question has it, else from the object of an earlier evidence triple.
+    """
+    title = question.passages[document].title
+    asked = title_key(question.question)
+    for name in (title, evidence.subject):
+        if re.search(rf"(?<!\w){re.escape(title_key(name))}(?!\w)", asked):
+            return name
+    known = [triple.object for triple in earlier]
+    overlap = [max(_similarity(name, evidence.subject), _similarity(name, title)) for name in known]
+    if known and max(overlap) > 0:
+        return known[overlap.index(max(overlap))]
+    return evidence.subject
+
+
+def _fit(question: Question, triples: list[Triple], document: int) -> float:
+    """How well the triples of one subject fit a passage: first by subject and title, then by the passage's text."""
+    passage = question.passages[document]
+    text = title_key(passage.text)
+    objects = sum(title_key(triple.object) in text for triple in triples) / len(triples)
+    named = title_key(triples[0].subject) in text
+    return 4 * _similarity(triples[0].subject, passage.title) + objects + named
+
+
+def _similarity(name: str, other: str) -> float:
+    first, second = title_key(name), title_key(other)
+    if first == second:
+        return 1.0
+    if BRACKETED.sub("", first) == BRACKETED.sub("", second):
+        return 0.9
+    words, others = set(words_of(first)), set(words_of(second))
+    if words.isdisjoint(others):
+        return 0.0
+    contained = 0.2 if words <= others or others <= words else 0.0
+    return contained + 0.6 * len(words & others) / len(words | others)
+
+
+def relation_question(subject: str, relation: str, plain: bool = False) -> str:
+    """The question whose answer is the object of `(subject, relation, ?)`; `plain` ignores our own wordings."""
+    key = " ".join(relation.replace("_", " ").casefold().split())
+    template = None if plain else _QUESTIONS.get(key)
+    if template is None and key.rsplit(" ", 1)[-1] in PREPOSITIONS:
+        return f"What is “{key}” for {subject}?"
+    # Not str.format on the subject: names may hold braces.
+    return template.replace("{}", subject) if template else f"What is the {key} of {subject}?"
+
+
+def joined_question(questions: Iterable[str]) -> str:
+    """Several questions as one: "When was X born and when did X die?"."""
+    first, *others = dict.fromkeys(questions)
+    parts = [first.removesuffix("?"), *(other[0].lower() + other[1:].removesuffix("?") for other in others)]
+    return " and ".join(parts) + "?"
+
+
+def tidy_question(question: str) -> str:
+    """The question with a capital first letter, one closing question mark, and no stray spaces."""
+    words = " ".join(question.split()).replace(" '", "'").rstrip(" ?")
+    return f"{words[:1].upper()}{words[1:]}?"

@@ -1,0 +1,347 @@
+"""HotpotQA-SUBQ: benchmark questions and a teacher become planning and answering records (RAS, Algorithm 1).
+
+A ledger beside the output keeps all teacher calls, so a killed build can be continued.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tripletune.core.calls import CallError, LLMClient, RepliesPending, Sampling, SetupError
+from tripletune.core.data.questions import DropReason, Question, Teacher, UnlabelledQuestion
+from tripletune.core.data.records import Record, normalize_answer
+from tripletune.core.files import json_line
+from tripletune.data_builders.datasets import SeenTable, in_order, keep_smallest
+from tripletune.data_builders.datasets.inspect import why_empty
+from tripletune.data_builders.datasets.kinds import RECORDS
+from tripletune.data_builders.datasets.writer import DROPPED, BuildFacts, DatasetWriter, new_dataset
+from tripletune.data_builders.readers import get_reader
+from tripletune.data_builders.subq import AGAIN, FailedSearches, RealSearches, label_question
+from tripletune.data_builders.subq.annotations import PARTS, TripleLookup, open_teacher
+from tripletune.data_builders.subq.checks import missing_facts
+from tripletune.data_builders.subq.options import BuildOptions, Source, check_names, usable_questions
+from tripletune.data_builders.subq.teacher import (
+    TRIPLES_ROLE,
+    BaseModelAnswers,
+    LLMTeacher,
+    StoredAnswers,
+    load_subq_prompts,
+)
+from tripletune.llm.ledger_client import LedgerClient, RetriesExhausted
+from tripletune.llm.replies import repair_digest
+from tripletune.rag.search.embedding import open_embedder
+from tripletune.rag.search.retrievers import open_retriever
+
+logger = logging.getLogger(__name__)
+Opener = Callable[[], LLMClient] | None
+# Maximum characters of a reply in dropped.ndjson, and examples per reason in the card.
+LONGEST_REPLY, EXAMPLES = 200, 3
+_FILTERED = "questions answered directly have no plan, since the filter dropped their documents"
+_KEPT = "What was answered is in the ledger: run the same command again to continue"
+
+
+class NothingLabelled(Exception):
+    """The build wrote its folder, with a card but no records: every question was left out."""
+
+    exit_code = 4
+
+
+def build(
+    sources: list[Source],
+    options: BuildOptions,
+    open_client: Opener = None,
+    sampling: Sampling | None = None,
+    open_base_model: Opener = None,
+) -> dict[str, Any]:
+    """Build the data set folder; the client's LLM labels the sources without annotations."""
+    with new_dataset(options, RECORDS, options.inputs(sources)) as dataset:
+        job = _Build(options, sampling or Sampling(), dataset)
+        asyncio.run(job.run(sources, open_client, open_base_model))
+        facts = job.facts()
+        records = dataset.statistics.records
+        if not records and not facts.calls:
+            found = [f"{name}: {n} x {why}" for name, drops in facts.drops.items() for why, n in drops.items()]
+            raise ValueError(f"no question could be labelled ({'; '.join(found) or 'there are no questions'})")
+        numbers = dataset.finish(facts)
+    if not records:
+        raise NothingLabelled(why_empty(options.output) or "no question could be labelled")
+    job.check_teacher()
+    return numbers
+
+
+@dataclass
+class OpenSource:
+    """A source with its teacher, and counts over at most `count` of its questions.
+
+    `issues` counts warnings that drop no question. For `notes`, the card writes each count in a sentence.
+    """
+
+    source: Source
+    teacher: Teacher
+    issues: Counter[str]
+    count: int | None = None
+    labelled: int = 0
+    drops: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+
+    def ordered_drops(self) -> dict[str, int]:
+        """The drops in the order of `DropReason`."""
+        return {reason.value: self.drops[reason.value] for reason in DropReason if self.drops[reason.value]}
+
+
+class _Build:
+    """One pass over the questions."""
+
+    def __init__(self, options: BuildOptions, sampling: Sampling, dataset: DatasetWriter[Record]) -> None:
+        self._options, self._sampling, self._dataset = options, sampling, dataset
+        self._prompts = load_subq_prompts(options.prompts)
+        self._client: LLMClient | None = None
+        self._opened: list[OpenSource] = []
+        self._examples: dict[str, list[tuple[bytes, dict[str, Any]]]] = defaultdict(list)
+        others = TripleLookup(options.triple_file, Counter()) if options.triple_file else None
+        self._failures = FailedSearches(
+            options.failed_searches, 1 + options.distractors, options.split_of, options.seed, others
+        )
+        self._make_records = partial(
+            label_question, first_subquery=options.first_subquery, distractors=options.distractors,
+            triples_of=others, seed=options.seed, failures=self._failures.draw if options.failed_searches else None,
+        )  # fmt: skip
+        self._searches: RealSearches | None = None
+        self._lookups = [others] if others else []
+        self._direct: BaseModelAnswers | StoredAnswers | None
+        self._direct = StoredAnswers(options.direct_answers) if options.direct_answers else None
+
+    async def run(self, sources: list[Source], open_client: Opener, open_base_model: Opener) -> None:
+        """Label all questions and write their records."""
+        base_model: LLMClient | None = None
+        try:
+            self._open(sources, open_client)
+            if open_base_model is not None:
+                base_model = open_base_model()
+                self._direct = BaseModelAnswers(base_model, self._options.max_new_tokens)
+            for one in self._opened if self._options.failed_searches and not self._searches else ():
+                if one.teacher.collects_failures:
+                    rows = one.source.rows(None, one.count, self._options.corpus)
+                    questions = (row for row in rows if isinstance(row, Question))
+                    await self._failures.collect(questions, one.teacher)
+            await self._label_all()
+        finally:
+            for client in (self._client, base_model):
+                if client is not None:
+                    await client.close()
+        for lookup in self._lookups:
+            lookup.check()
+        if self._searches:
+            self._searches.check()
+        for one in self._opened:
+            reasons = "; ".join(f"{count} x {reason}" for reason, count in one.ordered_drops().items())
+            left_out = f"{one.drops.total()} left out{f' ({reasons})' if reasons else ''}"
+            logger.info("%s: %d questions labelled, %s", one.source.name, one.labelled, left_out)
+            if one.source.reader == "qa" and (count := one.drops[DropReason.NO_SUPPORT.value]):
+                logger.warning(
+                    "%s: %d questions name no supporting passages: let a loop find them, with `eval run --task qa` and "
+                    "then `build trajectories --records`", one.source.name, count,
+                )  # fmt: skip
+
+    def _open(self, sources: list[Source], open_client: Opener) -> None:
+        """Open each source's annotations; the teacher LLM is opened last, when all other inputs are valid."""
+        options = self._options
+        check_names(sources)
+        for source in sources:
+            get_reader(source.reader)
+        opened: dict[str, OpenSource] = {}
+        stored = None
+        for source in sorted(sources, key=lambda source: source.needs_teacher):
+            issues = Counter[str]()
+            teacher: Teacher
+            if source.needs_teacher and open_client is not None:
+                if self._client is None:
+                    if options.triples_from != "teacher":
+                        # One file serves all sources: its malformed triples are counted with the first source.
+                        stored = TripleLookup(options.triples_from, issues)
+                        self._lookups.append(stored)
+                    self._client = open_client()
+                teacher = LLMTeacher(
+                    self._client, self._prompts, stored, options.show_documents, options.first_subquery,
+                    self._sampling, options.json_schema,
+                )  # fmt: skip
+                if stored is not None:
+                    teacher.name += f", triples of {Path(options.triples_from).name}"
+            else:
+                teacher = open_teacher(source.reader, source.annotations, issues)
+            self._lookups += [teacher.triples_of] if teacher.triples_of else []
+            opened[source.name] = OpenSource(source, teacher, issues, options.most_questions(source.reader))
+        self._opened = [opened[source.name] for source in sources]
+        if options.retriever:
+            self._searches = _real_searches(options, self._lookups[0])
+            self._make_records = partial(self._make_records, search=self._searches.search)
+
+    def check_teacher(self) -> None:
+        """Raise `CallError` when replies to more than a tenth of the questions could not be used."""
+        asked = [one for one in self._opened if isinstance(one.teacher, LLMTeacher)]
+        lost = sum(one.drops[why] for one in asked for why in (DropReason.UNREADABLE_REPLY, DropReason.CALL_REFUSED))
+        if 10 * lost > (count := lost + sum(one.labelled for one in asked)):
+            raise CallError(
+                f"{self._options.output} is written, but {lost:,} of {count:,} questions are left out since the "
+                "teacher's replies to them could not be used: dropped.ndjson says why"
+            )
+
+    async def _label_all(self) -> None:
+        pending: RepliesPending | None = None
+        with SeenTable() as seen:
+            for one in self._opened:
+                questions = usable_questions(one.source, self._options, seen, one.drops, one.issues)
+                work = partial(self._label, one)
+                async with aclosing(in_order(questions, work, self._options.concurrency)) as results:
+                    async for question, found in results:
+                        if isinstance(found, RepliesPending):
+                            pending = found
+                        elif isinstance(found, UnlabelledQuestion):
+                            one.drops[found.reason.value] += 1
+                            if isinstance(one.teacher, LLMTeacher):
+                                self._drop(one.source.name, question, found)
+                        else:
+                            one.labelled += 1
+                            if self._searches:
+                                one.notes += self._searches.outcomes.pop(f"{question.source}:{question.id}", Counter())
+                            for record in () if pending else found:
+                                self._dataset.write(record, self._options.split_of(question.question))
+        if pending:
+            # A client over the `batch` backend knows how many calls wait, and where.
+            message = self._client.pending_message() if self._client is not None else None
+            raise RepliesPending(message or str(pending))
+
+    async def _records_of(self, one: OpenSource, question: Question, teacher: Teacher) -> list[Record]:
+        """Run the direct-answer test, label the question, and check the facts of its records."""
+        known = teacher.answers_directly(question)
+        direct = known or await self._is_direct(question)
+        records = await self._make_records(question, teacher, direct)
+        if direct and not known and self._options.filtered_answers and await teacher.keeps_nothing(question):
+            records = records[-1:]
+            one.notes[_FILTERED] += 1
+        for reason, name in missing_facts(question, records) if self._options.check_facts != "off" else ():
+            if self._options.check_facts == "drop":
+                raise UnlabelledQuestion(reason, name)
+            one.issues[reason.value] += 1
+        one.notes["failed searches are in its histories"] += sum(r.id.endswith(AGAIN) for r in records)
+        return records
+
+    async def _label(self, one: OpenSource, question: Question) -> list[Record] | UnlabelledQuestion | RepliesPending:
+        try:
+            return await one.teacher.records(question, partial(self._records_of, one))
+        except UnlabelledQuestion as error:
+            logger.debug("%s %s left out: %s", question.source, question.id, error)
+            # A traceback would keep its frames in memory until this question's turn.
+            return error.with_traceback(None)
+        except RepliesPending as error:
+            return error
+        except Exception as error:
+            # An error that every other question would also meet stops the build, whatever --on-call-error says.
+            of_one = isinstance(error, CallError) and not isinstance(error, (SetupError, RetriesExhausted))
+            if of_one and self._options.on_call_error == "drop":
+                logger.warning("%s %s left out: %s", question.source, question.id, error)
+                return UnlabelledQuestion(DropReason.CALL_REFUSED)
+            if isinstance(self._client, LedgerClient):
+                self._client.stop(error)
+            if not isinstance(error, CallError):
+                raise
+            drop = ". To leave such questions out, add --on-call-error drop" if of_one else ""
+            again = "" if "again to continue" in str(error) else f"{drop}. {_KEPT}"
+            raise CallError(f"{question.source} {question.id}: {error}{again}") from error
+
+    async def _is_direct(self, question: Question) -> bool:
+        """Whether a question counts as answered without retrieval (Algorithm 1, lines 3-4)."""
+        if self._direct is None:
+            return False
+        answer = normalize_answer(await self._direct.answer(question))
+        return answer in map(normalize_answer, question.answers)
+
+    def _drop(self, source: str, question: Question, error: UnlabelledQuestion) -> None:
+        """Record that a teacher LLM could not label a question, with the start of its unusable reply."""
+        line = {
+            "source": source, "question_id": question.id, "question": question.question, "stage": error.stage,
+            "reason": error.reason.value, "detail": error.detail, "reply": error.reply[:LONGEST_REPLY],
+        }  # fmt: skip
+        with (self._dataset.folder / DROPPED).open("a", encoding="utf-8") as file:
+            file.write(json_line(line))
+        keep_smallest(self._examples[error.reason.value], f"{source}\n{question.id}", line, EXAMPLES)
+
+    def facts(self) -> BuildFacts:
+        """Facts on the build for the card, besides its numbers."""
+        options, client, notes = self._options, self._client, list[str]()
+        for one in self._opened:
+            if one.source.reader in PARTS and one.count and one.labelled < one.count:
+                gave = f"gave {one.labelled:,} of the {one.count:,} requested questions"
+                notes.append(f"Source {one.source.name} ({one.source.reader}) {gave}.")
+                logger.warning("%s", notes[-1])
+        if options.direct_answer_model is None and options.direct_answers is None:
+            notes.append(
+                "The direct-answer test was not run (no `--direct-answer-model`): only questions that their annotation "
+                "marks as direct are labelled [NO_RETRIEVAL]."
+            )
+        for one in self._opened:
+            notes += [f"Source {one.source.name}: {n:,} {what}." for what, n in sorted(one.notes.items()) if n]
+        if self._searches:
+            notes.append(f"Histories come from real searches ({options.retriever}, top {options.top_k}).")
+        prompts = {self._prompts.files[name]: digest for name, digest in self._prompts.digests().items()}
+        models = {} if client is None else {"teacher": f"{client.model}{_drawn(client, self._sampling)}"}
+        if options.direct_answer_model is not None:
+            models["direct answers"] = options.direct_answer_model
+        llm = {one.source.name: one.teacher for one in self._opened if isinstance(one.teacher, LLMTeacher)}
+        return BuildFacts(
+            title="HotpotQA-SUBQ records",
+            summary="Planning and answering records for triple-based iterative retrieval, labelled as in RAS, "
+            "appendix C.",
+            teachers={one.source.name: one.teacher.name for one in self._opened},
+            drops={one.source.name: one.ordered_drops() for one in self._opened if one.drops},
+            questions={one.source.name: one.labelled for one in self._opened},
+            repairs=_by_source(llm, "repairs"),
+            refused=_by_source(llm, "refused"),
+            recovered=_by_source(llm, "recovered"),
+            examples={reason: [line for _, line in kept] for reason, kept in sorted(self._examples.items())},
+            issues={f"{one.source.name}: {what}": n for one in self._opened for what, n in one.issues.items() if n},
+            options={"sources": [one.source.text for one in self._opened], **asdict(options)},
+            prompts=prompts | repair_digest() if llm else {},
+            models=models,
+            calls=_calls(list(llm.values())),
+            notes=notes,
+        )
+
+
+def _real_searches(options: BuildOptions, triples_of: TripleLookup) -> RealSearches:
+    """Open the retriever over the corpus, with a temporary index."""
+    embedder = open_embedder(options.encoder) if options.encoder else None
+    scratch = tempfile.TemporaryDirectory(prefix="tripletune-")
+    retriever = open_retriever(options.retriever or "bm25", str(options.corpus), scratch.name, embedder)
+    weakref.finalize(retriever.passages, scratch.cleanup)
+    return RealSearches(retriever, triples_of, options.top_k, options.failed_searches, options.seed)
+
+
+def _drawn(client: LLMClient, sampling: Sampling) -> str:
+    if not client.send_temperature:
+        return " (the provider's default temperature and top_p: neither was sent)"
+    return f" (temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, seed {sampling.seed})"
+
+
+def _by_source(teachers: dict[str, LLMTeacher], name: str) -> dict[str, dict[str, int]]:
+    """The named counter of each teacher that has counts, in alphabetical order."""
+    counters: dict[str, Counter[str]] = {source: getattr(teacher, name) for source, teacher in teachers.items()}
+    return {source: dict(sorted(counter.items())) for source, counter in counters.items() if counter}
+
+
+def _calls(teachers: list[LLMTeacher]) -> dict[str, dict[str, float]]:
+    calls: Counter[str] = sum((teacher.calls for teacher in teachers), Counter())
+    found: dict[str, dict[str, float]] = {stage: {"calls": count} for stage, count in sorted(calls.items())}
+    if TRIPLES_ROLE in found:
+        found[TRIPLES_ROLE]["malformed_triples"] = sum(teacher.malformed for teacher in teachers)
+    return found

@@ -1,0 +1,235 @@
+"""A teacher LLM that labels questions: documents, sub-queries and triples (RAS, sections C.1 to C.3, figures 7, 8, 19).
+
+The first call asks which documents are needed, in reasoning order. One call per kept document asks for a sub-query and
+shows the earlier sub-queries. Another call asks for the document's triples and shows only the document, so that a
+paragraph of many questions is one call in the ledger.
+
+By default the main question is the first label (`first_subquery`). If there are several documents, the teacher still
+writes the first sub-query, since the later calls show it, as in the paper. A bad reply (`checks`) is sent back once; if
+the second reply is bad too, the question is left out with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tripletune.core.calls import LLMClient, Message, RepliesPending, Sampling
+from tripletune.core.data.fields import checked, name_field
+from tripletune.core.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
+from tripletune.core.data.records import Passage, read_jsonl
+from tripletune.core.data.triples import Triple
+from tripletune.core.rows import required_text
+from tripletune.data_builders.subq import FirstSubquery, Shown
+from tripletune.data_builders.subq.annotations import PROMPT_FOLDER
+from tripletune.data_builders.subq.checks import (
+    check_answer_kept,
+    check_subquery,
+    read_documents,
+    read_subquery,
+    read_triples,
+)
+from tripletune.llm.question_client import PromptSet, load_prompts
+from tripletune.llm.replies import UnusableReply, ask
+
+PROMPT_NAMES = ("subq_filter", "subq_query", "subq_triples")
+# Loads the three system prompts; our prompts replace those that a custom folder lacks.
+load_subq_prompts = partial(load_prompts, PROMPT_NAMES, room="data")
+FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, DIRECT_ROLE = "subq.filter", "subq.query", "subq.triples", "subq.direct"
+# Maximum tokens of a reply. A paragraph of HotpotQA has 13 triples on average, each of about 25 tokens as JSON.
+MAX_TOKENS = {FILTER_ROLE: 128, QUERY_ROLE: 192, TRIPLES_ROLE: 1536}
+_TEXT, _TRIPLE = {"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 3, "maxItems": 3}
+_FIELDS: dict[str, dict[str, Any]] = {
+    FILTER_ROLE: {"documents": {"type": "array", "items": {"type": "integer"}}, "answerable": {"type": "boolean"}},
+    QUERY_ROLE: {"question": _TEXT},
+    TRIPLES_ROLE: {"triples": {"type": "array", "items": _TRIPLE}},
+}
+T = TypeVar("T")
+_REASONS = {reason.value: reason for reason in DropReason}
+
+
+class LLMTeacher(Teacher):
+    """A teacher behind an LLM client; the module's docstring describes its calls.
+
+    Args:
+        triples_from: Triples that were extracted before (RAS, section F.2); None asks the teacher.
+        shown: Passages for the filter: the supporting ones, as in figure 7, or all, which take five times the tokens.
+        sampling: Temperature, top_p and seed of the calls; the length of replies is `MAX_TOKENS`.
+
+    `writer.BuildFacts` explains the counters; `calls` includes calls answered from the ledger, but no repair turns.
+    """
+
+    collects_failures = False
+
+    def __init__(
+        self,
+        client: LLMClient,
+        prompts: PromptSet | None = None,
+        triples_from: Callable[[Passage], list[Triple]] | None = None,
+        shown: Shown = "supporting",
+        first_subquery: FirstSubquery = "main_question",
+        sampling: Sampling | None = None,
+        json_schema: bool = False,
+    ) -> None:
+        self.name, self.malformed = client.model, 0
+        self.calls, self.refused, self.repairs, self.recovered = (Counter[str]() for _ in range(4))
+        self._client, self._prompts, self._triples_from = client, prompts or load_subq_prompts(), triples_from
+        self._shown, self._first_subquery = shown, first_subquery
+        self._sampling = {
+            role: replace(sampling or Sampling(), max_tokens=most, schema=reply_schema(role) if json_schema else None)
+            for role, most in MAX_TOKENS.items()
+        }
+
+    async def annotate(self, question: Question) -> list[Annotation]:
+        """See `Teacher`; several errors raise one that ends the build, else a pending reply, else the first error."""
+        documents = await self.helpful_documents(question)
+        calls: list[Coroutine[Any, Any, Any]] = [self.subqueries(question, documents)]
+        calls += [self.triples(question, document) for document in documents]
+        results: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+        errors = [result for result in results if isinstance(result, BaseException)]
+        if errors:
+            raise min(errors, key=lambda e: (isinstance(e, UnlabelledQuestion), isinstance(e, RepliesPending)))
+        subqueries, *triples = results
+        return [Annotation(*one) for one in zip(documents, subqueries, triples)]
+
+    async def helpful_documents(self, question: Question) -> list[int]:
+        """Indices into `question.passages`, in the order of reading (section C.1 gives none)."""
+        shown = shown_documents(question, self._shown)
+
+        def parse(text: str, recovered: Counter[str]) -> tuple[list[int], bool, str]:
+            numbers, answerable = read_documents(text, len(shown), recovered)
+            kept = [shown[number - 1] for number in numbers]
+            # "Nothing helps" and "not answerable" are judgements, not mistakes, so they are not sent back.
+            if kept and answerable:
+                check_answer_kept(question, shown, kept)
+            return kept, answerable, text
+
+        kept, answerable, text = await self._ask(FILTER_ROLE, filter_text(question, shown), parse, question)
+        if not kept or not answerable:
+            judgement = DropReason.NOT_ANSWERABLE if kept else DropReason.NO_HELPFUL
+            raise UnlabelledQuestion(judgement, "", FILTER_ROLE, text)
+        return kept
+
+    async def subqueries(self, question: Question, documents: list[int]) -> list[str]:
+        """One sub-query per kept document (section C.2); each call shows the earlier sub-queries."""
+        first_is_label = self._first_subquery == "generated"
+        if len(documents) == 1 and not first_is_label:
+            return [question.question]
+        asked: list[str] = []
+        for document in documents:
+            passage = question.passages[document]
+
+            def parse(text: str, recovered: Counter[str], title: str = passage.title) -> str:
+                subquery = read_subquery(text, title, recovered)
+                if asked or first_is_label:
+                    check_subquery(subquery, question, asked)
+                return subquery
+
+            asked.append(await self._ask(QUERY_ROLE, query_text(question, passage, asked), parse, question))
+        return asked
+
+    async def triples(self, question: Question, document: int) -> list[Triple]:
+        """The facts of one document, f_t2t(d_i)."""
+        if self._triples_from is not None:
+            return self._triples_from(question.passages[document])
+        text = f"Document: {document_text(question.passages[document])}"
+        triples, malformed = await self._ask(TRIPLES_ROLE, text, lambda reply, _: read_triples(reply), question)
+        self.malformed += malformed
+        return list(triples)
+
+    async def _ask(self, role: str, text: str, parse: Callable[[str, Counter[str]], T], question: Question) -> T:
+        """Return the parsed reply to a user turn; bad replies are counted, and the first is sent back."""
+        rejected = Counter[str]()
+        self.calls[role] += 1
+        try:
+            value, recovered = await ask(
+                self._client,
+                self._prompts.chat(role.replace(".", "_"), text),
+                lambda reply: (parse(reply, notes := Counter[str]()), notes),
+                role=role,
+                sampling=self._sampling[role],
+                question_id=question.id,
+                repaired=rejected,
+            )
+            self.repairs.update([role] if rejected else [])
+        except UnusableReply as error:
+            rejected[error.reason] += 1
+            reason = _REASONS.get(error.reason, DropReason.UNREADABLE_REPLY)
+            raise UnlabelledQuestion(reason, error.explanation, role, error.reply) from None
+        finally:
+            for name, n in rejected.items():
+                self.refused[f"{role}: {_REASONS.get(name, DropReason.UNREADABLE_REPLY)}"] += n
+        self.recovered.update({f"{role}: {form}": n for form, n in recovered.items()})
+        return value
+
+
+def reply_schema(role: str) -> str:
+    """The JSON schema of the replies of a stage, as JSON text."""
+    fields = _FIELDS[role]
+    schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    return json.dumps(schema)
+
+
+def shown_documents(question: Question, shown: Shown) -> list[int]:
+    """Indices of the filter's passages in row order, since the order of the facts often shows the reasoning order."""
+    return sorted(question.supporting) if shown == "supporting" else list(range(len(question.passages)))
+
+
+def filter_text(question: Question, shown: Sequence[int]) -> str:
+    """The user's turn of the document filter: question and numbered documents."""
+    documents = [f"[{number}] {document_text(question.passages[index])}" for number, index in enumerate(shown, 1)]
+    return "\n\n".join([f"Question: {' '.join(question.question.split())}", "Documents:\n" + "\n\n".join(documents)])
+
+
+def query_text(question: Question, passage: Passage, earlier: Sequence[str]) -> str:
+    """The user's turn of a sub-query: main question, document, earlier sub-queries."""
+    parts = [f"Main question: {' '.join(question.question.split())}", f"Document: {document_text(passage)}"]
+    if earlier:
+        parts.append("\n".join(["Earlier sub-queries:", *(f"- {subquery}" for subquery in earlier)]))
+    return "\n\n".join(parts)
+
+
+def document_text(passage: Passage) -> str:
+    """Title and text, each on one line, so that a line break in them does not look like the next document."""
+    return f"{' '.join(passage.title.split())}\n{' '.join(passage.text.split())}"
+
+
+class BaseModelAnswers:
+    """The direct-answer test (RAS, Algorithm 1, lines 3-4): a base model answers without any document, greedily."""
+
+    def __init__(self, client: LLMClient, max_new_tokens: int = 16) -> None:
+        self._client, self._sampling = client, Sampling(max_tokens=max_new_tokens)
+        self._prompt = (PROMPT_FOLDER / "direct_answer.md").read_text(encoding="utf-8").rstrip()
+
+    async def answer(self, question: Question) -> str:
+        """The first line of the reply, after which a base model continues with another question."""
+        text = self._prompt.replace("{question}", " ".join(question.question.split()))
+        turn: Message = {"role": "user", "content": text}
+        how: Any = {"role": DIRECT_ROLE, "sampling": self._sampling, "question_id": question.id}
+        completion = await self._client.chat([turn], **how)
+        return completion.text.strip().split("\n", 1)[0].strip()
+
+
+class StoredAnswers:
+    """Answers of the direct-answer test from JSON lines `{"question_id", "answer"}`."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path, self._answers = path, dict[str, str]()
+        for where, row in read_jsonl(path):
+            answer = checked(row, where, {"answer": str})["answer"]
+            self._answers.setdefault(required_text(row, ("question_id",), where, name_field), answer)
+
+    async def answer(self, question: Question) -> str:
+        """The stored answer."""
+        if question.id not in self._answers:
+            raise ValueError(
+                f"{self._path}: no direct answer to question {question.id!r} of {question.source}; "
+                "complete the file, or name the model with --direct-answer-model"
+            )
+        return self._answers[question.id]

@@ -1,0 +1,126 @@
+"""Open corpus, triples and indexes from options that `tripletune ask` and `tripletune eval run` share."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from tripletune.core.calls import LLMClient
+from tripletune.core.data.words import AUTO
+from tripletune.core.options import rare, set_values, setting
+from tripletune.llm.backends import LLMOptions
+from tripletune.models.loading import PYPI
+from tripletune.rag.extract import CorpusExtraction
+from tripletune.rag.extractor import LocalOptions, open_local_extractor, teacher_extractor
+from tripletune.rag.search.embedding import Embedder, Similarity, open_embedder
+from tripletune.rag.search.index import check_index
+from tripletune.rag.search.retrievers import open_retriever
+from tripletune.rag.search.text_index import RetrieverKind, VectorSearch
+from tripletune.rag.search.triple_index import TripleIndex
+from tripletune.rag.triple_store import StoredTriples, TripleStore, is_store, open_triples
+
+# The value of --extractor that makes the run's chat model extract.
+TEACHER = "teacher"
+
+
+@dataclass(kw_only=True)
+class SearchOptions:
+    """Options for corpus, triples and search."""
+
+    corpus: str | None = setting(
+        None,
+        "passages to search: a folder of `build passages`, or JSON lines with text and optional title, id "
+        "(default for eval run: all contexts in --data)",
+    )
+    triples: str | None = setting(
+        None, 'triples of the passages: JSON lines of {"title", "text", "triples"}, or a store of `rag extract`'
+    )
+    extractor: str | None = setting(
+        None,
+        "extractor (number or model) whose triples in --triples are used; or the model that extracts passages missing "
+        "in the store --triples (default: in --index): a trained model (folder, owner/name[@revision]) or "
+        f"'{TEACHER}', the run's chat model",
+    )
+    extractor_set: tuple[str, ...] = rare(
+        (), "options of a trained --extractor, for example beams=4,max_tokens=256,dtype=bfloat16", needs="extractor"
+    )
+    retriever: RetrieverKind = setting("bm25", "retrieval of passages or triples")
+    encoder: str | None = setting(
+        None,
+        "sentence encoder for dense retrieval and reranking: owner/name[@revision], folder, pypi:<package>, or "
+        "openai:<model>[@URL] for an OpenAI-compatible server (default: OPENAI_BASE_URL with OPENAI_API_KEY)",
+    )
+    vectors: VectorSearch = rare(
+        "flat", "flat: compare a query with all vectors; hnsw: search an HNSW graph (for a million texts and more)"
+    )
+    query_prompt: str | None = rare(None, "text before each query (default: the encoder's)", needs="encoder")
+    text_prompt: str | None = rare(None, "text before each passage or triple (default: the encoder's)", needs="encoder")
+    similarity: Similarity | None = rare(
+        None, "similarity of vectors, dot for Contriever (default: the encoder's, else cosine)", needs="encoder"
+    )
+    trust_remote_code: bool = rare(False, "run Python code that comes with the encoder")
+    language: str = rare(AUTO, "language of BM25's stems and stop words: auto, none, or for example german")
+    overwrite: bool = setting(False, "replace an index of another corpus or encoder in --index")
+    index: str | None = setting(None, "folder of the indexes (default: OUTPUT/index; ask, serve: a temporary one)")
+
+
+def build_indexes(options: SearchOptions, embedder: Embedder | None = None) -> None:
+    """Build the indexes of a corpus and of given triples, for the `--index` of runs.
+
+    `embedder` replaces the encoder in the options.
+    """
+    if not options.corpus or not options.index:
+        raise ValueError("an index needs passages and a folder: give --corpus and --index")
+    if options.extractor and not (options.triples and is_store(options.triples)):
+        raise ValueError(
+            f"--extractor {options.extractor} has no effect, since --triples is not a store: leave out --extractor"
+        )
+    if options.encoder and options.retriever == "bm25":
+        raise ValueError(f"--encoder {options.encoder} has no effect, since BM25 embeds nothing: add --retriever dense")
+    check_index(Path(options.index))
+    if embedder is None and options.retriever != "bm25" and options.encoder:
+        embedder = search_embedder(options)
+    how = (embedder, options.vectors, options.language, options.overwrite)
+    retriever = open_retriever(options.retriever, options.corpus, options.index, *how)
+    if options.triples:
+        triples = open_triples(options.triples, Path(options.index) / "triples.sqlite", options.extractor)
+        TripleIndex(options.retriever, retriever.passages, triples, options.index, *how)
+
+
+def extracts(options: SearchOptions) -> bool:
+    """Whether `--extractor` names a model that extracts in the loop, and not an extractor in `--triples`."""
+    name = options.extractor or ""
+    if not options.triples or not is_store(options.triples):
+        return True
+    with closing(TripleStore(options.triples, create=False)) as store:
+        stored = [one.model for one in store.extractors()]
+    # Any other name is unknown to the store, whose error lists the known names.
+    return name not in stored and (name == TEACHER or "/" in name or name.startswith(PYPI) or Path(name).is_dir())
+
+
+def open_source(
+    options: SearchOptions, index: Path, llm: LLMClient | None, teacher: LLMOptions | None
+) -> StoredTriples | CorpusExtraction:
+    """Open the triples of a run, stored or extracted in the loop (see `extracts`); `llm` has the options `teacher`."""
+    kept = index / "triples.sqlite"
+    if not (options.extractor and extracts(options)):
+        return open_triples(str(options.triples), kept, options.extractor)
+    if options.extractor == TEACHER:
+        if llm is None or teacher is None:
+            raise ValueError("--extractor teacher needs a chat model: give --llm, or name a trained extractor")
+        if options.extractor_set:
+            raise ValueError("extractor_set has no effect with --extractor teacher: use --teacher-... instead")
+        extractor = teacher_extractor(llm, teacher)
+    else:
+        values, problems = set_values(LocalOptions, options.extractor_set, "--extractor")
+        if problems:
+            raise ValueError("; ".join(problems))
+        extractor = open_local_extractor(str(options.extractor), LocalOptions(**values))
+    return CorpusExtraction(extractor, TripleStore(options.triples or kept))
+
+
+def search_embedder(options: SearchOptions) -> Embedder:
+    """Open the encoder of a search."""
+    prompts = (options.query_prompt, options.text_prompt)
+    return open_embedder(str(options.encoder), *prompts, options.trust_remote_code, options.similarity)

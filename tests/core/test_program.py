@@ -1,0 +1,69 @@
+"""One line for an error, and an exit code that says whose fault it is."""
+
+import errno
+import logging
+from importlib import metadata
+
+import pytest
+import torch
+
+from tripletune.core.program import run_program, versions
+
+
+class Pending(RuntimeError):
+    exit_code = 3
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ValueError("bad \x1b[31mname"), 2, "error: bad \ufffd[31mname\n"),
+        (OSError(errno.EROFS, "Read-only file system", "/here"), 2, "error: /here: Read-only file system\n"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "the disk (No space left on device); free"),
+        (Pending("replies are waited for"), 3, "replies are waited for"),
+        (ImportError("No module named 'ray'", name="ray"), 2, "'ray': run pip install 'tripletune[ray]'"),
+        (
+            RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534\nframe #0"),
+            1,
+            "no space",
+        ),
+        (OSError("173324 requested and 99296 written"), 1, "no space left on the disk"),
+        (RuntimeError("Symlink loop from '/a'"), 2, "error: Symlink loop from '/a'\n"),
+        (RuntimeError("basic_ios::clear: iostream error"), 1, "no space left on the disk"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), 1, "2 GiB.); use smaller batches"),
+        (KeyboardInterrupt(), 130, "run the same command again"),
+    ],
+)
+def test_an_error_is_one_line_and_a_code(error, code, said, capsys):
+    def program():
+        raise error
+
+    assert run_program(program) == code
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_full_disk_is_found_behind_other_errors(capsys):
+    def program():
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError as error:
+            raise RuntimeError("could not save") from error
+
+    assert run_program(program) == 1
+    assert "no space left on the disk" in capsys.readouterr().err
+
+
+def test_what_nobody_foresaw_keeps_its_traceback():
+    with pytest.raises(KeyError):
+        run_program(lambda: {}["x"])
+
+
+def test_log_lines_of_data_do_not_steer_the_terminal(capsys):
+    assert run_program(lambda: logging.getLogger("x").info("a\x1b[2Jb")) == 0
+    assert capsys.readouterr().err == "a\ufffd[2Jb\n"
+
+
+def test_what_is_not_installed_has_no_version():
+    assert versions(["torch", "not-here"]) == {"torch": metadata.version("torch"), "not-here": "not installed"}

@@ -1,0 +1,378 @@
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import logging
+import math
+import sys
+import time
+import traceback
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("openai")
+pytest.importorskip("anthropic")
+
+from tests.llm.server import Faults, MockServer, Reply
+from tripletune.core.calls import CallError, Sampling, SetupError, TransientError, ledger_name, redact
+from tripletune.llm.backends import LLMOptions, open_client
+from tripletune.llm.backends.anthropic import AnthropicBackend, read_message
+from tripletune.llm.backends.openai import OpenAIBackend, count, read_chat, retry_after
+
+KEY = "sk-test-0123456789"
+CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one two three"}]
+KINDS: Any = [OpenAIBackend, AnthropicBackend]
+both = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_the_machine(monkeypatch):
+    for provider in ("OPENAI", "ANTHROPIC"):
+        for name in ("API_KEY", "BASE_URL", "AUTH_TOKEN"):
+            monkeypatch.delenv(f"{provider}_{name}", raising=False)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def url_of(kind, server):
+    return server.url if kind is OpenAIBackend else server.root
+
+
+def make(kind, url="http://h", key=KEY, **options):
+    return kind(LLMOptions(kind.kind, "m", url, **options), key)
+
+
+def ask(kind, server, sampling=None, **options):
+    """A call over a backend of its own."""
+    backend = make(kind, url_of(kind, server), **options)
+
+    async def go():
+        try:
+            return await backend.complete(CHAT, sampling or Sampling())
+        finally:
+            await backend.close()
+
+    return asyncio.run(go())
+
+
+def answering(reply):
+    return MockServer(reply=lambda body: reply)
+
+
+def essence(reply):
+    return reply.text, reply.finish_reason, reply.prompt_tokens, reply.completion_tokens
+
+
+# Requests and replies.
+
+
+def test_a_chat_completion():
+    sampling = Sampling(0.5, 0.9, 9, 7, '{"type": "object"}')
+    with MockServer(reply=lambda body: "four five") as server:
+        reply = ask(OpenAIBackend, server, sampling, extra='{"top_k": 3}')
+        assert essence(reply) == ("four five", "stop", 5, 2)
+        assert reply.seconds > 0
+        schema = {"name": "reply", "strict": True, "schema": {"type": "object"}}
+        assert server.bodies[0] == {
+            **{"model": "m", "messages": CHAT, "temperature": 0.5, "top_p": 0.9, "max_tokens": 9},
+            **{"seed": 7, "top_k": 3},
+            "response_format": {"type": "json_schema", "json_schema": schema},
+        }
+        assert server.authorizations == {f"Bearer {KEY}"}
+        ask(OpenAIBackend, server)
+        assert set(server.bodies[1]) == {"model", "messages", "temperature", "top_p", "max_tokens"}
+
+
+def test_a_message():
+    with MockServer(reply=lambda body: "four five") as server:
+        reply = ask(AnthropicBackend, server, Sampling(max_tokens=9, seed=7))
+        # Two of them were read from the cache: they are tokens of the prompt all the same.
+        assert essence(reply) == ("four five", "stop", 5, 2)
+        assert (reply.cache_read, reply.cache_written) == (2, 0)
+        assert server.bodies[0] == {
+            **{"model": "m", "messages": CHAT[1:], "max_tokens": 9},
+            "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        }
+        assert server.authorizations == {f"Bearer {KEY}"}
+
+
+def test_shapes_of_a_message():
+    for reason, expected in {"end_turn": "stop", "max_tokens": "length", "refusal": "refusal", None: "stop"}.items():
+        blocks = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+        reply = read_message({"content": blocks, "stop_reason": reason})
+        assert (reply.text, reply.finish_reason, reply.prompt_tokens) == ("ab", expected, 0)
+    assert read_message({"content": None}) is None
+
+
+SHAPES = [
+    ({"content": None}, "stop", ("", "stop")),
+    ({"content": "x"}, None, ("x", "stop")),
+    ({"content": None, "refusal": "I won't"}, "stop", ("", "refusal")),
+    ({"content": "x"}, "content_filter", ("x", "content_filter")),
+    ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "stop", ("ab", "stop")),
+]
+
+
+def test_shapes_of_a_chat_completion():
+    for message, finish, expected in SHAPES:
+        reply = read_chat({"choices": [{"message": message, "finish_reason": finish}], "usage": None})
+        assert essence(reply) == (*expected, 0, 0)
+    assert [read_chat(one) for one in ({}, {"choices": []}, {"choices": [{"message": None}]})] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("usage", "read", "written"),
+    [
+        ({"prompt_tokens_details": {"cached_tokens": 6.0, "cache_creation_tokens": 2}}, 6, 2),
+        ({"prompt_cache_hit_tokens": "6", "prompt_cache_miss_tokens": 3}, 6, 0),
+        ({"prompt_tokens_details": None}, 0, 0),
+        ({"prompt_tokens_details": [1]}, 0, 0),
+    ],
+)
+def test_tokens_of_the_providers_cache(usage, read, written):
+    choices = [{"message": {"content": "x"}}]
+    reply = read_chat({"choices": choices, "usage": {"prompt_tokens": 9, **usage}})
+    assert (reply.prompt_tokens, reply.cache_read, reply.cache_written) == (9, read, written)
+
+
+@both
+def test_a_temperature_is_sent_where_the_model_takes_one(kind):
+    body = make(kind, send_temperature="yes").body(CHAT, Sampling(temperature=0.5, top_p=0.5))
+    assert (body["temperature"], body["top_p"]) == (0.5, 0.5)
+    silent = make(kind, send_temperature="no")
+    assert not {"temperature", "top_p"} & set(silent.body(CHAT, Sampling()))
+    with pytest.raises(SetupError, match="Set send_temperature to yes"):
+        silent.body(CHAT, Sampling(temperature=0.7))
+
+
+def test_what_only_messages_need():
+    old = make(AnthropicBackend, send_temperature="yes")
+    assert "top_p" not in old.body(CHAT, Sampling(temperature=0.5)), "some models take one of the two"
+    assert old.headers["anthropic-version"] == "2023-06-01"
+    assert not make(AnthropicBackend).headers
+    with pytest.raises(SetupError, match="JSON schema"):
+        make(AnthropicBackend).body(CHAT, Sampling(schema="{}"))
+
+
+@pytest.mark.parametrize(
+    ("url", "field"),
+    [
+        (None, "max_completion_tokens"),
+        ("https://x.openai.azure.com/v1", "max_completion_tokens"),
+        ("https://notopenai.com/v1", "max_tokens"),
+    ],
+)
+def test_the_name_of_the_token_field(url, field):
+    assert make(OpenAIBackend, url).body(CHAT, Sampling())[field] == 512
+    chosen = make(OpenAIBackend, url, token_field="max_completion_tokens").body(CHAT, Sampling())
+    assert [name for name in chosen if name.startswith("max")] == ["max_completion_tokens"]
+
+
+# What goes wrong.
+
+
+FAULTS = {"rate_limit": "slow down", "server_error": "failed", "cut_off": "not a JSON", "drop": "no connection"}
+
+
+@pytest.mark.parametrize(("kind", "fault"), [(OpenAIBackend, fault) for fault in FAULTS] + [(AnthropicBackend, "drop")])
+def test_faults_are_transient(kind, fault):
+    with MockServer(faults=Faults(**{fault: 1.0}, at_most=1, retry_after=0.25)) as server:
+        with pytest.raises(TransientError, match=FAULTS[fault]) as caught:
+            ask(kind, server)
+        assert caught.value.retry_after == (0.25 if fault == "rate_limit" else None)
+        # One attempt, the SDK does not try again by itself; the next one is answered.
+        assert server.count("request").total() == 1
+        assert ask(kind, server).text == "one two three"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reply", "words", "seconds"),
+    [
+        (OpenAIBackend, Reply(status=408), "408", None),
+        (OpenAIBackend, Reply(status=503, headers={"retry-after-ms": "1500"}), "503", 1.5),
+        (AnthropicBackend, Reply(status=529), "529", None),
+        (OpenAIBackend, Reply(status=400, headers={"x-should-retry": "true"}), "400", None),
+        (OpenAIBackend, Reply(raw="<html>Bad gateway</html>"), "not a JSON object: <html>", None),
+        (AnthropicBackend, Reply(raw="{}"), "without a reply", None),
+        (OpenAIBackend, Reply(raw='{"choices": null, "error": {"message": "upstream died"}}'), "upstream died", None),
+    ],
+)
+def test_what_is_worth_another_attempt(kind, reply, words, seconds):
+    with answering(reply) as server, pytest.raises(TransientError, match=words) as caught:
+        ask(kind, server)
+    assert caught.value.retry_after == seconds
+
+
+@pytest.mark.parametrize(
+    ("reply", "advice", "of_every_call"),
+    [
+        (Reply(status=401, message="bad key"), "check the key", True),
+        (Reply(status=402, message="pay"), "no credit left", True),
+        (Reply(status=403, message="your input was flagged"), "may not use", False),
+        (Reply(status=404, message="no such model"), "check the model's name", True),
+        (Reply(status=400, message="'max_tokens' is not supported here"), "token_field", True),
+        (Reply(status=400, message="the maximum context length is 10, lower max_tokens"), "shorten", False),
+        (Reply(status=400, message="Your credit balance is too low"), "no credit left", True),
+        (Reply(status=429, raw='{"error": {"message": "pay", "code": "insufficient_quota"}}'), "no credit", True),
+        (Reply(status=500, headers={"x-should-retry": "false"}), "the request was refused", False),
+    ],
+)
+def test_what_no_attempt_will_answer(reply, advice, of_every_call):
+    with answering(reply) as server, pytest.raises(CallError, match=advice) as caught:
+        ask(OpenAIBackend, server)
+    assert isinstance(caught.value, SetupError) is of_every_call
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@both
+def test_prompts_follow_no_redirect(kind, status):
+    with MockServer() as other:
+        reply = Reply(status=status, headers={"Location": f"{other.url}/chat/completions"})
+        with answering(reply) as server, pytest.raises(SetupError, match=f"redirects to {other.url}.*set url"):
+            ask(kind, server)
+        assert not other.bodies
+
+
+# Keys and addresses.
+
+
+@both
+def test_keys_and_addresses_from_the_environment(kind, monkeypatch):
+    with pytest.raises(ValueError, match=f"set {kind.key_variable}"):
+        make(kind, None, None)
+    assert make(kind, extra='{"b": 1, "a": {"x": "é"}}').model == f'{kind.kind}:m {{"a":{{"x":"é"}},"b":1}}'
+    with MockServer() as server:
+        monkeypatch.setenv(kind.url_variable, url_of(kind, server))
+        options = LLMOptions(kind.kind, "m")
+
+        async def go(environment):
+            async with open_client(options, environment) as client:
+                await client.chat(CHAT, role="r")
+
+        asyncio.run(go({kind.key_variable: KEY}))
+        asyncio.run(go({}))
+        assert server.authorizations == {f"Bearer {KEY}", "Bearer none"}
+    for url in ("localhost:8000", "http://", "http://u:secret@h/v1", "http://h:port/v1", "http://["):
+        monkeypatch.setenv(kind.url_variable, url)
+        with pytest.raises(ValueError, match=f"{kind.url_variable} must look like") as error:
+            make(kind, None)
+        assert "secret" not in str(error.value)
+
+
+def test_the_providers_key_does_not_go_to_another_server():
+    async def main(url):
+        async with open_client(LLMOptions(model="m", url=url), {"OPENAI_API_KEY": KEY}) as client:
+            await client.chat(CHAT, role="r")
+
+    with MockServer() as server:
+        asyncio.run(main(server.url))
+        assert server.authorizations == {"Bearer none"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "reply"),
+    [
+        (OpenAIBackend, Reply("yes")),
+        (AnthropicBackend, Reply(status=401, message=f"Incorrect API key provided: {KEY}. Header: Bearer {KEY}")),
+        (OpenAIBackend, Reply(status=500, message=f"you sent {KEY}")),
+        (OpenAIBackend, Reply(raw=f"<p>{KEY}</p>")),
+        (OpenAIBackend, Reply(raw=f'{{"error": "{KEY}"}}')),
+    ],
+)
+def test_a_key_reaches_no_file_no_log_line_and_no_error(kind, reply, tmp_path, caplog, capfd):
+    caplog.set_level(logging.DEBUG)
+    shown = []
+
+    async def main(url):
+        options = LLMOptions(kind.kind, "m", url, "MY_KEY", str(tmp_path / "l.sqlite"), attempts=1)
+        client = open_client(options, {"MY_KEY": KEY})
+        shown.extend([client.model, repr(options), repr(client), repr(client.backend), repr(vars(client.backend))])
+        try:
+            await client.chat(CHAT, role="r")
+        except CallError as error:
+            shown.extend(traceback.format_exception(error))
+        # Read while the WAL is there: closing moves it into the file.
+        shown.extend(file.read_bytes().decode("latin-1") for file in tmp_path.iterdir())
+        await client.close()
+
+    with answering(reply) as server:
+        asyncio.run(main(url_of(kind, server)))
+        assert server.authorizations == {f"Bearer {KEY}"}
+    shown.extend(file.read_bytes().decode("latin-1") for file in tmp_path.iterdir())
+    shown.extend([caplog.text, *capfd.readouterr()])
+    assert not [text for text in shown if "0123456789" in text]
+    assert any((reply.text or "***") in text for text in shown)
+
+
+@given(st.text(), st.text(alphabet=st.characters(categories=["L", "N"]), min_size=5))
+def test_a_secret_is_never_left(before, secret):
+    assert secret not in redact(f"{before}{secret}, {secret}.", [secret, ""]).replace("***", " ")
+
+
+def test_what_looks_like_a_key_is_hidden():
+    for text in ("Incorrect API key: sk-proj-abc_12*3", "Authorization: Bearer abc.def", "http://ann:word@host/v1"):
+        shown = redact(text)
+        assert "***" in shown
+        assert not any(part in shown for part in ("proj", "abc", "word"))
+    text = "the model's max_tokens: 12 (see https://host/v1/x), ask-me-anything"
+    assert redact(text, [""]) == text
+
+
+# Small parts.
+
+
+WAITS = [
+    ({}, None),
+    ({"retry-after": "7"}, 7.0),
+    ({"retry-after-ms": "250", "retry-after": "7"}, 0.25),
+    ({"retry-after-ms": "soon", "retry-after": "7"}, 7.0),
+    ({"retry-after": "-3"}, None),
+    ({"retry-after": "nan"}, None),
+    ({"retry-after": email.utils.formatdate(1030, usegmt=True)}, 30.0),
+    ({"retry-after": email.utils.formatdate(900, usegmt=True)}, 0.0),
+]
+
+
+def test_retry_after(monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    assert [retry_after(headers) for headers, _ in WAITS] == [seconds for _, seconds in WAITS]
+
+
+@given(st.dictionaries(st.sampled_from(["retry-after", "retry-after-ms"]), st.text()))
+def test_retry_after_takes_anything(headers):
+    found = retry_after(headers)
+    assert found is None or (math.isfinite(found) and found >= 0)
+
+
+def test_names_counts_and_the_extra(monkeypatch):
+    assert ledger_name("openai", "m", None) == ledger_name("openai", "m", {}) == "openai:m"
+    values = {"a": 3, "b": 4, "c": None, "d": "x", "e": -1, "f": True, "g": 2**70, "h": math.nan, "i": "inf", "j": []}
+    assert (count(values, *"abcdefghijk"), count("x", "a")) == (7, 0)
+    assert count({"a": 1000.0, "b": "5", "c": "6.0"}, *"abc") == 1011
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(ImportError, match="openai"):
+        make(OpenAIBackend)
+
+
+# Event loops.
+
+
+def test_many_calls_at_once_and_then_another_event_loop():
+    with MockServer(delay=0.1) as server:
+        backend = make(OpenAIBackend, server.url)
+
+        async def go(numbers):
+            chats = [[{"role": "user", "content": f"call {n}"}] for n in numbers]
+            replies = await asyncio.gather(*(backend.complete(chat, Sampling()) for chat in chats))
+            await backend.close()
+            await backend.close()
+            return [reply.text for reply in replies]
+
+        assert asyncio.run(go(range(128))) == [f"call {n}" for n in range(128)]
+        # The backend outlives its event loop.
+        assert asyncio.run(go([128])) == ["call 128"]
+        assert server.most_at_once > 64
+        assert set(server.count("answered").values()) == {1}

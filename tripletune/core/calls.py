@@ -1,0 +1,228 @@
+"""Interfaces of model calls; every call returns a `Completion`.
+
+Loops and builders call an `LLMClient`; loops with graphs call a `Generator`. Both of them call a `Backend`, which calls
+one model. `llm.ledger_client` adds cache, limits and retries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from tripletune.core.data.records import ModelInput, whole_characters
+
+_KEY_SHAPE = re.compile(r"\bsk-[A-Za-z0-9_*.-]{4,}|(?<=[Bb]earer )[^\s\"']+|(?<=//)[^\s/@]+(?=@)")
+
+# The role of the current call, for the few backends whose reply depends on the role, such as an oracle.
+CALL_ROLE: ContextVar[str] = ContextVar("role", default="")
+# The message with which a call that took too long is cancelled; other cancellations have no message.
+TIMED_OUT = "timed out"
+
+
+class Message(TypedDict):
+    """One turn of a chat."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a reply is sampled; part of the ledger's key.
+
+    Attributes:
+        temperature: 0 is greedy.
+        seed: For servers that accept a seed. The same messages with two seeds are two calls.
+        schema: A JSON schema, as JSON text, for servers that enforce a schema.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    max_tokens: int = 512
+    seed: int | None = None
+    schema: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as they are part of keys in ledgers and triple stores.
+
+        So that old keys stay valid, newer fields are left out at their default, and the old field "stop" is kept.
+        """
+        # 0 and 0.0 are the same temperature and must be the same text.
+        found = {"temperature": float(self.temperature), "top_p": float(self.top_p), "max_tokens": self.max_tokens}
+        later = {} if self.schema is None else {"schema": self.schema}
+        return {**found, "stop": [], "seed": self.seed, **later}
+
+
+class Endpoint:
+    """The common base class of backends and clients.
+
+    Attributes:
+        behind: The endpoints that this endpoint calls and closes; the first of them is the default.
+        model: The model's name in the ledger's keys, for example "openai:gpt-4o-mini", without secrets.
+        send_temperature: Whether replies are sampled with the settings in `Sampling`, not with the provider's.
+        address: Address of the model's server; "" for a model on this machine.
+        may_be_silent: Whether an empty reply is valid, as from a model on this machine.
+    """
+
+    behind: Sequence[Endpoint] = ()
+    model: str
+    send_temperature: bool = True
+    address: str = ""
+    may_be_silent: bool = False
+
+    def load(self) -> None:
+        """Load a model on this machine now; otherwise the first call loads it."""
+        for one in self.behind:
+            one.load()
+
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        """The number of tokens of a chat."""
+        if self.behind:
+            return self.behind[0].count_tokens(messages)
+        raise ValueError(
+            f"max_prompt_tokens is set, but the tokens of {self.model} can't be counted here: leave out "
+            "max_prompt_tokens, or name a local model with --integrator"
+        )
+
+    def pending_message(self) -> str | None:
+        """Say what to do about calls that wait for a batch, at the end of a run; None if no call waits."""
+        return " ".join(filter(None, (one.pending_message() for one in self.behind))) or None
+
+    async def close(self) -> None:
+        """Wait for pending writes, then release connections and threads."""
+        await asyncio.gather(*(one.close() for one in self.behind))
+
+
+class Backend(Endpoint):
+    """One attempt to call one model, without cache, retries or limits."""
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """Reply to a chat, or raise a `TransientError` or a `CallError`."""
+        raise NotImplementedError
+
+
+class LLMClient(Endpoint):
+    """The client for loops and builders."""
+
+    async def chat(
+        self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
+    ) -> Completion:
+        """Reply to a chat, from the ledger if the same call was answered before.
+
+        Args:
+            messages: The chat; its last turn is the user's.
+            role: The call's purpose, for example "subq.filter"; accounting and trajectories group by it.
+            sampling: By default greedy with at most 512 tokens.
+            question_id: The question that the call belongs to, for trajectories.
+        """
+        raise NotImplementedError
+
+
+class CallError(RuntimeError):
+    """A call failed in a way that a retry cannot fix (refused key, unknown model); the message says what to do."""
+
+    exit_code = 1
+
+
+class PromptTooLong(CallError):
+    """The prompt has more tokens than the model or its server accepts."""
+
+
+class SetupError(CallError):
+    """Key, account, address, model name or a setting is wrong, so every call would fail."""
+
+
+class TransientError(RuntimeError):
+    """A call failed temporarily (429, 5xx, time-out); `retry_after` is the wait in seconds that the server asks for."""
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class RepliesPending(RuntimeError):
+    """A call's reply will come with a batch file that is not answered yet."""
+
+    exit_code = 3
+
+
+def ledger_name(kind: str, model: str, extra: Mapping[str, Any] | None, dtype: str | None = None) -> str:
+    """A model's name in the ledger: kind, name, request fields that change replies, and the type unless float32."""
+    extra = {**(extra or {}), **({"dtype": dtype} if dtype not in (None, "float32") else {})}
+    settings = json.dumps(dict(extra), sort_keys=True, ensure_ascii=False, separators=(",", ":")) if extra else ""
+    return f"{kind}:{model}{' ' + settings if settings else ''}"
+
+
+def redact(text: str, secrets: Sequence[str] = ()) -> str:
+    """Replace the given secrets, and all text that looks like a key or password, by `***`."""
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return _KEY_SHAPE.sub("***", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A model's reply and its cost.
+
+    Attributes:
+        text: The reply without end-of-sequence text; unpaired surrogates are replaced.
+        prompt_tokens: Number of tokens in the prompt, the graph token included.
+        seconds: Wall-clock seconds of the call; for a call in a batch, its share.
+        truncated_triples: Triples dropped to make the prompt fit; `truncated_words` counts dropped words of raw text.
+        finish_reason: "stop" if the model ended its reply, "length" if the reply was cut off.
+        retries: Attempts that failed before this reply.
+        cached: Whether the reply came from the ledger and so cost nothing now.
+        key: The call's key in the ledger; "" without a ledger.
+        cache_read: Prompt tokens that the provider read from its cache, at another price.
+        cache_written: Prompt tokens that the provider wrote to its cache, at another price.
+    """
+
+    text: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+    truncated_triples: int = 0
+    finish_reason: str = "stop"
+    retries: int = 0
+    cached: bool = False
+    truncated_words: int = 0
+    key: str = ""
+    cache_read: int = 0
+    cache_written: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", whole_characters(self.text))
+
+
+def in_role(values: Mapping[str, Any], role: str, default: Any = None) -> Any:
+    """The value of the longest name that is the role or its dotted prefix ("cirag" for "cirag.integrate")."""
+    names = [name for name in values if f"{role}.".startswith(f"{name}.")]
+    return values[max(names, key=len)] if names else default
+
+
+class RoleClients(LLMClient):
+    """An `LLMClient` that passes calls of some roles (see `in_role`) to separate clients."""
+
+    def __init__(self, default: LLMClient, roles: Mapping[str, LLMClient]) -> None:
+        self.model, self.default, self.roles = default.model, default, dict(roles)
+        self.behind, self.send_temperature = (default, *roles.values()), default.send_temperature
+
+    async def chat(
+        self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
+    ) -> Completion:
+        """Reply to a chat; see `LLMClient.chat`."""
+        client: LLMClient = in_role(self.roles, role, self.default)
+        return await client.chat(messages, role=role, sampling=sampling, question_id=question_id)
+
+
+class Generator(Endpoint):
+    """The model that plans and answers: a Graph-LLM, a chat model with prompts, or a script in tests."""
+
+    async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
+        """Reply to one input; the default of `evidence` ("triples" or "text") is the model's setting."""
+        raise NotImplementedError

@@ -1,0 +1,232 @@
+"""Training data of models on plain text: text-to-triples pairs and a teacher's trajectories.
+
+**Pairs** (RAS, 3.2 and D.1) are stored as one JSON object per line:
+`{"id", "text", "title", "triples": [[s, p, o]], "source"}`; text and triples are required. Training and extraction both
+call `render_source`, `format_triples` and `extraction_chat`, so a model reads the same form in both.
+
+    source   Oslo: Oslo is the capital of Norway.
+    target   (S> Oslo| P> capital of| O> Norway)
+
+A text without facts has an empty target. A text that is only a name has the target `(S> NAME| P> is| O> NAME)`
+(figure 19, rule 7).
+
+**Trajectories** (CIRAG, section 3.5, eq. 7 and 8) are chats of a teacher, stored as one JSON object per line:
+`{"id", "question_id", "role", "model", "messages": [{"role", "content"}], "learned": [bool]}`. `learned` marks the
+messages in the loss: the teacher's decisions y_t, not retrieved text. In chats in other trainers' layouts (`chat_row`),
+every reply is learned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tripletune.core.calls import Message
+from tripletune.core.data.fields import checked, given, name_field, text_field
+from tripletune.core.data.records import stored_rows
+from tripletune.core.data.triples import Triple, format_triples, triples_from_json
+from tripletune.core.files import PROMPTS, read_prompt
+
+PROMPT = PROMPTS / "models" / "extract_triples.md"
+# What a chat model writes for a text without facts, since no service accepts an empty reply.
+NO_FACTS = "NONE"
+
+_ROLES = ("system", "user", "assistant")
+_SPEAKERS = {"developer": "system", "human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
+_TRAJECTORY = {
+    **dict.fromkeys(("id", "question_id", "role", "model", "rejected?"), str),
+    **{"messages": [{"role": str, "content": str}], "learned": [bool]},
+}
+_HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])(?=[a-z])")
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractionPair:
+    """A text and its facts."""
+
+    id: str
+    text: str
+    title: str = ""
+    triples: tuple[Triple, ...] = ()
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.text.strip():
+            raise ValueError(f"pair {self.id!r}: the text is empty")
+
+    @property
+    def source_text(self) -> str:
+        """The text that the model reads; see `render_source`."""
+        return render_source(self.title, self.text)
+
+    @property
+    def target(self) -> str:
+        """The text to learn: triples in RAS's format, or an empty text."""
+        return format_triples(self.triples)
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as it is stored."""
+        triples = [triple.as_list() for triple in self.triples]
+        return {"id": self.id, "text": self.text, "title": self.title, "triples": triples, "source": self.source}
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any], where: str = "pair") -> ExtractionPair:
+        """Read a stored row; `where` (file and line) opens every error message."""
+        layout = {"text": str, "title?": str, "source?": str}
+        found = checked(row, where, layout if isinstance(row.get("triples"), str) else {**layout, "triples": list})
+        found["id"] = name_field(row, where, "id") or _digest(row)
+        triples = triples_from_json(found.pop("triples", row["triples"]), where)
+        try:
+            return cls(triples=triples, **found)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+
+
+def render_source(title: str, text: str) -> str:
+    """The title, if there is one, and the text, on one line.
+
+    A colon separates them, because SentencePiece tokenizers (Flan-T5) drop line breaks.
+    """
+    title, text = " ".join(title.split()), " ".join(text.split())
+    return f"{title}: {text}" if title else text
+
+
+def extraction_chat(source_text: str, instruction: str) -> list[Message]:
+    """The chat for a chat model: the instruction is the system message, the text is the user's message."""
+    return [{"role": "system", "content": instruction}, {"role": "user", "content": source_text}]
+
+
+def load_instruction(path: str | Path | None = None) -> str:
+    """The instruction of a trained extractor, from a file; None: `tripletune/prompts/models/extract_triples.md`."""
+    return read_prompt(path or PROMPT)
+
+
+def is_only_a_name(title: str, text: str) -> bool:
+    """Whether a passage is only a name: its text repeats its title, or is empty.
+
+    False for a text without a title, since only a model can tell whether "Oslo" is a name.
+    """
+    name, body = (" ".join(part.split()).rstrip(".").casefold() for part in (title, text))
+    return bool(name) and body in ("", name)
+
+
+def entity_triple(name: str) -> Triple:
+    """The triple of a text that is only a name (RAS, figure 19, rule 7)."""
+    return Triple(name, "is", name)
+
+
+def predicate_words(predicate: str) -> str:
+    """A predicate as words: `birthPlace` and `birth_place` both become "birth place"."""
+    words = " ".join(_HUMP.sub(lambda match: f" {match[1].lower()}", predicate).replace("_", " ").split())
+    capital = words[:1].isupper() and not words[1:2].isupper()
+    return words[:1].lower() + words[1:] if capital else words or predicate
+
+
+def read_pairs(path: str | Path, split: str | None = None) -> Iterator[ExtractionPair]:
+    """Stream the pairs of a file or of one split of a folder, in file order, with constant memory."""
+    for where, row in stored_rows(path, split):
+        yield ExtractionPair.from_json(row, where)
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A chat and its loss mask; `role` names the kind of call, for example "cirag.integrate", `model` the teacher.
+
+    In a preference pair, `rejected` is the worse last turn.
+    """
+
+    id: str
+    question_id: str
+    role: str
+    model: str
+    messages: tuple[Message, ...]
+    learned: tuple[bool, ...]
+    rejected: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.messages) != len(self.learned):
+            raise ValueError(
+                f"trajectory {self.id!r}: {len(self.messages)} messages but {len(self.learned)} learned flags"
+            )
+        if not any(self.learned):
+            raise ValueError(f"trajectory {self.id!r}: no turn is learned: it has no reply, or only of weight 0")
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as it is stored."""
+        row = {**asdict(self), "messages": list(self.messages), "learned": list(self.learned)}
+        return row if self.rejected else {name: value for name, value in row.items() if name != "rejected"}
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any], where: str = "trajectory") -> Trajectory:
+        """Read a stored row, or a chat; `where` (file and line) opens every error message."""
+        found = checked(row if "learned" in row else chat_row(row, where), where, _TRAJECTORY)
+        turns: list[Message] = [{"role": turn["role"], "content": turn["content"]} for turn in found.pop("messages")]
+        if any(turn["role"] not in _ROLES for turn in turns):
+            raise ValueError(f"{where}: the role of a message must be one of {', '.join(_ROLES)}")
+        try:
+            return cls(messages=tuple(turns), learned=tuple(found.pop("learned")), **found)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+
+
+def chat_row(row: dict[str, Any], where: str) -> dict[str, Any]:
+    """Convert a chat in another trainer's layout to a stored trajectory.
+
+    The layouts are `{"messages": [{"role", "content"}]}`, `{"conversations": [{"from", "value"}]}`, and, each also with
+    `system`, `{"prompt", "completion"}` (texts or messages), `{"prompt", "chosen", "rejected"}` (texts) and
+    `{"instruction", "input", "output"}`. Every reply is learned, except replies in `prompt` or with a `weight` of 0.
+    """
+    messages, learned = list[dict[str, Any]](), list[bool]()
+    for turns, learns in _parts(row, where):
+        for turn in checked({"messages": turns}, where, {"messages": [{}]})["messages"]:
+            role, content = name_field(turn, where, "role", "from"), given(turn, "content", "value")
+            if isinstance(content, list):  # only the text parts are read
+                content = "".join(text_field(part, where, "text") for part in content)
+            messages.append({"role": _SPEAKERS.get(role, role), "content": "" if content is None else content})
+            learned.append(learns and messages[-1]["role"] == "assistant" and turn.get("weight", 1) != 0)
+            if learned[-1] and not str(messages[-1]["content"]).strip():
+                raise ValueError(f"{where}: a reply to learn has no text: leave it out, or give it the weight 0")
+    first = next((one["content"] for one in messages if one["role"] == "user"), "")
+    return {
+        "id": name_field(row, where, "id") or _digest(row),
+        "question_id": name_field(row, where, "question_id") or _digest(first),
+        "role": name_field(row, where, "role") or "chat",
+        "model": name_field(row, where, "model") or "custom",
+        "messages": messages,
+        "learned": learned,
+        "rejected": text_field(row, where, "rejected"),
+    }
+
+
+def _parts(row: dict[str, Any], where: str) -> list[tuple[Any, bool]]:
+    """The turns of a chat in parts, each with a flag for whether its replies are learned."""
+    if (turns := given(row, "messages", "conversations")) is not None:
+        return [(turns, True)]
+    question = "\n\n".join(filter(None, (text_field(row, where, name) for name in ("instruction", "input"))))
+    asked, reply = given(row, "prompt") or question, given(row, "completion", "output", "chosen")
+    if not asked or not reply:
+        raise ValueError(
+            f"{where}: the row is no chat: it needs messages, conversations, prompt and completion, or instruction and "
+            f"output, but it has {', '.join(row) or 'no field'}"
+        )
+    found = [("system", given(row, "system"), False), ("user", asked, False), ("assistant", reply, True)]
+    return [
+        ([{"role": role, "content": one}] if isinstance(one, str) else one, learns)
+        for role, one, learns in found
+        if one
+    ]
+
+
+def _digest(row: Any) -> str:
+    return hashlib.blake2b(json.dumps(row, default=str).encode(), digest_size=8).hexdigest()
+
+
+def read_trajectories(path: str | Path, split: str | None = None) -> Iterator[Trajectory]:
+    """Stream the trajectories of a file, or of one split of a folder, in file order."""
+    for where, row in stored_rows(path, split):
+        yield Trajectory.from_json(row, where)

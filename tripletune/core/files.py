@@ -1,0 +1,320 @@
+"""Read small files, and write results as files and folders.
+
+An output appears complete or not at all. Only one program writes an output at a time. Input files and files of other
+programs are never overwritten. Symbolic links are followed.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+logger = logging.getLogger(__name__)
+# All prompts, in a folder per kind of caller.
+PROMPTS = Path(__file__).parents[1] / "prompts"
+LOCK = ".lock"
+# Files that an output folder may already hold: logs of launchers and hidden files.
+LOGS = ("*.log", "*.out", "*.err", ".*")
+# While NAME is written, the new file or folder is `.NAME.tripletune-new`, and the old one is `.NAME.tripletune-old`.
+_NEW, _OLD = "tripletune-new", "tripletune-old"
+# Seconds between two checks of what other processes have finished.
+_LOOK = 0.2
+
+
+def refuse_constant(name: str) -> None:
+    """Reject NaN and infinite numbers in JSON."""
+    raise ValueError(f"{name} is not a number; write null for a missing value")
+
+
+JSON = json.JSONDecoder(parse_constant=refuse_constant)
+
+
+def read_text(path: str | Path) -> str:
+    """Read a small text file."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not UTF-8 text") from None
+
+
+def read_prompt(path: str | Path) -> str:
+    """Read a prompt from a file."""
+    if not (text := read_text(path).strip()):
+        raise ValueError(f"{path}: the prompt is empty")
+    return text
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """Read a JSON object from a small file; Infinity is allowed, as some model configurations hold it."""
+    text = read_text(path)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not valid JSON ({error}); the file is damaged") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def json_line(row: Any, indent: int | None = None) -> str:
+    """Return a value as JSON with a line break; NaN and infinite numbers raise a `ValueError`."""
+    try:
+        return json.dumps(row, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
+    except ValueError:
+        raise ValueError(f"JSON can't hold NaN or infinite numbers, found {row!r:.200}") from None
+
+
+def finite(value: Any) -> Any:
+    """Replace NaN and infinite numbers in JSON data by None."""
+    return json.loads(json.dumps(value), parse_constant=lambda name: None)
+
+
+def flatten(values: Mapping[str, Any], separator: str) -> dict[str, Any]:
+    """Flatten nested values, joining their names; an interval (with a "mean") stays one value."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and "mean" not in value:
+            flat |= {f"{name}{separator}{inner}": one for inner, one in flatten(value, separator).items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def few(sentences: Sequence[str], most: int = 3) -> str:
+    """Join the first `most` sentences, and say how many more there are."""
+    return "; ".join([*sentences[:most], *([f"and {len(sentences) - most} more"] if len(sentences) > most else [])])
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a small file in one step."""
+    with new_file(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a JSON file in one step."""
+    write_text(path, json_line(value, 2))
+
+
+def file_digest(path: str | Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path} is a folder; give a file" if Path(path).is_dir() else f"no such file: {path}")
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def files_fingerprint(folder: str | Path, endings: Sequence[str] = ("safetensors", "bin")) -> str:
+    """A digest of the files in a folder with these endings, which copies share; "" if there are none.
+
+    Of files above 64 MiB, it covers the first 64 KiB of each MiB.
+    """
+    files = sorted(file for ending in endings for file in Path(folder).rglob(f"*.{ending}") if file.is_file())
+    found = hashlib.blake2b(digest_size=8)
+    for file in files:
+        found.update(f"{file.name} {(size := file.stat().st_size)} ".encode())
+        with file.open("rb", buffering=0) as content:
+            for start in range(0, size, 2**20):
+                content.seek(start)
+                found.update(content.read(2**20 if size <= 2**26 else 2**16))
+    return found.hexdigest() if files else ""
+
+
+def check_new(output: str | Path, sources: Sequence[str | Path] = ()) -> Path:
+    """Resolve the output path; raise an error if it is, holds or lies in one of the `sources`."""
+    if not str(output):
+        raise ValueError("output: the path is empty; give a folder or file")
+    place = Path(output).resolve()
+    for source in map(Path, sources):
+        read = source.resolve()
+        if place == read or place in read.parents or (read.is_dir() and read in place.parents):
+            raise ValueError(f"output {output} is, holds or lies in the input {source}: give another path")
+    return place
+
+
+def private(path: str, flags: int) -> int:
+    """An `opener` for `open` that makes new files readable only by their owner."""
+    return os.open(path, flags, 0o600)
+
+
+@contextmanager
+def new_file(path: str | Path) -> Iterator[Path]:
+    """Yield a scratch file, which replaces `path` when the block succeeds, and is removed when it fails."""
+    place = Path(path).resolve()
+    if place.is_dir():
+        raise IsADirectoryError(f"output {path} is a folder; give a file")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    # The name holds the process id, so that two programs that write the same file do not mix their output.
+    scratch = place.with_name(f".{place.name}.{os.getpid()}.{_NEW}")
+    try:
+        yield scratch
+        os.replace(scratch, place)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def check_folder(
+    output: str | Path, made: Sequence[str], overwrite: bool, sources: Sequence[str | Path] = (), continues: str = ""
+) -> None:
+    """Raise an error before any work is done if an output folder cannot be written; see `new_folder`.
+
+    A folder with the file `continues` is continued; any other folder may hold only names that match `made`.
+    """
+    place = check_new(output, sources)
+    if place.exists() and not place.is_dir():
+        raise FileExistsError(f"output {output} is a file; give a folder")
+    found = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+    if continues in found:
+        return
+    foreign = [name for name in found if not any(fnmatch.fnmatchcase(name, pattern) for pattern in made)]
+    # Another program's folder may also hold a README.md; only the first name shows that the folder is ours.
+    if not continues and not fnmatch.filter(found, made[0]):
+        foreign = found
+    if foreign:
+        raise FileExistsError(
+            f"output folder {output} holds files that this program did not make ({', '.join(foreign[:3])}); "
+            "give another folder"
+        )
+    if found and not overwrite and not continues:
+        raise FileExistsError(f"output folder {output} is not empty; give another folder, or --overwrite to replace it")
+
+
+@contextmanager
+def new_folder(
+    output: str | Path,
+    made: Sequence[str],
+    overwrite: bool = False,
+    sources: Sequence[str | Path] = (),
+    resume: bool = False,
+) -> Iterator[Path]:
+    """Yield a scratch folder beside `output`, which replaces `output` when the block succeeds.
+
+    Args:
+        made: Patterns (`fnmatch`) of the names that the program writes; the first name is always written. A folder with
+            other names is never replaced.
+        sources: Input files and folders, which must not be replaced.
+        resume: Keep the scratch folder when the block fails, so that the next call continues with its files.
+    """
+    place = Path(output).resolve()
+    old = place.with_name(f".{place.name}.{_OLD}")
+    scratch = place.with_name(f".{place.name}.{_NEW}")
+    lock = lock_folder(scratch, f"output folder {output}: another program is writing it")
+    try:
+        if old.exists() and not place.exists():
+            os.replace(old, place)  # the program was killed between the two renames below
+        check_folder(output, made, overwrite, sources)
+        shutil.rmtree(old, ignore_errors=True)
+        if not resume:
+            for path in scratch.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                elif path.name != LOCK:
+                    path.unlink()
+        yield scratch
+        if place.exists():
+            os.replace(place, old)
+        os.replace(scratch, place)
+        (place / LOCK).unlink(missing_ok=True)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        if not resume:
+            shutil.rmtree(scratch, ignore_errors=True)
+        lock.close()
+
+
+def lock_folder(folder: str | Path, refusal: str, wait: bool = False) -> IO[str]:
+    """Lock a folder, and create it if it is missing; the system releases the lock when the process ends in any way.
+
+    If another process holds the lock, `refusal` is raised, or with `wait` logged. Closing the returned file releases
+    the lock. On systems without file locks (Windows), nothing is locked.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return open(os.devnull)
+    folder = Path(folder)
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            file = (folder / LOCK).open("a")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not wait:
+                    file.close()
+                    raise ValueError(refusal) from None
+                logger.warning("%s; waiting for it", refusal)
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError as error:
+                logger.warning("%s can't be locked (%s): make sure that no other process writes into it", folder, error)
+            if os.fstat(file.fileno()).st_ino == (folder / LOCK).stat().st_ino:
+                return file
+            file.close()
+        except FileNotFoundError:
+            pass
+        # Another process has renamed the folder meanwhile, so the lock is on the wrong folder.
+
+
+def build_together(
+    folder: str | Path,
+    result: str,
+    parts: Iterable[Callable[[Path], None]],
+    merge: Callable[[list[Path]], None],
+    what: str,
+) -> None:
+    """Build a folder in parts, together with all processes that build the same folder at the same time.
+
+    Each process builds parts that are neither finished nor locked by another process, then waits for the rest. Finished
+    parts of a killed process are used. Without file locks each process builds all parts.
+
+    Args:
+        folder: A folder whose name identifies everything that its content depends on.
+        result: Name of the file that is written last, in every part and in the folder; if it exists, nothing is done.
+        parts: Functions that write a part into a given folder; all processes must pass the same functions.
+        merge: Builds the folder's content from the folders of the parts, in order.
+    """
+    from tqdm.auto import tqdm
+
+    folder = Path(folder)
+    if (folder / result).exists():
+        return
+    works = {folder / "parts" / f"{number:05d}": part for number, part in enumerate(parts)}
+    left, places = dict(works), list(works)
+    # Only the process that logs shows the progress bar, and only on a terminal.
+    silent = None if logger.isEnabledFor(logging.INFO) else True
+    with tqdm(total=len(works), desc=what, unit=" parts", disable=silent) as bar:
+        while not (folder / result).exists():
+            try:
+                for place, part in list(left.items()):
+                    if _do_once(place, (folder / result, place / result), partial(part, place)):
+                        del left[place]
+                        bar.update()
+                if left or not _do_once(folder / "parts", (folder / result,), partial(merge, places)):
+                    time.sleep(_LOOK)
+            except FileNotFoundError:
+                # Without locks another process may have merged and removed the parts of this process.
+                if not (folder / result).exists():
+                    raise
+    shutil.rmtree(folder / "parts", ignore_errors=True)
+
+
+def _do_once(folder: Path, done: Sequence[Path], work: Callable[[], None]) -> bool:
+    """Do the work unless its result exists; False if another process is doing it."""
+    try:
+        lock = None if any(path.exists() for path in done) else lock_folder(folder, "taken")
+    except ValueError:
+        return False
+    with lock or nullcontext():
+        if not any(path.exists() for path in done):
+            work()
+    return True

@@ -1,0 +1,90 @@
+"""Files on the Hugging Face Hub and in its cache, and upload of model and data-set folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tripletune.core.files import read_text
+
+
+def hub_file(name: str, revision: str | None, file: str) -> Path | None:
+    """A file of a model on the Hub, fetched unless it is in the cache.
+
+    None if the model has no such file, or if Hub and cache do not give it; loading the model reports the reason.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+
+    try:
+        return Path(hf_hub_download(name, file, revision=revision))
+    except (OSError, EntryNotFoundError, HFValidationError):
+        return None
+
+
+def cached_commit(name: str, revision: str | None, file: str) -> str | None:
+    """The commit at which a branch or tag of a model is in the cache; None if the cache lacks this file of it."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        path = try_to_load_from_cache(name, file, revision=revision)
+    except HFValidationError:
+        return None
+    # The cache keeps the files of a commit in snapshots/COMMIT; what is no text means that it lacks the file.
+    return Path(path).parent.name if isinstance(path, str) else None
+
+
+def push_folder(folder: str | Path, repo: str, kind: str, files: Sequence[str]) -> str:
+    """Upload files (names or patterns) of a folder to the Hugging Face Hub in one commit, and return their address.
+
+    Such files of the repository that the folder lacks are deleted, so that no earlier weights or rows stay. See
+    `make_repository` for `repo` and `kind`.
+    """
+    from huggingface_hub import ModelCard
+
+    with _hub(repo) as api:
+        ModelCard(read_text(Path(folder) / "README.md")).validate(repo_type=kind)
+        place = make_repository(repo, kind)
+        ours = {"allow_patterns": list(files), "delete_patterns": list(files)}
+        api.upload_folder(repo_id=place.repo_id, folder_path=folder, repo_type=kind, **ours)
+    return str(place)
+
+
+def make_repository(repo: str, kind: str) -> Any:
+    """Create a repository of kind "model" or "dataset" on the Hub, private, unless it exists.
+
+    The token comes from `hf auth login` or HF_TOKEN and is not stored.
+    """
+    with _hub(repo) as api:
+        return api.create_repo(repo, repo_type=kind, private=True, exist_ok=True)
+
+
+@contextmanager
+def _hub(repo: str) -> Iterator[Any]:
+    """Yield the Hub's client; its errors become one line."""
+    from huggingface_hub import HfApi, errors
+
+    api = HfApi(library_name="tripletune")
+    try:
+        yield api
+    except errors.OfflineModeIsEnabled:
+        raise ValueError("HF_HUB_OFFLINE is set, so nothing can be pushed: unset HF_HUB_OFFLINE") from None
+    except errors.LocalTokenNotFoundError:
+        raise ValueError("the Hub needs a token: run hf auth login, or set HF_TOKEN") from None
+    except errors.HFValidationError as error:
+        raise ValueError(f"repository {repo}: {error}") from None
+    except errors.HfHubHTTPError as error:
+        more = "; run hf auth login, or set HF_TOKEN" if error.response.status_code in (401, 403) else ""
+        reason = " ".join(str(error.server_message or error).split())
+        raise OSError(f"{api.endpoint} refused {repo} ({error.response.status_code}): {reason}{more}") from None
+    except errors.HTTPError as error:
+        raise OSError(f"no connection to {api.endpoint}: {error}") from None
+
+
+def add_push(parser: Any) -> None:
+    """Add the arguments of `push` to a parser."""
+    parser.add_argument("folder", metavar="DIR", help="folder to upload; files of other programs are left out")
+    parser.add_argument("repo", metavar="REPO", help="owner/name on the Hub; created as private if it does not exist")

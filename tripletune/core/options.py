@@ -1,0 +1,391 @@
+"""Options: dataclass fields with default, help, choices and range, which define flags, YAML keys, `--set` and checks.
+
+A field's default is the paper's setting. All problems of a configuration are reported together, with the nearest known
+name for each unknown name. This module imports nothing heavy, so that `--help` and errors are fast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+import reprlib
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from tripletune.core.files import read_text
+
+T = TypeVar("T")
+# Shortens values in messages, since the aliases of a small YAML file can stand for gigabytes.
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 1, 80, 80
+_shown = _SHORT.repr
+CONFIGS = Path(__file__).parents[1] / "recipes" / "configs"
+# Numbers that PyYAML reads as text.
+_POWER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_RANGES: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "at_least": ("at least", lambda value, bound: value >= bound),
+    "above": ("greater than", lambda value, bound: value > bound),
+    "at_most": ("at most", lambda value, bound: value <= bound),
+    "below": ("below", lambda value, bound: value < bound),
+}
+EMPTY = "the value is empty: give a value, or leave the option out"
+
+
+class ConfigError(ValueError):
+    """A configuration that can't work; the message lists every problem."""
+
+
+class About(typing.TypedDict, total=False):
+    """Which values a setting allows, and how a user sets it.
+
+    Attributes:
+        choices: Allowed values (for a list, allowed items), or a function that returns them; not for a `Literal` type.
+        is_prefix: With a prefix of flags, such as "teacher", the field's flag is only the prefix: `--teacher`.
+        also: A second flag for the field.
+        needs: Name of the field that must be set for this field to have an effect.
+        flag: False (`rare`) if the setting has no flag, and is set only by YAML and `--set NAME=VALUE`.
+    """
+
+    choices: Sequence[str] | Callable[[], Sequence[str]]
+    at_least: float
+    above: float
+    at_most: float
+    below: float
+    is_prefix: bool
+    also: str
+    needs: str
+    flag: bool
+
+
+def setting(default: Any, help: str, **about: typing.Unpack[About]) -> Any:
+    """A dataclass field with a default (copied if it is a list; `dataclasses.MISSING`: required) and its help text."""
+    return _field(default, {"help": help, **about})
+
+
+def _field(default: Any, metadata: Mapping[str, Any]) -> Any:
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+rare = partial(setting, flag=False)
+
+
+def other_default(section: type, name: str, default: Any) -> Any:
+    """A base class's setting with another default."""
+    return _field(default, next(item.metadata for item in dataclasses.fields(section) if item.name == name))
+
+
+def problems(config: Any, prefix: str = "") -> list[str]:
+    """Check choices and ranges, then call each section's `check`; return the problems that were found."""
+    found: list[str] = []
+    hints = typing.get_type_hints(type(config))
+    for item in dataclasses.fields(config):
+        value, name = getattr(config, item.name), prefix + item.name
+        if dataclasses.is_dataclass(value):
+            found += problems(value, f"{name}.")
+        elif value is not None:
+            found += _out_of_range(value, item, hints[item.name], name)
+        if (needs := item.metadata.get("needs")) and value != item.default and not getattr(config, needs):
+            found.append(f"{name} has no effect without {needs}: set {needs}, or leave out {item.name}")
+    return found + (config.check() if hasattr(config, "check") else [])
+
+
+def require(config: Any) -> None:
+    """Raise a `ValueError` with all `problems` of a configuration; options call this in `__post_init__`."""
+    found = problems(config)
+    if found:
+        raise ValueError("; ".join(found))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckedOptions:
+    """Options that are checked when they are created; one `ValueError` lists all problems."""
+
+    def __post_init__(self) -> None:
+        require(self)
+
+
+def _out_of_range(value: Any, item: dataclasses.Field[Any], hint: Any, name: str) -> list[str]:
+    allowed = choices_of(item, hint)
+    if allowed:
+        given = value if isinstance(value, (list, tuple)) else [value]
+        return [not_one_of(name, each, allowed) for each in given if each not in allowed]
+    if value == "" != item.default:
+        return [f"{name}: {EMPTY}"]
+    if isinstance(value, float) and not math.isfinite(value):
+        return [f"{name}: {value} is not a finite number"]
+    bounds = {word: item.metadata[word] for word in _RANGES if word in item.metadata}
+    if all(_RANGES[word][1](value, bound) for word, bound in bounds.items()):
+        return []
+    wanted = " and ".join(f"{_RANGES[word][0]} {bound:g}" for word, bound in bounds.items())
+    return [f"{name}: {value} must be {wanted}"]
+
+
+def choices_of(item: dataclasses.Field[Any], hint: Any = None) -> Sequence[str]:
+    """The values that a field allows; empty if the field allows all values."""
+    literal = next((part for part in (hint, *typing.get_args(hint)) if typing.get_origin(part) is Literal), None)
+    found = item.metadata.get("choices") or typing.get_args(literal)
+    return found() if callable(found) else tuple(found)
+
+
+def not_one_of(name: str, value: Any, known: Sequence[str]) -> str:
+    """The error text for a value that is not allowed, with the nearest allowed value."""
+    return f"{name}: {value!r} is not one of {', '.join(known)}{nearest(str(value), known)}"
+
+
+def nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
+    """` (did you mean X?)` for the nearest known name; "" if no name is near."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def elsewhere(kind: Any, name: str) -> str:
+    """` (here it is X)` if another section has the setting, or another program (see the class's `elsewhere`)."""
+    leaf, table = name.rpartition(".")[2].replace("-", "_"), getattr(kind, "elsewhere", {})
+    own = [one for one in leaves(kind) if leaf in (one.rpartition(".")[2], *table.get(one, "").split())]
+    return f" (here it is {' or '.join(own)})" if own else ""
+
+
+def misfits(
+    name: str, given: Mapping[str, Any], hints: Mapping[str, Any], taken: Collection[str], kind: Any = None
+) -> list[str]:
+    """Return a problem for each argument that a library would reject: unknown names and values of a wrong type.
+
+    Args:
+        hints: The types of the library's arguments.
+        taken: Arguments that have separate settings.
+        kind: The class of the configuration; see `elsewhere`.
+    """
+    from huggingface_hub.dataclasses import type_validator
+
+    found, known = [], [one for one in hints if one not in taken]
+    for key, value in given.items():
+        if key not in known:
+            told = (kind and elsewhere(kind, key)) or nearest(key, known) or f"; known: {', '.join(known) or 'none'}"
+            found.append(f"{name}: unknown setting {key!r}{told}")
+            continue
+        whole = type(value) is int and {float, int} & {*typing.get_args(hints[key]), hints[key]} == {float}
+        try:
+            type_validator(key, float(value) if whole else value, hints[key])
+        except Exception:
+            wanted = hints[key].__name__ if isinstance(hints[key], type) else str(hints[key]).replace("typing.", "")
+            found.append(f"{name}: {key} {_shown(value)} is not {wanted}")
+    return found
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Read names and values of a YAML file, which override those of its `base:` file."""
+    path, seen = Path(path), []
+    tree: dict[str, Any] = {}
+    while True:
+        if path.resolve() in seen:
+            raise ConfigError(f"{path}: the chain of base files leads back to this file")
+        seen.append(path.resolve())
+        own = _read_one(path)
+        base = own.pop("base", None)
+        tree = _over(own, tree)
+        if base is None:
+            return tree
+        path = path.parent / str(base)
+
+
+def _over(tree: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    for name, value in above.items():
+        both = isinstance(value, dict) and isinstance(tree.get(name), dict)
+        tree[name] = _over(tree[name], value) if both else value
+    return tree
+
+
+def _read_one(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"no such configuration file: {path}")
+    text = read_text(path)
+    try:
+        loaded = yaml.load(text, _UniqueKeys)
+    except (yaml.YAMLError, RecursionError) as error:
+        said = " ".join(str(error).split()) if isinstance(error, yaml.YAMLError) else "it is nested too deeply"
+        raise ConfigError(f"{path} is not valid YAML: {said}") from None
+    if loaded is not None and not isinstance(loaded, dict):
+        raise ConfigError(f"{path}: expected names and values, found {type(loaded).__name__}")
+    return loaded or {}
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """A safe loader that rejects a repeated name, whose first value YAML would silently drop."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue  # PyYAML rejects such keys
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"{key.value} is given twice: give it only once", problem_mark=key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> T:
+    """Read a YAML file (None: the defaults) into a dataclass, apply overrides by dotted names, and check everything.
+
+    The name of a file in recipes/configs, which is part of the package, is also accepted as path.
+    """
+    if path is not None and not Path(path).suffix and not Path(path).exists():
+        ours = {file.stem: file for file in CONFIGS.rglob("*.yaml")}
+        if str(path) not in ours:
+            raise FileNotFoundError(f"no such file, and {not_one_of('configuration', str(path), sorted(ours))}")
+        path = ours[str(path)]
+    tree = read_yaml(path) if path is not None else {}
+    for name, value in (overrides or {}).items():
+        node = tree
+        *parents, leaf = name.split(".")
+        for parent in parents:
+            if node.get(parent) is None:
+                node[parent] = {}  # missing, or an empty section in the file
+            node = node[parent]
+            if not isinstance(node, dict):
+                raise ConfigError(f"{path}: {parent}: expected names and values, found {_shown(node)}")
+        node[leaf] = value
+    found: list[str] = []
+    config = _build(kind, tree, "", found, kind)
+    found = found or problems(config)
+    if found:
+        listed = "\n".join(f"  - {problem}" for problem in found)
+        said = [any(name in problem for name in overrides or ()) for problem in found]
+        places = [] if path is None or all(said) else [str(path)]
+        places += ["the command line"] if path is None or any(said) else []
+        raise ConfigError(f"{' and '.join(places)}: {len(found)} problem(s)\n{listed}")
+    return config
+
+
+def leaves(kind: Any, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
+    """The settings of a configuration by their dotted names."""
+    hints, found = typing.get_type_hints(kind), dict[str, dataclasses.Field[Any]]()
+    for item in dataclasses.fields(kind):
+        section, name = hints[item.name], prefix + item.name
+        found |= leaves(section, f"{name}.") if dataclasses.is_dataclass(section) else {name: item}
+    return found
+
+
+def default_of(item: dataclasses.Field[Any]) -> Any:
+    """The default of a field; `dataclasses.MISSING` if the field is required."""
+    return item.default_factory() if callable(item.default_factory) else item.default
+
+
+def to_yaml(config: Any) -> str:
+    """The resolved configuration as YAML."""
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+
+
+def _build(kind: type[T], tree: Any, prefix: str, found: list[str], whole: type) -> T:
+    if not isinstance(tree, dict):
+        found.append(f"{prefix.rstrip('.')}: expected names and values, found {_shown(tree)}")
+        return kind()
+    hints = typing.get_type_hints(kind)
+    known = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        if key not in known:
+            told = elsewhere(whole, str(key)) or nearest(str(key), known) or nearest(f"{prefix}{key}", leaves(whole))
+            found.append(f"unknown key {prefix}{key}{told}")
+        elif dataclasses.is_dataclass(hints[key]):
+            values[key] = _build(hints[key], {} if value is None else value, f"{prefix}{key}.", found, whole)  # type: ignore[arg-type]
+        else:
+            try:
+                values[key] = convert(value, hints[key])
+            except ValueError as error:
+                found.append(f"{prefix}{key}: {error}")
+    return kind(**values)
+
+
+def convert(value: Any, hint: Any) -> Any:
+    """Convert a value from YAML or a command line to the type of its field."""
+    if value == "" and hint is not str:  # a script may have left a variable unset: never read this as "no limit"
+        raise ValueError(EMPTY)
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        if value is None or (isinstance(value, str) and value.lower() in ("none", "null", "~")):
+            return None
+        hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        known = typing.get_args(hint)
+        if value not in known:
+            raise ValueError(f"{_shown(value)} is not one of {', '.join(known)}{nearest(_shown(value), known)}")
+        return value
+    if origin in (list, tuple):
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, (list, tuple)) or any(isinstance(item, (list, dict)) for item in items):
+            raise ValueError(f"{_shown(value)} is not a list of texts")
+        return origin(str(item).strip() for item in items if str(item).strip())
+    if origin is dict:
+        try:
+            found = yaml.safe_load(value) if isinstance(value, str) else value
+        except yaml.YAMLError:
+            found = value
+        if not isinstance(found, dict):
+            raise ValueError(f"{_shown(value)} is not a mapping of names and values, such as {{name: value}}")
+        return {str(key): float(one) if _POWER.fullmatch(str(one)) else one for key, one in found.items()}
+    if hint is bool:
+        if isinstance(value, str) and value.lower() in (*_TRUE, *_FALSE):
+            return value.lower() in _TRUE
+        if not isinstance(value, bool):
+            raise ValueError(f"{_shown(value)} is not true or false")
+        return value
+    return _number(value, hint) if hint in (int, float) else _text(value)
+
+
+def _number(value: Any, hint: type) -> float:
+    """Convert to a number, also texts like 1e-5, which PyYAML does not read as a number."""
+    try:
+        if isinstance(value, bool) or not math.isfinite(float(value)) or (hint is int and int(value) != float(value)):
+            raise ValueError
+        return int(value) if hint is int else float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{_shown(value)} is not a {'whole ' if hint is int else ''}number") from None
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, (dict, list)):
+        raise ValueError(f"{_shown(value)} is not text")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        # YAML turned the revision 0123456 into 42798, so the original text is lost.
+        raise ValueError(f"{value!r} was read as a number; put it in quotes")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def set_values(kind: type, settings: Sequence[str], owner: str) -> tuple[dict[str, Any], list[str]]:
+    """Parse `--set NAME=VALUE` texts into values by field, and a list of problems, which name the owner."""
+    hints = typing.get_type_hints(kind)
+    values: dict[str, Any] = {}
+    found = []
+    for given in settings:
+        name, equals, text = given.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals:
+            found.append(f"--set {given}: write it as NAME=VALUE")
+        elif name not in hints:
+            found.append(f"--set {given}: {no_option(owner, name, hints)}")
+        else:
+            try:
+                values[name] = convert(text.strip(), hints[name])
+            except ValueError as error:
+                found.append(f"--set {given}: {error}")
+    return values, found
+
+
+def no_option(owner: str, name: str, known: Collection[str]) -> str:
+    """The error text for an unknown option of an owner."""
+    hint = nearest(name, [*known]) or f"; its options are {', '.join(known)}"
+    return f"{owner} has no option {name!r}{hint}"

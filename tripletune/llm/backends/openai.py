@@ -1,0 +1,266 @@
+"""The backend for servers with OpenAI's chat-completions API: OpenAI, vLLM, Ollama, llama.cpp and many more.
+
+`HostedBackend` is the base class of backends that use a provider's SDK: client, one attempt at a call, errors.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import importlib
+import json
+import logging
+import math
+import os
+import re
+import time
+import urllib.parse
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+from tripletune.core.calls import (
+    Backend,
+    CallError,
+    Completion,
+    Message,
+    PromptTooLong,
+    Sampling,
+    SetupError,
+    TransientError,
+    redact,
+)
+from tripletune.llm.backends import URL_FORM, BackendKind, LLMOptions, is_plain_url
+
+# 425: the server asks for the same request later. All 5xx (also Anthropic's 529) are retried.
+TRANSIENT = frozenset({408, 409, 425, 429})
+# These errors concern the key, the account, the model's name or a setting, so every call would fail.
+ACCESS = frozenset({401, 402, 403, 404})
+_TOO_LONG = ("context", "prompt is too long")
+_SETTINGS = ("max_tokens", "max_completion_tokens", "temperature", "top_p")
+# Gateways also answer 403 to a text that they block.
+_MODERATED = ("moderation", "flagged")
+# Codes of 429 that waiting does not fix.
+_NO_CREDIT = ("insufficient_quota", "billing_hard_limit_reached", "credit balance is too low")
+_PAY = "the account has no credit left: add credit, then run the same command again; stored replies are kept"
+_SHORTEN = "the prompt and max_tokens don't fit the model: shorten the prompt or lower max_tokens"
+_SEE = "the request was refused: read the server's message"
+_AS_ASKED = "set token_field or send_temperature as the server's message says, or lower the setting"
+_HINTS: Mapping[int, str] = {
+    401: "check the key (its environment variable)",
+    402: _PAY,
+    403: "this key may not use this model: check the key's rights and the model's name",
+    404: "check the model's name, and that url is the base URL (for Anthropic without /v1, for most servers with /v1)",
+    413: "the request is too large: shorten the prompt",
+}
+_LONGEST_QUOTE = 500
+logger = logging.getLogger(__name__)
+
+
+class HostedBackend(Backend):
+    """A model behind a provider's SDK, called in one attempt. The default url comes from the environment.
+
+    The model's name in the ledger has no host, since a model may move to another host.
+    """
+
+    kind: ClassVar[str]
+    client_class: ClassVar[str]
+    default_url: ClassVar[str]
+    url_variable: ClassVar[str]
+    key_variable: ClassVar[str]
+    hosts: ClassVar[tuple[str, ...]]
+    headers: Mapping[str, str] = {}
+    # Makes the body of a request from messages and sampling.
+    body: Callable[[Sequence[Message], Sampling], dict[str, Any]]
+    # Reads the reply from the body of a response; None if the body has no reply.
+    read: Callable[[Mapping[str, Any]], Completion | None]
+
+    def __init__(self, options: LLMOptions, api_key: str | None, send_temperature: bool) -> None:
+        self.sdk = importlib.import_module(self.kind)
+        self.address = options.url or os.environ.get(self.url_variable) or self.default_url
+        if not is_plain_url(self.address):
+            raise ValueError(f"{self.url_variable} {URL_FORM}")
+        parts = urllib.parse.urlsplit(self.address)
+        self.host, name = parts.netloc, str(parts.hostname)
+        self.official = any(name == host or name.endswith(f".{host}") for host in self.hosts)
+        if self.official and not api_key:
+            raise ValueError(f"{name} needs a key: set {self.key_variable}, or api_key_env if you set url yourself")
+        # The key is kept in functions, so that printing this object does not show it.
+        self._key, self._redact = lambda: api_key or "none", lambda text: redact(text, [api_key or ""])
+        self.model, self.send_temperature = options.ledger_name, send_temperature
+        self._client: Any = None
+        if not send_temperature:
+            logger.info("%s: temperature is not sent; replies are sampled with the provider's settings", self.model)
+
+    def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
+        """Call the SDK; the result has the response as `http_response`."""
+        raise NotImplementedError
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """Reply to a chat; see `core.calls.Backend`."""
+        body = self.body(messages, sampling)
+        if self._client is None:
+            # The ledger client handles retries and the time limit.
+            self._client = getattr(self.sdk, self.client_class)(
+                api_key=self._key(), base_url=self.address, timeout=None, max_retries=0,
+                default_headers=dict(self.headers) or None,
+                http_client=self.sdk.DefaultAsyncHttpxClient(follow_redirects=False),
+            )  # fmt: skip
+        start = time.perf_counter()
+        try:
+            response = (await self.create(self._client, body)).http_response
+        except self.sdk.APIError as error:
+            # The cause is dropped, because an SDK's exception may hold request headers.
+            raise self._translate(error) from None
+        seconds = time.perf_counter() - start
+        # Decode the JSON here, because the SDK's models fail on servers that leave out fields.
+        try:
+            found = json.loads(response.content)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise TransientError(f"{self.host} sent a reply that is not a JSON object: {self._quote(response.text)}")
+        completion = self.read(found)
+        if completion is None:
+            # Some gateways wrap an upstream failure into a response with status 200.
+            detail = f": {self._quote(found['error'])}" if found.get("error") else ""
+            raise TransientError(f"{self.host} sent a response without a reply{detail}")
+        return replace(completion, seconds=seconds)
+
+    async def close(self) -> None:
+        """Close the connections; the next call opens new ones."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    def _quote(self, text: object) -> str:
+        found = self._redact(" ".join(str(text).split()))
+        return found if len(found) <= _LONGEST_QUOTE else found[:_LONGEST_QUOTE] + " …"
+
+    def _translate(self, error: Any) -> CallError | TransientError:
+        if isinstance(error, self.sdk.APIConnectionError):
+            cause = error.__cause__
+            shown = self._quote(cause if cause and str(cause) else error)
+            return TransientError(f"no connection to {self.host}, or the connection broke: {shown}")
+        if not isinstance(error, self.sdk.APIStatusError):
+            return TransientError(f"{self.host} sent a reply that cannot be read: {self._quote(error)}")
+        status, text, headers = error.status_code, self._quote(error), error.response.headers
+        if 300 <= status < 400:
+            target = self._quote(headers.get("location", "nowhere"))
+            return SetupError(
+                f"{self.host} redirects to {target}, and prompts are not sent there: if this server is right, set url"
+            )
+        wish = headers.get("x-should-retry")
+        no_credit = any(code in f"{getattr(error, 'code', '')} {text}" for code in _NO_CREDIT)
+        if wish != "false" and not no_credit and (status in TRANSIENT or status >= 500 or wish == "true"):
+            return TransientError(f"{self.host}: {text}", retry_after(headers))
+        # "max_tokens and the prompt exceed the context" is about this prompt.
+        long = status in (400, 422) and any(words in text for words in _TOO_LONG)
+        setting = status in (400, 422) and not long and any(name in text for name in _SETTINGS)
+        advice = _PAY if no_credit else _SHORTEN if long else _AS_ASKED if setting else _HINTS.get(status, _SEE)
+        access = status in ACCESS and not (status == 403 and any(mark in text.lower() for mark in _MODERATED))
+        kind = SetupError if no_credit or setting or access else PromptTooLong if long else CallError
+        return kind(f"{self.host}: {text}. What to do: {advice}")
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Read the seconds to wait from `retry-after-ms`, or `retry-after` (seconds or a date); None if both are absent."""
+    for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        text = headers.get(name, "")
+        try:
+            seconds = float(text) / scale
+        except ValueError:
+            try:
+                seconds = max(email.utils.parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
+            except (ValueError, TypeError, OverflowError, OSError):
+                continue
+        if 0 <= seconds < math.inf:
+            return seconds
+    return None
+
+
+def sampling_fields(sampling: Sampling, send: bool) -> dict[str, float]:
+    """The temperature and top_p of a request body.
+
+    If they are not sent, temperature must be 0 (the default) or 1 (the provider's setting), and top_p must be 1.
+    """
+    if send:
+        return {"temperature": sampling.temperature, "top_p": sampling.top_p}
+    if sampling.temperature in (0, 1) and sampling.top_p == 1:
+        return {}
+    raise SetupError(
+        f"temperature {sampling.temperature} and top_p {sampling.top_p} are not sent because of send_temperature. Set "
+        "send_temperature to yes if this model accepts them, else set temperature and top_p to 1"
+    )
+
+
+def count(usage: Any, *names: str) -> int:
+    """The sum of token counts, which may be integers, floats or texts; other values count as 0."""
+    values = [str(usage.get(name)) for name in names] if isinstance(usage, dict) else []
+    return sum(int(float(value)) for value in values if re.fullmatch(r"\d{1,15}(\.\d*)?", value))
+
+
+def read_chat(found: Mapping[str, Any]) -> Completion | None:
+    """Read the reply from the body of a completion, of a chat or a prompt; None if the body has no reply."""
+    try:
+        choice = found["choices"][0]
+        message = choice["message"] if "message" in choice else {"content": choice["text"]}
+        text, refusal = message.get("content"), message.get("refusal")
+    except (KeyError, IndexError, TypeError, AttributeError):
+        return None
+    if isinstance(text, list):  # some servers send parts
+        text = "".join(str(part.get("text") or "") for part in text if isinstance(part, dict))
+    usage = found.get("usage")
+    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
+    return Completion(
+        text=text if isinstance(text, str) else "",
+        prompt_tokens=count(usage, "prompt_tokens"),
+        completion_tokens=count(usage, "completion_tokens"),
+        cache_read=count(details, "cached_tokens") or count(usage, "prompt_cache_hit_tokens"),
+        cache_written=count(details, "cache_creation_tokens", "cache_write_tokens"),
+        finish_reason="refusal" if refusal and not text else str(choice.get("finish_reason") or "stop"),
+    )
+
+
+class OpenAIBackend(HostedBackend):
+    """Chat completions through OpenAI's SDK; see `HostedBackend`.
+
+    Hosted reasoning models reject `max_tokens`, and many other servers don't know `max_completion_tokens`. With
+    `token_field` "auto", `max_completion_tokens` is sent to openai.com and azure.com, and `max_tokens` to other
+    servers. If no temperature is sent, models use their own settings, even for calls that should be greedy.
+    """
+
+    kind, client_class = "openai", "AsyncOpenAI"
+    default_url, url_variable, key_variable = "https://api.openai.com/v1", "OPENAI_BASE_URL", "OPENAI_API_KEY"
+    hosts, read = ("openai.com", "azure.com"), staticmethod(read_chat)
+
+    def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
+        super().__init__(options, api_key, options.send_temperature != "no")
+        self.body = partial(chat_body, options, self.official)
+
+    def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
+        """Call `client.chat.completions.create`; all other fields are sent as extra fields."""
+        chat = {name: body.pop(name) for name in ("model", "messages")}
+        return client.chat.completions.with_raw_response.create(**chat, extra_body=body)
+
+
+def chat_body(options: LLMOptions, official: bool, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
+    """The body of a chat completion; `official`: the server is OpenAI's or Azure's."""
+    token_field = options.token_field
+    if token_field == "auto":
+        token_field = "max_completion_tokens" if official else "max_tokens"
+    body: dict[str, Any] = {
+        "model": options.model,
+        "messages": [{"role": message["role"], "content": message["content"]} for message in messages],
+        token_field: sampling.max_tokens,
+        **sampling_fields(sampling, options.send_temperature != "no"),
+    }
+    if sampling.seed is not None:
+        body["seed"] = sampling.seed
+    if sampling.schema is not None:
+        schema = {"name": "reply", "strict": True, "schema": json.loads(sampling.schema)}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return {**body, **(options.extra_fields or {})}
+
+
+BACKEND = BackendKind(OpenAIBackend, key_variable=OpenAIBackend.key_variable)

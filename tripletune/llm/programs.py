@@ -1,0 +1,296 @@
+"""The programs `tripletune ledger` and `tripletune batch`, which manage the calls of language models."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from tripletune.core.calls import Completion
+from tripletune.core.data.fields import checked
+from tripletune.core.data.records import read_jsonl
+from tripletune.core.files import check_new, json_line, new_file
+from tripletune.core.program import CommandParser, run_program
+from tripletune.core.sqlite import application_of
+from tripletune.core.tables import Table, plain_console
+from tripletune.llm.backends.batch import import_replies, reset, waiting
+from tripletune.llm.ledger import (
+    ADD_USE,
+    FAILED,
+    OK,
+    PENDING,
+    PUT,
+    Ledger,
+    canonical,
+    make_call,
+    row_of,
+    sampling_of,
+)
+
+_REPLY = ("text", "prompt_tokens", "completion_tokens", "seconds", "retries", "finish_reason")
+_LAYOUT = {
+    **dict.fromkeys(("key", "model", "text", "finish_reason", "status", "detail", "time"), str),
+    **dict.fromkeys(("prompt_tokens", "completion_tokens", "retries"), int),
+    **{"seconds": float, "sampling": {}, "messages": [{"": str}]},
+}
+_MOST_TROUBLES = 20
+_SILENT = "ok without text, which the next run repeats"
+# A call counts for the role that made it first; later uses of its reply cost nothing and are counted separately.
+_STATS = """
+SELECT model, coalesce(role, ''), sum(first AND status = 'ok' AND has_text(text)), sum(first AND status = 'failed'),
+    sum(first AND status = 'ok' AND NOT has_text(text)), sum(first AND status = 'pending'), sum(first * prompt_tokens),
+    sum(first * completion_tokens), sum(first * retries), sum(first * seconds), count(role)
+FROM (
+    SELECT calls.*, uses.role, uses.id IS (SELECT min(id) FROM uses WHERE call_id = calls.id) AS first
+    FROM calls LEFT JOIN uses ON call_id = calls.id
+)
+GROUP BY 1, 2 ORDER BY 1, 2
+"""
+_STAT_NAMES = (
+    "model", "role", "calls", "failed", "without_text", "pending", "prompt_tokens", "completion_tokens", "retries",
+    "seconds", "uses"
+)  # fmt: skip
+_EXPORT = """
+SELECT key, model, sampling, messages, text, prompt_tokens, completion_tokens, seconds, retries, finish_reason,
+    status, detail, time,
+    (SELECT json_group_array(json_array(role, question_id))
+        FROM (SELECT role, question_id FROM uses WHERE call_id = calls.id ORDER BY id)) AS uses
+FROM calls
+WHERE status <> 'pending' AND (:model IS NULL OR model = :model)
+    AND (:role IS NULL OR EXISTS (SELECT 1 FROM uses WHERE call_id = calls.id AND role = :role))
+ORDER BY id
+"""
+
+
+def statistics(path: Path) -> list[dict[str, Any]]:
+    """Calls, tokens, retries and seconds of a ledger by model and role."""
+    with Ledger(path, create=False) as ledger, ledger.connected() as connection:
+        return [dict(zip(_STAT_NAMES, row, strict=True)) for row in connection.execute(_STATS)]
+
+
+def exported(path: Path, role: str | None = None, model: str | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the calls of a ledger, except pending calls, in stored order, in the form that `import_calls` reads."""
+    with Ledger(path, create=False) as ledger, ledger.connected() as connection:
+        connection.row_factory = sqlite3.Row
+        for row in connection.execute(_EXPORT, {"role": role, "model": model}):
+            parsed = {name: json.loads(row[name]) for name in ("sampling", "messages", "uses")}
+            yield {**row, **parsed}
+
+
+def import_calls(path: Path, source: Path) -> tuple[int, int]:
+    """Import exported calls, or another ledger's calls, into a ledger; return the numbers of new and known calls."""
+    # The source is read twice, so that a bad line leaves no ledger behind and memory does not grow with the file.
+    total = sum(bool(_row(values, where)) for where, values in _calls(source))
+    if not total:
+        raise ValueError(f"{source}: the file holds no calls")
+    new = 0
+    with Ledger(path) as ledger, ledger.transaction() as connection:
+        for where, values in _calls(source):
+            row = _row(values, where)
+            known = connection.execute("SELECT status, detail FROM calls WHERE key = ?", row[:1]).fetchone()
+            # PUT rewrites a known failure, which does not count as new.
+            new += connection.execute(PUT, row).rowcount > 0 and known != row[10:12]
+            connection.executemany(ADD_USE, [(row[0], *use) for use in values.get("uses", ())])
+    return new, total - new
+
+
+def _calls(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    if application_of(source) is None:
+        return read_jsonl(source)
+    return ((str(source), values) for values in exported(source))
+
+
+def ledger_troubles(path: Path) -> Iterator[str]:
+    """Yield the faults of a ledger: those that SQLite's check finds, and calls whose key is wrong."""
+    with Ledger(path, create=False) as ledger, ledger.connected() as connection:
+        for (line,) in connection.execute("PRAGMA integrity_check"):
+            if line != "ok":
+                yield f"SQLite: {line}"
+        for key, model, sampling, messages in connection.execute("SELECT key, model, sampling, messages FROM calls"):
+            if make_call(model, sampling, messages).key != key:
+                yield f"call {key}: the key does not match model, sampling and messages"
+        query = "SELECT count(*) FROM uses WHERE call_id NOT IN (SELECT id FROM calls)"
+        orphans = connection.execute(query).fetchone()[0]
+        if orphans:
+            yield f"{orphans} uses belong to no call"
+
+
+def _row(values: Mapping[str, Any], where: str) -> tuple[Any, ...]:
+    """The parameters of `PUT` for an exported call."""
+    checked(values, where, _LAYOUT)
+    try:
+        call = make_call(values["model"], sampling_of(canonical(values["sampling"])), values["messages"])
+        if values["key"] != call.key:
+            raise ValueError("the key does not match model, sampling and messages")
+        if values["status"] not in (OK, FAILED):
+            raise ValueError(f"status {values['status']!r} is not one of {OK}, {FAILED}")
+        reply = Completion(**{name: values[name] for name in _REPLY})
+        return row_of(call, reply, *(values[name] for name in ("status", "detail", "time")))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _stats(arguments: argparse.Namespace) -> int:
+    """Show calls, tokens, retries and seconds by model and role."""
+    rows = statistics(arguments.ledger)
+    if arguments.json:
+        sys.stdout.write(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
+        return 0
+    total = {name: sum(row[name] for row in rows) for name in _STAT_NAMES[2:]}
+    cells = [
+        [f"{v:,.1f}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else v for v in row.values()]
+        for row in [*rows, {"model": "all", "role": "", **total}]
+    ]
+    head = [name.replace("_", " ") for name in _STAT_NAMES]
+    Table(head, cells, title=str(arguments.ledger)).show(plain_console())
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    """Write the calls as JSON lines."""
+    calls = exported(arguments.ledger, arguments.role, arguments.model)
+    lines: Iterator[str] = map(json_line, calls)
+    first = next(lines, "")
+    if not first and (arguments.role or arguments.model):
+        asked = [f"{name} {value}" for name in ("role", "model") if (value := getattr(arguments, name))]
+        about = f"run `tripletune ledger stats {arguments.ledger}` to see its calls"
+        raise ValueError(f"{arguments.ledger} has no answered call of {', '.join(asked)}; {about}")
+    lines = chain([first], lines)
+    if arguments.output is None:
+        sys.stdout.writelines(lines)
+    else:
+        check_new(arguments.output, [arguments.ledger])
+        with new_file(arguments.output) as scratch, scratch.open("w", encoding="utf-8") as file:
+            file.writelines(lines)
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    """Check the file and every key; the exit code is 1 if a problem is found."""
+    found = 0
+    for found, what in enumerate(ledger_troubles(arguments.ledger), 1):
+        if found <= _MOST_TROUBLES:
+            sys.stdout.write(f"{what}\n")
+    if found > _MOST_TROUBLES:
+        sys.stdout.write(f"... and {found - _MOST_TROUBLES} more\n")
+    with Ledger(arguments.ledger, create=False) as ledger, ledger.connected() as connection:
+        status = "CASE WHEN status = 'ok' AND NOT has_text(text) THEN :silent ELSE status END"
+        query = f"SELECT {status}, count(*) FROM calls GROUP BY 1"
+        by_status = dict(connection.execute(query, {"silent": _SILENT}).fetchall())
+    counts = ", ".join(
+        f"{by_status.get(name, 0):,} {name}" for name in (OK, FAILED, PENDING, *({_SILENT} & set(by_status)))
+    )
+    verdict = f"{found} problems" if found else "in order"
+    sys.stdout.write(f"{arguments.ledger}: {verdict}; calls: {counts}\n")
+    return 1 if found else 0
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    """Import exported calls or other ledgers into the ledger; calls that it already holds stay unchanged."""
+    for source in arguments.input:
+        new, known = import_calls(arguments.ledger, source)
+        sys.stdout.write(f"{arguments.ledger}: {new:,} calls are new, {known:,} were known ({source})\n")
+    return 0
+
+
+def _batch_status(arguments: argparse.Namespace) -> int:
+    """Show the waiting calls of each request file."""
+    with Ledger(arguments.ledger, create=False) as ledger:
+        rows = waiting(ledger)
+    lines = [f"{file}: {calls:,} calls of {model} wait" for file, model, calls in rows]
+    sys.stdout.write("\n".join(lines or [f"{arguments.ledger}: no call waits"]) + "\n")
+    return 0
+
+
+def _batch_import(arguments: argparse.Namespace) -> int:
+    """Put a provider's reply or error file into the ledger."""
+    with _existing(arguments.ledger) as ledger:
+        counts = import_replies(ledger, arguments.replies)
+    if counts is None:
+        sys.stdout.write(f"{arguments.replies} was imported before: nothing to do\n")
+        return 0
+    sys.stdout.write(f"{arguments.replies}: {counts['stored']:,} replies stored, {counts['known']:,} were known\n")
+    for name, what in (
+        ("again", "calls failed temporarily; the next run writes them to a new request file"),
+        ("refused", "calls were refused; they count as failed until `reset --refused`"),
+        ("unknown", "replies belong to no call of this ledger"),
+    ):
+        if counts[name]:
+            sys.stdout.write(f"{counts[name]:,} {what}\n")
+    return 0
+
+
+def _batch_reset(arguments: argparse.Namespace) -> int:
+    """Mark the calls of a lost request file, or refused calls, to be written again."""
+    with _existing(arguments.ledger) as ledger:
+        calls = reset(ledger, arguments.file)
+    if arguments.file is not None and not calls:
+        raise ValueError(f"no call waits in {arguments.file}; `tripletune batch status` shows the request files")
+    sys.stdout.write(f"{calls:,} calls will be in the request file of the next run\n")
+    return 0
+
+
+def _existing(path: Path) -> Ledger:
+    if not path.exists():
+        raise FileNotFoundError(f"no such ledger: {path}")
+    return Ledger(path)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(prog="tripletune", description="Manage the calls of language models.")
+    programs = parser.add_subparsers(required=True, metavar="PROGRAM")
+
+    def add(commands: Any, name: str, function: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = commands.add_parser(
+            name, help=function.__doc__, description=function.__doc__, example=f"tripletune {_EXAMPLES[function]}"
+        )
+        command.set_defaults(run=function)
+        return command
+
+    ledger = programs.add_parser("ledger", help="manage a ledger").add_subparsers(required=True, metavar="COMMAND")
+    commands = {name: add(ledger, name, function) for name, function in _LEDGER.items()}
+    for command in commands.values():
+        command.add_argument("ledger", type=Path, help="the SQLite file")
+    commands["stats"].add_argument("--json", action="store_true", help="print JSON instead of a table")
+    commands["export"].add_argument("--role", help="export only calls of this role")
+    commands["export"].add_argument("--model", help='export only calls of this model, for example "openai:gpt-4o-mini"')
+    commands["export"].add_argument("--output", type=Path, metavar="FILE", help="file (default: standard output)")
+    commands["import"].add_argument("input", type=Path, nargs="+", help="files written by export, or ledgers")
+
+    batch = programs.add_parser("batch", help="manage waiting calls").add_subparsers(required=True, metavar="COMMAND")
+    commands = {name: add(batch, name, function) for name, function in _BATCH.items()}
+    for command in commands.values():
+        command.add_argument("--ledger", type=Path, required=True, help="the SQLite file")
+    commands["import"].add_argument("--replies", type=Path, required=True, help="the provider's file, JSON lines")
+    which = commands["reset"].add_mutually_exclusive_group(required=True)
+    which.add_argument("--file", help="request file whose calls are written again")
+    which.add_argument("--refused", action="store_true", help="write refused calls again")
+    return parser
+
+
+_LEDGER = {"stats": _stats, "export": _export, "verify": _verify, "import": _import}
+_BATCH = {"status": _batch_status, "import": _batch_import, "reset": _batch_reset}
+_EXAMPLES: dict[Callable[[argparse.Namespace], int], str] = {
+    _stats: "ledger stats runs/subq.ledger.sqlite",
+    _export: "ledger export runs/subq.ledger.sqlite --role subq.filter --output calls.jsonl",
+    _verify: "ledger verify runs/subq.ledger.sqlite",
+    _import: "ledger import all.sqlite calls.jsonl shard-0.sqlite",
+    _batch_status: "batch status --ledger runs/subq.ledger.sqlite",
+    _batch_import: "batch import --ledger runs/subq.ledger.sqlite --replies replies.jsonl",
+    _batch_reset: "batch reset --ledger runs/subq.ledger.sqlite --refused",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line that begins with "ledger" or "batch"."""
+    arguments = _parser().parse_args(argv)
+    return run_program(lambda: int(arguments.run(arguments)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

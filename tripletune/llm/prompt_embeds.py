@@ -1,0 +1,80 @@
+"""A Graph-LLM whose language model runs in vLLM; graph encoder, projector and token embeddings run in this process.
+
+`vllm serve MERGED --enable-prompt-embeds` serves the merged language model (`checkpoints merge --language-model-only`).
+Each prompt is sent to the completions endpoint as vectors: a tensor saved by torch, in base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Awaitable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tripletune.core.calls import Completion, Message
+from tripletune.core.data.records import ModelInput
+from tripletune.llm.backends import LLMOptions, is_plain_url
+from tripletune.llm.backends.openai import OpenAIBackend
+from tripletune.llm.graph_generator import LocalGenerator
+from tripletune.llm.ledger_client import LedgerClient, Limits
+
+
+class PromptEmbedsBackend(OpenAIBackend):
+    """A backend for prompts that are vectors: the only message of a chat is the tensor in base64."""
+
+    def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
+        """Call `client.completions.create`; OpenAI's SDK requires a prompt, and vLLM ignores an empty prompt."""
+        body["prompt_embeds"] = body.pop("messages")[0]["content"]
+        return client.completions.with_raw_response.create(model=body.pop("model"), prompt="", extra_body=body)
+
+
+class PromptEmbedsGenerator(LocalGenerator):
+    """Generate with a `GraphLLM` whose layers after the embeddings run in vLLM; calls run concurrently.
+
+    Args:
+        local: The complete model in this process.
+        where: The vLLM server, `NAME@URL`.
+    """
+
+    def __init__(self, local: LocalGenerator, where: str, ledger: str | Path | None = None) -> None:
+        served, _, url = where.rpartition("@")
+        if not served or not is_plain_url(url):
+            raise ValueError(f"prompt_embeds {where}: write NAME@URL, for example merged@http://127.0.0.1:8000/v1")
+        model, processor, name = local.graph_llm, local.processor, f"{local.model} in {served}"
+        super().__init__(model, processor, local.batch_size, local.embeddings, name, ledger)
+        stop = json.dumps({"stop_token_ids": [processor.tokenizer.eos_token_id]})
+        options = LLMOptions(model=served, url=url, extra=stop)
+        limits = Limits(options.concurrency, timeout=options.timeout)
+        self.address, self._server = url, LedgerClient(PromptEmbedsBackend(options), limits=limits)
+        # As with any chat model, calls succeed again when the server is back.
+        self._server.ends_run = False
+
+    async def decode(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
+        """Like `generate`, without the ledger."""
+        encoded = self.processor.encode_input(sample, evidence)
+        vectors = await self._in_thread(partial(self._vectors, encoded))
+        sampling = replace(self.sampling, max_tokens=max_new_tokens)
+        chat: list[Message] = [{"role": "user", "content": vectors}]
+        found = await self._server.chat(chat, role=f"ras.{sample.task}", sampling=sampling)
+        triples, words = encoded.truncated_triples, encoded.truncated_words
+        return replace(found, text=found.text.strip(), truncated_triples=triples, truncated_words=words)
+
+    @torch.no_grad()
+    def _vectors(self, encoded: Any) -> str:
+        """The embeddings (T, W) of a prompt, in base64."""
+        model, graphs = self.graph_llm, self._graphs(encoded.graphs)
+        tokens = model.projector(model.graph_encoder(graphs["graphs"])) if graphs else None
+        ids = torch.tensor([encoded.input_ids], device=model.device)
+        torch.save(model.embed_inputs(ids, tokens)[0].cpu(), buffer := io.BytesIO())
+        return base64.b64encode(buffer.getvalue()).decode()
+
+    async def close(self) -> None:
+        """Close the connections and the ledger."""
+        await self._server.close()
+        await super().close()

@@ -1,0 +1,182 @@
+"""System prompts of loops and builders, and the client for one question.
+
+Our prompts lie in `tripletune/prompts`, one folder per kind of caller; a user's folder may replace them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tripletune.core.calls import Completion, LLMClient, Message, PromptTooLong, Sampling
+from tripletune.core.files import read_prompt
+from tripletune.llm.replies import ask
+
+T = TypeVar("T")
+_ROOT = Path(__file__).parents[2]
+# Number of characters of a call's key that a trace stores.
+CALL_NAME = 16
+_READING = {"entities", "extract", "joint", "triples"}
+# If a prompt is too long, the next attempt keeps this share of its evidence.
+_KEPT = 0.85
+# Evidence of so few characters is not shortened further.
+_LEAST = 100
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    """System prompts and their files by name; our files have paths relative to the project's root."""
+
+    texts: Mapping[str, str]
+    files: Mapping[str, str]
+
+    def chat(self, name: str, user: str) -> list[Message]:
+        """A chat with the system prompt `name` and one user turn."""
+        return [{"role": "system", "content": self.texts[name]}, {"role": "user", "content": user}]
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of each prompt by its name."""
+        return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts.items()}
+
+
+@lru_cache(maxsize=16)
+def load_prompts(names: tuple[str, ...], folder: str | Path | None = None, room: str = "systems") -> PromptSet:
+    """Read prompts by name, each from a user's `folder` if it has the prompt, else from our folder."""
+    files = {name: f"tripletune/prompts/{room}/{name}.md" for name in names}
+    paths = {name: _ROOT / file for name, file in files.items()}
+    if folder is not None:
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise FileNotFoundError(f"no such folder of prompts: {folder}")
+        known = ", ".join(f"{name}.md" for name in names)
+        for path in sorted(folder.glob("*.md")):
+            if path.stem not in paths:
+                raise ValueError(f"{path}: there is no prompt with this name; the prompts are {known}")
+            paths[path.stem], files[path.stem] = path, str(path)
+        if folder not in [path.parent for path in paths.values()]:
+            raise ValueError(f"{folder} holds no prompt; the prompts are {known}")
+    return PromptSet({name: read_prompt(path) for name, path in paths.items()}, files)
+
+
+NO_PROMPTS = PromptSet({}, {})
+
+
+def reads_passages(role: str) -> bool:
+    """Whether a role's calls read a passage of the corpus, independently of a question."""
+    return bool(set(role.split(".")[1:2]) & _READING)
+
+
+class QuestionClient(LLMClient):
+    """An `LLMClient` for one question; it need not be closed, because the inner client belongs to the run.
+
+    Args:
+        trace: The question's `tripletune.rag.Trace`, to which calls and tokens are added. Its tallies count the calls
+            of each role (`calls.<role>`) and the replies that were cut off (`cut_off.<role>`). Its details hold under
+            "tokens" the prompt and completion tokens of each role (and tokens read from and written to the provider's
+            cache), under "read" key and tokens of each call that reads a passage, and under "calls" the first
+            characters of the ledger keys. Its `cached` counts calls and tokens that came from the ledger.
+        sampling: How replies are sampled; each call sets its own maximum length.
+        system: The system that makes the calls, for the roles of `ask`; its prompts are named `<system>_<call>`.
+        shorten: Shortens a chat that is too long for the model, or returns None, so that the call fails; the tallies
+            count shortened prompts.
+    """
+
+    def __init__(
+        self,
+        client: LLMClient,
+        trace: Any,
+        question_id: str = "",
+        sampling: Sampling | None = None,
+        *,
+        system: str = "",
+        prompts: PromptSet = NO_PROMPTS,
+        repairs: int = 1,
+        shorten: Callable[[Sequence[Message]], list[Message] | None] | None = None,
+    ) -> None:
+        self.model, self.behind = client.model, (client,)
+        self._client, self._trace, self._question_id = client, trace, question_id
+        self.system, self.prompts, self._repairs = system, prompts, repairs
+        self._sampling, self._shorten = sampling or Sampling(), shorten
+        self.sent: str | None = None  # user turns of the last answered chat, on one line
+
+    def up_to(self, max_tokens: int) -> Sampling:
+        """The sampling of a call whose reply has at most `max_tokens` tokens."""
+        return replace(self._sampling, max_tokens=max_tokens)
+
+    async def ask(
+        self, call: str, asked: str | Sequence[Message], parse: Callable[[str], T], max_tokens: int,
+        repaired: Counter[str] | None = None,
+    ) -> T:  # fmt: skip
+        """Call the model and parse the reply, with repair turns; see `llm.replies.ask`.
+
+        The role of the call is `<system>.<call>`. `asked` is the chat, or the user turn that follows the system prompt
+        `<system>_<call>`. `repaired` counts the reasons of repair turns.
+        """
+        if isinstance(asked, str):
+            asked = self.prompts.chat(f"{self.system}_{call}", asked)
+        role = f"{self.system}.{call}"
+        sampling, repairs = self.up_to(max_tokens), self._repairs
+        return await ask(self, asked, parse, role=role, sampling=sampling, repairs=repairs, repaired=repaired)
+
+    async def chat(
+        self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
+    ) -> Completion:
+        """Reply to a chat; see `LLMClient.chat`. The default of `question_id` is this question's id."""
+        how: Any = {"sampling": sampling or self._sampling, "question_id": question_id or self._question_id}
+        sent = messages
+        while True:
+            try:
+                completion = await self._client.chat(sent, role=role, **how)
+                break
+            except PromptTooLong:
+                shorter = self._shorten(sent) if self._shorten else None
+                if shorter is None:
+                    raise
+                sent = shorter
+        self.sent = " ".join(word for turn in sent if turn["role"] == "user" for word in turn["content"].split())
+        if sent is not messages:
+            self._trace.tally(f"shortened.{role}")
+        self._trace.count(completion)
+        self._trace.tally(f"calls.{role}")
+        # Sorted, because the order in which concurrent calls are answered must not change a result.
+        insort(self._trace.details.setdefault("calls", {}).setdefault(role, []), completion.key[:CALL_NAME])
+        counts = [completion.prompt_tokens, completion.completion_tokens]
+        if completion.cache_read or completion.cache_written:
+            counts += [completion.cache_read, completion.cache_written]
+        _add(self._trace.details.setdefault("tokens", {}).setdefault(role, [0, 0]), counts)
+        if reads_passages(role):
+            insort(
+                self._trace.details.setdefault("read", {}).setdefault(role, []), [completion.key[:CALL_NAME], *counts]
+            )
+        if completion.cached:
+            _add(self._trace.cached.setdefault(role, [0, 0, 0]), [1, *counts])
+        if completion.finish_reason == "length":
+            self._trace.tally(f"cut_off.{role}")
+        return completion
+
+
+def less_evidence(messages: Sequence[Message]) -> list[Message] | None:
+    """Cut 15 % of the longest user turn: before the line of the question, or at the end if this line comes first.
+
+    This drops the worst evidence. None is returned if almost no evidence is left.
+    """
+    asked = [place for place, turn in enumerate(messages) if turn["role"] == "user"]
+    place = max(asked, key=lambda place: len(messages[place]["content"]))
+    text = messages[place]["content"]
+    evidence, mark, question = text.rpartition("\nQuestion:")
+    if not mark or text.startswith("Question:"):
+        evidence, mark, question = text, "", ""
+    kept = evidence[: int(_KEPT * len(evidence))].rstrip()
+    turn: Message = {"role": "user", "content": f"{kept}\n{mark}{question}" if mark else kept}
+    return [*messages[:place], turn, *messages[place + 1 :]] if len(kept) > _LEAST else None
+
+
+def _add(sums: list[int], counts: Sequence[int]) -> None:
+    sums[:] = map(sum, zip_longest(sums, counts, fillvalue=0))
