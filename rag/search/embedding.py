@@ -172,9 +172,11 @@ class Embedder:
         vectors = np.asarray(self._encode(list(texts), kind), dtype=np.float32)
         if not np.isfinite(vectors).all():
             raise ValueError(f"encoder {self.name}: a vector is not finite (NaN or infinite): use another encoder")
-        if not self._cosine:
-            return vectors
-        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return self.scale(vectors)
+
+    def scale(self, vectors: np.ndarray) -> np.ndarray:
+        """Scale vectors, shape (rows, width), to length one, unless they are compared by dot product."""
+        return to_length_one(vectors) if self._cosine else vectors
 
     def stream(self, texts: Iterable[str], chunk: int) -> Iterator[np.ndarray]:
         """Yield the vectors of many texts, in order, in arrays of at most `chunk` rows."""
@@ -189,6 +191,11 @@ class Embedder:
             if texts:
                 found.update(zip(((kind, text) for text in texts), self.encode(texts, kind)))
         return [found[key] for key in keys]
+
+
+def to_length_one(vectors: np.ndarray) -> np.ndarray:
+    """Scale vectors, shape (rows, width), to length one; a vector of zeros stays one."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
 @lru_cache(maxsize=4)
