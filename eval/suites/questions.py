@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from tripletune.rag.embedding import encoder_name
 
 from tripletune.core.calls import Sampling, in_role
 from tripletune.core.data.questions import Question
@@ -49,6 +48,7 @@ from tripletune.rag.answering import Opened, OpenSystem, clients_of, open_tools
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
 from tripletune.rag.results import RESULTS
+from tripletune.rag.search.embedding import encoder_name
 from tripletune.rag.search.options import extracts
 from tripletune.rag.systems import Tools, find_system, make_options, system_names
 from tripletune.rag.triple_store import read_gold
