@@ -87,7 +87,10 @@ def _folder(spec: str) -> Path:
     resolve(spec)  # its error says what a spec looks like
     name, revision = split_revision(spec)
     others = [f"*{ending}" for ending in _NOT_COPIED if ending != ".bin"]
-    return Path(snapshot_download(name, revision=revision, ignore_patterns=others))
+    try:
+        return Path(snapshot_download(name, revision=revision, ignore_patterns=others))
+    except OSError as error:
+        raise FileNotFoundError(f"model {spec} can't be fetched: {' '.join(str(error).split())}") from None
 
 
 def _folders(source: Path) -> Iterator[Path]:

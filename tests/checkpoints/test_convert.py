@@ -118,6 +118,8 @@ def test_a_model_of_the_hub(hub, tiny_encoder, tmp_path):
         convert_weights("facebook/contriever@refs/pr/3", tmp_path / "again")
     with pytest.raises(FileNotFoundError, match="neither a hub id"):
         convert_weights("nowhere", tmp_path / "again")
+    with pytest.raises(FileNotFoundError, match=r"model me/absent@v1 can't be fetched: "):
+        convert_weights("me/absent@v1", tmp_path / "again")
     assert not (tmp_path / "again").exists()
 
 
