@@ -68,7 +68,9 @@ class QuestionOptions(SuiteOptions, SystemOptions):
     price: list[str] = setting([], PRICE_HELP)
     control: Control | None = rare(None, "control: let --model read this instead of the loop's facts")
     control_run: str | None = rare(None, "with control=other_…: the same run without control, with the other facts")
-    integrator: str | None = setting(None, "with --system cirag: local model that integrates, instead of the teacher")
+    integrator: str | None = setting(
+        None, "with --system cirag: local model (folder, owner/name[@revision]) that integrates, instead of the teacher"
+    )
     oracle: str | None = setting(None, "use a perfect teacher: DIR/SPLIT of a `build world` folder")
 
 
@@ -154,7 +156,7 @@ def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> dict
     if options.student_seed is not None:
         settings["student_seed"] = options.student_seed
     if options.prompt_embeds is not None:
-        settings["prompt_embeds"] = options.prompt_embeds.partition("@")[0]
+        settings["prompt_embeds"] = options.prompt_embeds.rpartition("@")[0]
     if teacher is None:
         return settings
     settings["sampling"] = [teacher.temperature, teacher.top_p, teacher.seed]

@@ -27,7 +27,7 @@ from tripletune.core.data.passages import read_corpus
 from tripletune.core.options import rare, require, setting
 from tripletune.llm.backends import LLMOptions, add_chat_model, open_client
 from tripletune.llm.question_client import load_prompts
-from tripletune.models.loading import DTYPE_HELP, resolve, usual_dtype
+from tripletune.models.loading import DTYPE_HELP, resolve, usual_dtype, with_revision
 from tripletune.models.run_folders import check_model_folder, read_json, trained_folder
 from tripletune.rag import WATCH, Trace, TraceAction, TraceStep
 from tripletune.rag.extract import CorpusExtraction
@@ -51,8 +51,11 @@ class SystemOptions(SearchOptions):
     """Options for the models and the search of a system."""
 
     system: str = setting("ras", "system that answers", choices=system_names())
-    model: str | None = setting(None, "folder of a Graph-LLM: run, checkpoint or export; for a chat model see --llm")
-    planner_model: str | None = rare(None, "Graph-LLM that plans, while --model or the teacher answers")
+    model: str | None = setting(
+        None,
+        "Graph-LLM: folder (run, checkpoint, export) or owner/name[@revision] of an export; for a chat model see --llm",
+    )
+    planner_model: str | None = rare(None, "Graph-LLM that plans, as --model, while --model or the teacher answers")
     untrained: bool = setting(False, "use the untrained base model, as a reference")
     batch_size: int = rare(16, "inputs per forward pass of --model", at_least=1)
     dtype: str | None = setting(None, DTYPE_HELP)
@@ -244,13 +247,14 @@ def model_spec(spec: str, untrained: bool) -> str:
     resolved = resolve(spec)
     folder = trained_folder(resolved) if Path(resolved).is_dir() else Path(resolved)
     config = folder / "config.json"
-    base = read_json(config).get("base_model") if config.is_file() else None
+    settings = read_json(config) if config.is_file() else {}
+    base = settings.get("base_model")
     if untrained:
-        return str(base) if base else spec
+        return with_revision(str(base), settings.get("base_revision")) if base else spec
     if not base:
         raise ValueError(
-            f"model {spec} is not a folder with a trained Graph-LLM: give a run or export folder, or add --untrained "
-            "to use an untrained base model"
+            f"model {spec} is not a trained Graph-LLM: give a run or export, or add --untrained to use an untrained "
+            "base model"
         )
     return str(folder)
 

@@ -40,7 +40,9 @@ class ServeOptions:
         (), "systems to offer, separated by commas (default: all that can run)",
         choices=system_names(),
     )  # fmt: skip
-    integrator: str | None = setting(None, "trained model for CIRAG's integration phase: folder or hub id")
+    integrator: str | None = setting(
+        None, "trained model for CIRAG's integration phase: folder or owner/name[@revision]"
+    )
     places: int = setting(32, "maximum questions answered at the same time", at_least=1)
     queue: int = setting(128, "maximum waiting questions; further questions are refused (429)", at_least=0)
     timeout: float = setting(120.0, "timeout of a question in seconds, waiting included (504)", above=0)

@@ -27,13 +27,14 @@ from tripletune.models.loading import (
     chosen_layers,
     complete,
     content_fingerprint,
-    hub_commit,
     layer_numbers,
     load_adapter,
     load_causal_lm,
+    pinned,
     put_adapter,
     resolve,
     telling,
+    with_revision,
 )
 from tripletune.models.local.continuous_batch import has_attention
 from tripletune.models.losses import scales_alike
@@ -49,7 +50,6 @@ def build_graph_llm(
     base_model: str,
     *,
     dtype: torch.dtype | None = None,
-    revision: str | None = None,
     attention: str | None = None,
     nf4: bool = False,
     processor_settings: dict[str, Any] | None = None,
@@ -62,7 +62,7 @@ def build_graph_llm(
         attention: See `models.attention.set_attention`; None: the default of transformers.
         processor_settings: Fields of `ProcessorSettings`; `settings` are fields of `GraphSettings`.
     """
-    language_model, tokenizer = load_causal_lm(base_model, dtype, revision, nf4=nf4)
+    language_model, tokenizer = load_causal_lm(base_model, dtype, nf4=nf4)
     if not has_attention(language_model):
         raise ValueError(
             f"model {base_model}: {type(language_model).__name__} has no attention layer, but a Graph-LLM needs one "
@@ -72,11 +72,12 @@ def build_graph_llm(
     graph = GraphSettings(**settings)
     own = {"use_graph": graph.use_graph, "graph_pooling": graph.graph_pooling}
     processor = GraphLLMProcessor.create(tokenizer, **(processor_settings or {}) | own)
+    name, commit = pinned(str(base_model))
     about: dict[str, Any] = {
         "text_config": language_model.config,
-        "base_model": str(base_model),
-        "base_revision": hub_commit(base_model, revision) or revision,
-        "base_weights": content_fingerprint(base_model, revision),
+        "base_model": name,
+        "base_revision": commit,
+        "base_weights": content_fingerprint(base_model),
         "encoder_weights": content_fingerprint(graph.encoder) if graph.use_graph else "",
         "text_embedding_width": encoder_dimension(graph.encoder) if graph.use_graph else 0,
         "graph_token_id": processor.graph_token_id,
@@ -86,7 +87,7 @@ def build_graph_llm(
     model.is_loaded_in_4bit = nf4  # PEFT reads it
     if attention is not None:
         set_attention(model.language_model, attention)
-    model.config.name_or_path = str(base_model)
+    model.config.name_or_path = name
     return model.eval(), processor
 
 
@@ -165,7 +166,8 @@ def load_graph_llm(
             load_config(GraphSettings, None, values_of(GraphSettings, config))
         except ConfigError as error:
             raise ValueError(f"{path / CONFIG}: {str(error).partition('  - ')[2]}") from None
-        check_specs(path / CONFIG, *[config.encoder] * config.use_graph, *[config.base_model] * is_adapter(path))
+        base = with_revision(str(config.base_model), config.base_revision)
+        check_specs(path / CONFIG, *[config.encoder] * config.use_graph, *[base] * is_adapter(path))
         if (noted := config.encoder_weights) and content_fingerprint(config.encoder) not in ("", noted):
             known = f"of its training in {path / CONFIG} (if you know that it is the same, remove encoder_weights)"
             raise ValueError(
@@ -173,10 +175,9 @@ def load_graph_llm(
             )
         model: Any
         if is_adapter(path):
-            language_model, _ = load_causal_lm(config.base_model, dtype, config.base_revision)
+            language_model, _ = load_causal_lm(base, dtype)
             # The base model is frozen and known by name; the folder holds only the adapter.
-            base = GraphLLM(config, language_model)
-            model = load_adapter(base, path, (config.base_model, config.base_revision))
+            model = load_adapter(GraphLLM(config, language_model), path, base)
         else:
             options = SAY_WHAT_IS_MISSING | ({"dtype": dtype} if dtype else {})
             model = complete(GraphLLM.from_pretrained(path, use_safetensors=True, **options), folder)

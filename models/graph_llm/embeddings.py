@@ -8,15 +8,24 @@ hash and so a vector with probability n^2 / 3.7e19, which is 1e-7 for two millio
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from tripletune.core.files import build_together, new_file, read_json, write_json
-from tripletune.models.loading import best_dtype, encoder_modules, load_encoder, model_file, resolve
+from tripletune.core.files import build_together, new_file, read_text, write_json
+from tripletune.models.loading import (
+    ModelSource,
+    best_dtype,
+    input_modules,
+    load_encoder,
+    model_file,
+    source_of,
+)
 
 KEYS, VECTORS, TABLE = "keys.npy", "vectors.npy", "table.json"
 # Strings per part of a table; see `build_together`.
@@ -30,6 +39,11 @@ class TextEncoder:
 
     def __init__(self, spec: str, dtype: torch.dtype = torch.float32) -> None:
         self._spec, self._model = spec, load_encoder(spec, dtype)
+        if len(input_modules(self._model)) > 1:
+            raise ValueError(
+                f"encoder {spec} has a tower for queries and another for texts, and the names in a graph are neither: "
+                "use an encoder with one tower"
+            )
         self.dimension = int(self._model.get_embedding_dimension())
 
     def encode(self, strings: Sequence[str]) -> np.ndarray:
@@ -46,18 +60,24 @@ class TextEncoder:
 
 def encoder_dimension(spec: str) -> int:
     """Read the embedding width D from an encoder's configuration, or from the loaded encoder if that is ambiguous."""
-    place = resolve(spec)
-    paths = {module["type"].rpartition(".")[2]: module["path"] for module in encoder_modules(place)}
+    source = source_of(spec)
+    modules = _json_file(source, "modules.json") or []
+    paths = {module["type"].rpartition(".")[2]: module["path"] for module in modules}
     # Any other module, such as a dense layer behind the pooling, may change the width.
     if "Pooling" in paths and paths.keys() <= {"Transformer", "Pooling", "Normalize"}:
-        pooling = model_file(place, f"{paths['Pooling']}/config.json")
-        settings = read_json(pooling) if pooling else {}
+        settings = _json_file(source, f"{paths['Pooling']}/config.json") or {}
         width = settings.get("embedding_dimension", settings.get("word_embedding_dimension"))
         # With several poolings, the vector is their concatenation.
         modes = [name for name, on in settings.items() if name.startswith("pooling_mode_") and on is True]
         if width and (len(modes) == 1 or isinstance(settings.get("pooling_mode"), str)):
             return int(width)
     return TextEncoder(spec).dimension
+
+
+def _json_file(source: ModelSource, name: str) -> Any:
+    """The content of a JSON file of a model; None if the file is not available."""
+    file = model_file(source, name)
+    return None if file is None else json.loads(read_text(file))
 
 
 def string_key(text: str) -> int:

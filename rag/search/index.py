@@ -12,7 +12,7 @@ import logging
 import shutil
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -57,19 +57,26 @@ def check_same(folder: Path, key: str, value: str, name: str = "") -> None:
         )
 
 
-def prepare(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[str, Any] | None]) -> dict[str, Any]:
+def prepare(
+    folder: Path,
+    wanted: dict[str, Any],
+    build: Callable[[Path], dict[str, Any] | None],
+    made_from: Mapping[str, str] = {},
+) -> dict[str, Any]:
     """Make sure that `folder` holds an index built from `wanted`; replace any other index.
 
     Args:
         wanted: Corpus digest and settings of the index, as JSON values.
         build: Writes the index files into the given folder, which may hold an interrupted build with the same `wanted`.
             The manifest stores the result of `build`, which this and later calls return.
+        made_from: Entries that the result of `build` must have, else the index is built again. Later calls may leave
+            them out, and then take the index as it is.
     """
     wanted = json.loads(json.dumps(wanted))
-    if not _is_there(folder, wanted):
+    if not _is_there(folder, wanted, made_from):
         with lock_folder(folder.parent, f"{folder.parent}: another program is building an index", wait=True):
-            if not _is_there(folder, wanted):
-                _build(folder, wanted, build)
+            if not _is_there(folder, wanted, made_from):
+                _build(folder, wanted, build, made_from)
     return manifest(folder).get("about", {})
 
 
@@ -90,11 +97,11 @@ def rows_of(folder: Path, digests: np.ndarray, **made_by: Any) -> tuple[np.ndarr
     return places, gone, f"{(places < 0).sum():,} rows added, {gone.sum():,} dropped"
 
 
-def _is_there(folder: Path, wanted: dict[str, Any] | None) -> bool:
+def _is_there(folder: Path, wanted: dict[str, Any] | None, made_from: Mapping[str, str] = {}) -> bool:
     """Whether a folder holds an index built from `wanted` (None: any index); a damaged file is a `ValueError`."""
     found = manifest(folder)
-    sizes, _ = found.pop("files", {}), found.pop("about", None)
-    if wanted is not None and found != wanted:
+    sizes, about = found.pop("files", {}), found.pop("about", {})
+    if wanted is not None and (found != wanted or not made_from.items() <= about.items()):
         return False
     for name, size in sizes.items():
         path = folder / name
@@ -103,14 +110,19 @@ def _is_there(folder: Path, wanted: dict[str, Any] | None) -> bool:
     return True
 
 
-def _build(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[str, Any] | None]) -> None:
+def _build(
+    folder: Path,
+    wanted: dict[str, Any],
+    build: Callable[[Path], dict[str, Any] | None],
+    made_from: Mapping[str, str],
+) -> None:
     with new_folder(folder, _MADE, overwrite=True, resume=True) as scratch:
         building = scratch / _BUILDING
-        if not building.is_file() or read_json(building) != wanted:
+        if not building.is_file() or read_json(building) != {**wanted, **made_from}:
             for path in scratch.iterdir():
                 if path.name != LOCK:
                     path.unlink()
-            write_json(building, wanted)
+            write_json(building, {**wanted, **made_from})
         _is_there(folder, None)
         try:
             about = build(scratch) or {}
@@ -119,7 +131,7 @@ def _build(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[st
             raise
         changes = about.pop("changes", "built again")
         if found := manifest(folder):
-            changed = ", ".join(sorted(key for key in wanted if wanted[key] != found.get(key)))
+            changed = ", ".join(sorted(key for key in wanted if wanted[key] != found.get(key)) or made_from)
             logger.info("index %s was built with another %s: %s", folder, changed, changes)
         building.unlink()
         sizes = {path.name: path.stat().st_size for path in sorted(scratch.iterdir()) if path.name != LOCK}

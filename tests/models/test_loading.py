@@ -14,12 +14,12 @@ from tripletune.models.graph_llm import add_adapter, load_graph_llm
 from tripletune.models.loading import (
     adapter_base,
     cache_dir,
-    hub_commit,
     load_causal_lm,
     load_encoder,
     load_tokenizer,
     load_weights,
     parse_dtype,
+    pinned,
     resolve,
     usual_dtype,
 )
@@ -59,9 +59,9 @@ def test_the_commit_of_a_hub_model_is_that_of_the_cache(tmp_path, tiny_llama, mo
     (place / "snapshots" / commit).mkdir(parents=True)
     (place / "snapshots" / commit / "config.json").write_text("{}")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert hub_commit("owner/name") == hub_commit("owner/name", commit) == commit
-    assert hub_commit("owner/other") is None
-    assert hub_commit(tiny_llama) is None
+    assert pinned("owner/name") == pinned(f"owner/name@{commit}") == ("owner/name", commit)
+    assert pinned("owner/other") == ("owner/other", None)
+    assert pinned(str(tiny_llama)) == (str(tiny_llama), None)
 
 
 def test_a_package_with_a_model_folder(package):
@@ -156,7 +156,7 @@ def adapter(tiny_llama, tmp_path):
 def test_an_adapter_folder_means_base_and_adapter(adapter, tiny_llama):
     from peft import PeftModel
 
-    assert adapter_base(adapter) == (str(tiny_llama), None)
+    assert adapter_base(adapter) == str(tiny_llama)
     assert adapter_base(tiny_llama) is None
     model, tokenizer = load_causal_lm(adapter, torch.float32)
     assert type(model).__name__ == "LlamaForCausalLM"

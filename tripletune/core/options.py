@@ -362,11 +362,16 @@ def _build(kind: type[T], tree: Any, prefix: str, messages: list[str], whole: ty
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """Convert a value from YAML or a command line to the type of its field."""
+    """Convert a value from YAML or a command line to the type of its field.
+
+    A text keeps its spaces, such as the one behind `query_prompt="query: "`.
+    """
+    if isinstance(value, str) and hint not in (str, str | None):
+        value = value.strip()
     if value == "" and hint is not str:  # a script may have left a variable unset: never read this as "no limit"
         raise ValueError(EMPTY)
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        if value is None or (isinstance(value, str) and value.lower() in ("none", "null", "~")):
+        if value is None or (isinstance(value, str) and value.strip().lower() in ("none", "null", "~")):
             return None
         hint = next(alternative for alternative in typing.get_args(hint) if alternative is not types.NoneType)
     origin = typing.get_origin(hint)
@@ -456,7 +461,7 @@ def set_values(kind: type, settings: Sequence[str], owner: str) -> tuple[dict[st
             messages.append(f"--set {given}: {no_option(owner, name, hints)}")
         else:
             try:
-                values[name] = convert(text.strip(), hints[name])
+                values[name] = convert(text, hints[name])
             except ValueError as error:
                 messages.append(f"--set {given}: {error}")
     return values, messages
