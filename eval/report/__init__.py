@@ -30,7 +30,7 @@ from tripletune.eval.results import METRICS, SCORES, SETTINGS, read_about, read_
 from tripletune.eval.statistics import P_NOTE, bootstrap_ratio, correct_table, p_cell, paired_ratio_difference, verdict
 from tripletune.eval.suites import interval_cells, show_table
 from tripletune.eval.suites.extraction import KIND
-from tripletune.eval.triples import row_parts
+from tripletune.eval.triples import TextScores, shares_of
 
 logger = logging.getLogger(__name__)
 PAGE, TABLES, LATEX, FIGURES, CSV = "report.html", "report.md", "report.tex", "report.json", "csv"
@@ -173,7 +173,12 @@ def compare_folders(
     texts = what[0] == KIND
     check_comparable([[found[one] for one in seeds] for seeds in groups], across)
     unit = "text" if texts else "question"
-    parts_of = row_parts if texts else lambda row: {name: (score, 1.0) for name, score in row["scores"].items()}
+
+    def parts_of(row: Mapping[str, Any]) -> Mapping[str, tuple[float, float]]:
+        if texts:
+            return shares_of(TextScores.from_json(row))
+        return {name: (score, 1.0) for name, score in row["scores"].items()}
+
     rows = [read_results(Path(one) / SCORES) if texts else read_scored(one, "scores") for one in heads]
     runs = [{row["id"]: parts_of(row) for row in one} for one in rows]
     failures = {one: head.get("failed", head.get("counts", {}).get("errors", 0)) for one, head in heads.items()}

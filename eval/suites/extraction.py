@@ -26,7 +26,7 @@ from tripletune.core.options import setting
 from tripletune.core.program import CommandParser, add_arguments, from_arguments
 from tripletune.eval.results import SCORES, ResultLog
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
-from tripletune.eval.triples import ROUGE, Prediction, score_rows, summarise_extractions
+from tripletune.eval.triples import ROUGE, Prediction, score_texts, summarise_extractions
 from tripletune.llm.backends import add_chat_model, backend_names
 from tripletune.llm.extraction_replies import read_reply
 from tripletune.models.loading import PYPI
@@ -166,8 +166,8 @@ class ExtractionSuite(Suite):
             Prediction(pair, row.get("replies") or [row["reply"]], failed=bool(row["error"]))
             for pair, row in zip(self.items(), log.rows(), strict=True)
         )
-        rows = list(score_rows(replies, embed))
-        write_text(log.folder / SCORES, "".join(json_line(row) for row in rows))
+        rows = list(score_texts(replies, embed))
+        write_text(log.folder / SCORES, "".join(json_line(scores.to_json()) for scores in rows))
         return {
             "evaluation": KIND,
             "model": self.extractor.model,

@@ -14,7 +14,7 @@ from tripletune.eval.report import compare_folders
 from tripletune.eval.results import read_results
 from tripletune.eval.suites import run_suites
 from tripletune.eval.suites.extraction import ExtractionOptions, ExtractionSuite, totals
-from tripletune.eval.triples import Prediction, score_rows, summarise_extractions
+from tripletune.eval.triples import Prediction, score_texts, summarise_extractions
 
 
 def pairs(count):
@@ -213,12 +213,12 @@ def finished(place, shift, name="t"):
         gold = tuple(Triple(f"Town {number}", "lies on", f"River {n}") for n in range(1 + number % 3))
         reply = ", ".join(f"(S> Town {number}| P> lies on| O> River {n + (number + shift) % 2})" for n in range(2))
         predictions.append(Prediction(ExtractionPair(f"{name}{number}", "Town River 0 River 1", "", gold), [reply]))
-    rows = list(score_rows(predictions))
+    rows = list(score_texts(predictions))
     place.mkdir()
     head = {"evaluation": "extraction", "model": "m", "cost_per_text": {}, **summarise_extractions(rows)}
     (place / "metrics.json").write_text(json.dumps(head))
     # In another order than the other run has them.
-    write_lines(place / "scores.jsonl", rows[:: 1 - 2 * shift])
+    write_lines(place / "scores.jsonl", [scores.to_json() for scores in rows[:: 1 - 2 * shift]])
     return place
 
 
