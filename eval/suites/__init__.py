@@ -36,12 +36,20 @@ from tripletune.llm.replies import in_workers
 from tripletune.rag import NOTING, Trace
 
 logger = logging.getLogger(__name__)
-ALL_FAILED, SOME_FAILED = 1, 4
+# Exit codes of a complete evaluation; see `SuiteOptions.max_failed`.
+ALL_FAILED = 1
+SOME_FAILED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an item has no reply, the seconds until it failed, and what its system had done."""
+    """Why an item has no reply.
+
+    Attributes:
+        error: The exception, as text.
+        seconds: How long it took to fail.
+        trace: What a question answering system had done until then.
+    """
 
     error: str
     seconds: float
@@ -62,6 +70,42 @@ class SuiteOptions:
         at_least=0,
         at_most=1,
     )
+
+
+class SuiteRow:
+    """Base of an evaluation's rows: a dataclass whose fields are the keys of a line of `results.jsonl`.
+
+    Attributes:
+        id: The item's id.
+        error: Why the item failed; "" if it has a reply.
+    """
+
+    id: str
+    error: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The line as JSON values; fields that are None are left out."""
+        return {name: value for name, value in asdict(self).items() if value is not None}  # type: ignore[call-overload]
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read a line; keys that only older versions wrote are left out."""
+        names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        return cls(**{name: values[name] for name in names if name in values})
+
+
+class SuiteMetrics:
+    """Base of an evaluation's figures: a dataclass whose fields are the keys of `metrics.json`.
+
+    Attributes:
+        failed: Number of failed items; `run_suites` sets it and writes it with the others.
+    """
+
+    failed: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values, without `failed`; fields that are None are left out."""
+        return {name: value for name, value in asdict(self).items() if value is not None}  # type: ignore[call-overload]
 
 
 class Suite(ABC):
@@ -182,46 +226,6 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
     if pending:
         raise RepliesPending(pending)
     return min(filter(None, codes), default=0)
-
-
-class Launched:
-    """The processes of a launcher, each with its own GPU; without a launcher, only this process."""
-
-    def __init__(self) -> None:
-        self.process, self.processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        if self.processes == 1:
-            return
-        import torch
-
-        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-        devices = shown.split(",") if shown else [str(device) for device in range(torch.cuda.device_count())]
-        if devices:
-            # Hide the other GPUs: a new thread starts on the first visible GPU, whatever another thread has set.
-            own = devices[int(os.environ["LOCAL_RANK"]) % len(devices)]
-            os.environ |= {"CUDA_VISIBLE_DEVICES": own, "LOCAL_RANK": "0"}
-        logger.info("%d processes; progress shows the part of the first process", self.processes)
-        if not torch.distributed.is_initialized():
-            try:
-                torch.distributed.init_process_group("gloo", timeout=timedelta(minutes=10))
-            except (RuntimeError, ValueError) as error:
-                raise ConnectionError(
-                    f"timed out waiting for the other processes (WORLD_SIZE={self.processes}): {error}"
-                ) from error
-        # gloo suffices, since GPUs exchange nothing. One process may end hours before another.
-        self._group = torch.distributed.new_group(backend="gloo", timeout=timedelta(days=7))
-        if self.process:
-            logging.getLogger().setLevel(logging.WARNING)
-
-    def gather(self, value: Any = None) -> list[Any]:
-        """The values of all processes."""
-        import torch
-
-        values: list[Any] = [None] * self.processes
-        try:
-            torch.distributed.all_gather_object(values, value, group=self._group)
-        except RuntimeError as error:
-            raise ConnectionError("another process of this evaluation has ended: see its output") from error
-        return values
 
 
 async def _run_all(
