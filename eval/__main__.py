@@ -125,7 +125,7 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
         command = getattr(importlib.import_module(_REPORTS[args.command]), args.command)
         command(args, console)
         return 0
-    from tripletune.eval.suites import run_suites
+    from tripletune.eval.running import run_suites
 
     suites: Sequence[Suite] = _suite_module(args.command).SUITE.suites(args)
     for suite in suites:

@@ -22,7 +22,7 @@ from tripletune.core.program import CommandParser, add_arguments, from_arguments
 from tripletune.core.tables import on_one_line, printable
 from tripletune.eval.costs import COSTS, PRICE_HELP, Prices, read_prices, spent
 from tripletune.eval.results import METRICS, read_results
-from tripletune.eval.suites import run_suites
+from tripletune.eval.running import run_suites
 from tripletune.eval.suites.questions import suites_of
 from tripletune.eval.systems import QuestionOptions
 from tripletune.llm.backends import LLMOptions

@@ -15,22 +15,26 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.core.calls import LLMClient, RoleClients
+from tripletune.core.data.records import corpus_file
+from tripletune.core.data.words import AUTO
 from tripletune.core.files import file_digest
-from tripletune.core.options import ConfigError, convert, load_config, no_option, rare, setting
+from tripletune.core.options import CheckedOptions, ConfigError, convert, load_config, no_option, rare, setting
 from tripletune.core.program import CommandParser, add_arguments, add_short_flags
-from tripletune.eval import task_names
+from tripletune.eval import Task, task_names
 from tripletune.eval.controls import Control
 from tripletune.eval.costs import PRICE_HELP
+from tripletune.eval.results import ChatModel, LocalModel, RunSettings, SamplingSettings
 from tripletune.eval.suites import SuiteOptions
 from tripletune.llm.backends import LLMOptions, open_client, read_spec
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient
 from tripletune.llm.question_client import load_prompts
-from tripletune.models.loading import model_fingerprint, resolve, usual_dtype
+from tripletune.models.loading import encoder_fingerprint, model_fingerprint, resolve, usual_dtype
 from tripletune.models.run_folders import PROMPT_FILE
 from tripletune.rag.answering import SystemOptions, model_spec, system_problems
 from tripletune.rag.extractor import TEACHER_PROMPT
-from tripletune.rag.search.options import TEACHER, SearchOptions
+from tripletune.rag.results import RESULTS
+from tripletune.rag.search.options import TEACHER, SearchOptions, extracts
 from tripletune.rag.systems import SHORT, LoopOptions, System, find_system, system_names
 from tripletune.rag.systems.cirag import PROMPT_NAMES
 from tripletune.rag.systems.cirag.integration import INTEGRATION_PROMPT
@@ -74,13 +78,21 @@ class QuestionOptions(SuiteOptions, SystemOptions):
 
 # The groups of options in `--help`.
 _FIRST = ("system", "task", "data", "model", "output")
-_GROUPS: dict[str, tuple[str, ...]] = {
+_SEARCH = [field.name for field in dataclasses.fields(SearchOptions) if field.name != "overwrite"]
+_GROUPS: dict[str, Sequence[str]] = {
     "the run": ("limit", "concurrency", "overwrite", "retry_errors", "max_failed", "answers"),
-    "retrieval": (*(item.name for item in dataclasses.fields(SearchOptions) if item.name != "overwrite"), "gold"),
+    "retrieval": (*_SEARCH, "gold"),
     "the loop": ("control", "control_run"),
     "models": (
-        *("untrained", "planner_model", "batch_size", "dtype", "prompt_embeds", "ledger"),
-        *("integrator", "student_seed", "oracle"),
+        "untrained",
+        "planner_model",
+        "batch_size",
+        "dtype",
+        "prompt_embeds",
+        "ledger",
+        "integrator",
+        "student_seed",
+        "oracle",
     ),
 }
 
@@ -103,77 +115,164 @@ def read_options(values: Mapping[str, Any]) -> tuple[QuestionOptions, LLMOptions
 
     Names are fields of `QuestionOptions`, options of the system, and `teacher`, a mapping of `LLMOptions`.
     """
-    teacher = values.get("teacher")
-    needed = ("system", "task", "data", "output")
-    if missing := [name for name in needed if values.get(name) is None]:
+    missing = [name for name in ("system", "task", "data", "output") if values.get(name) is None]
+    if missing:
         raise ValueError(f"not set: {', '.join(missing)}")
-    known = [item.name for item in dataclasses.fields(QuestionOptions)]
+    names = [field.name for field in dataclasses.fields(QuestionOptions)]
     for system in convert(values["system"], list[str]):
-        known += [item.name for item in dataclasses.fields(find_system(system).options)]
+        names += [field.name for field in dataclasses.fields(find_system(system).options)]
+    names.append("teacher")
     for name in values:
-        if name.rpartition(".")[2] not in (*known, "teacher"):
-            raise ValueError(no_option(f"a run of {values['system']}", name, [*known, "teacher"]))
-    options = asdict(QuestionOptions.of(**{name: value for name, value in values.items() if name != "teacher"}))
+        # An option of one system is "cirag.candidates".
+        if name.rpartition(".")[2] not in names:
+            raise ValueError(no_option(f"a run of {values['system']}", name, names))
+    of_run = {name: value for name, value in values.items() if name != "teacher"}
+    teacher = values.get("teacher")
     try:
-        return load_config(QuestionOptions, None, options), teacher and load_config(LLMOptions, None, teacher)
+        options = load_config(QuestionOptions, None, asdict(QuestionOptions.of(**of_run)))
+        return options, load_config(LLMOptions, None, teacher) if teacher else None
     except ConfigError as error:
+        # Without the first line, which names a file of options.
         raise ConfigError("; ".join(str(error).split("\n  - ")[1:])) from None
 
 
-def run_problems(options: QuestionOptions, system: System, loop: Any, teacher: LLMOptions | None) -> list[str]:
-    """Options that do not fit the system, one sentence each."""
-    found, uses = [], f"--system {system.name}"
+def run_problems(
+    options: QuestionOptions, system: System, loop: CheckedOptions, teacher: LLMOptions | None
+) -> list[str]:
+    """Options that do not fit the system, one sentence each; `loop` has the options of the system."""
+    problems = system_problems(options, system, loop, teacher)
+    uses = f"--system {system.name}"
     if bool(options.answers) != (system.name == "answers"):
-        found.append(f"--answers FILE and --system answers need each other; this is {uses}")
+        problems.append(f"--answers FILE and --system answers need each other; this is {uses}")
     if options.integrator and system.name != "cirag":
-        found.append(f"--integrator is for --system cirag, not for {system.name}")
+        problems.append(f"--integrator is for --system cirag, not for {system.name}")
     if options.student_seed is not None and not (options.integrator or options.model or options.planner_model):
-        found.append("student_seed is the seed of --integrator or --model: name one of them")
-    if options.control and not (options.model or options.planner_model):
-        found.append("control changes what a Graph-LLM reads: name the Graph-LLM with --model")
-    if (options.control in ("other_facts", "other_graph")) != bool(options.control_run):
-        found.append("control_run (the run without control) is for control=other_facts or other_graph, which need it")
-    if options.control_run and getattr(loop, "evidence", "") == "text":
-        found.append("control_run exchanges only triples: leave out --evidence text")
+        problems.append("student_seed is the seed of --integrator or --model: name one of them")
     if options.retry_errors and options.overwrite:
-        found.append("retry_errors: without effect, since --overwrite asks every question again; leave one of them out")
+        problems.append(
+            "retry_errors: without effect, since --overwrite asks every question again; leave one of them out"
+        )
     if system.needs_gold and options.gold and not options.corpus:
-        found.append(f"{uses} reads the passages that --gold names: give the corpus of these passages with --corpus")
-    return system_problems(options, system, loop, teacher) + found
+        problems.append(f"{uses} reads the passages that --gold names: give the corpus of these passages with --corpus")
+    return problems + _control_problems(options, loop)
 
 
-def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> dict[str, Any]:
-    """The models' settings that change results; address and concurrency of calls do not."""
+def _control_problems(options: QuestionOptions, loop: CheckedOptions) -> list[str]:
+    problems = []
+    if options.control and not (options.model or options.planner_model):
+        problems.append("control changes what a Graph-LLM reads: name the Graph-LLM with --model")
+    needs_facts = options.control in ("other_facts", "other_graph")
+    if needs_facts != bool(options.control_run):
+        problems.append(
+            "control_run (the run without control) is for control=other_facts or other_graph, which need it"
+        )
+    if options.control_run and getattr(loop, "evidence", "") == "text":
+        problems.append("control_run exchanges only triples: leave out --evidence text")
+    return problems
+
+
+def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> RunSettings:
+    """Settings with the models that change results; address and concurrency of calls do not."""
     # A teacher plans or answers if no Graph-LLM is named for it.
     planner = options.planner_model or (None if teacher else options.model)
-    settings: dict[str, Any] = {"dtype": usual_dtype(options.dtype)} if options.model or planner else {}
-    for role, spec in (("model", options.model), ("planner", planner)):
-        if spec:
-            resolved = model_spec(spec, options.untrained)
-            settings[role] = {"spec": resolved, "weights": model_fingerprint(resolved)}
-    if options.student_seed is not None:
-        settings["student_seed"] = options.student_seed
-    if options.prompt_embeds is not None:
-        settings["prompt_embeds"] = options.prompt_embeds.partition("@")[0]
+    has_graph_llm = bool(options.model or planner)
+    settings = RunSettings(
+        dtype=usual_dtype(options.dtype) if has_graph_llm else None,
+        model=_graph_llm(options.model, options.untrained),
+        planner=_graph_llm(planner, options.untrained),
+        student_seed=options.student_seed,
+        # Without the server's address.
+        prompt_embeds=options.prompt_embeds and options.prompt_embeds.partition("@")[0],
+    )
     if teacher is None:
         return settings
-    settings["sampling"] = [teacher.temperature, teacher.top_p, teacher.seed]
-    if options.oracle:
-        settings["teacher"] = f"oracle:{Path(options.oracle)}"
-    else:
-        settings |= chat_model(teacher, "teacher")
-    if options.llm:
-        settings["llm"] = {role: chat_model(one) for role, one in chat_models(options.llm, teacher).items() if role}
+    integrator = None
     if options.integrator:
         weights = model_fingerprint(options.integrator)
-        settings["integrator"] = {"spec": options.integrator, "weights": weights, "dtype": usual_dtype(teacher.dtype)}
+        integrator = LocalModel(options.integrator, weights, usual_dtype(teacher.dtype))
+    models = chat_models(options.llm, teacher)
+    return replace(
+        settings,
+        sampling=SamplingSettings(teacher.temperature, teacher.top_p, teacher.seed),
+        teacher=ChatModel(f"oracle:{Path(options.oracle)}") if options.oracle else chat_model(teacher),
+        llm={role: chat_model(model) for role, model in models.items() if role},
+        integrator=integrator,
+    )
+
+
+def run_settings(
+    options: QuestionOptions, task: Task, system: System, loop: Any, teacher: LLMOptions | None
+) -> RunSettings:
+    """All settings that change a result; batch size and concurrency do not.
+
+    Args:
+        loop: The options of the system.
+        teacher: The chat model; None for a system that calls none.
+    """
+    retrieves = system.needs_corpus(loop)
+    embeds = retrieves and (options.retriever != "bm25" or system.needs_reranker(loop))
+    reads_corpus = retrieves or bool(options.answers)
+    settings = replace(
+        model_settings(options, teacher),
+        system=options.system,
+        task=task,
+        data=_data_digest(options.data),
+        limit=options.limit,
+        control=options.control,
+        corpus=file_digest(corpus_file(options.corpus)) if options.corpus and reads_corpus else None,
+        triples=_triples_of(options) if system.needs_triples(loop) else None,
+        options=asdict(loop),
+    )
+    if teacher or system.model == "none":
+        settings = replace(settings, files=dict(system.files(loop)))
+    if options.control_run:
+        settings = replace(settings, control_run=file_digest(Path(options.control_run) / RESULTS))
+    if options.gold:
+        settings = replace(settings, gold=file_digest(options.gold))
+    if retrieves:
+        settings = replace(settings, retriever=options.retriever)
+        # Only BM25 cuts texts into words.
+        if options.retriever != "dense" and options.language != AUTO:
+            settings = replace(settings, language=options.language)
+    if embeds:
+        settings = replace(
+            settings,
+            encoder=options.encoder,
+            encoder_weights=encoder_fingerprint(options.encoder) or None,
+            query_prompt=options.query_prompt,
+            text_prompt=options.text_prompt,
+            similarity=options.similarity,
+            vectors=options.vectors if options.vectors != "flat" else None,
+        )
     return settings
 
 
-def chat_model(options: LLMOptions, name: str = "model") -> dict[str, Any]:
-    """The settings that identify the chat model: its name, and a fingerprint of local weights."""
-    weights = {f"{name}_weights": model_fingerprint(options.model)} if options.is_local else {}
-    return {name: options.ledger_name, **weights}
+def _triples_of(options: QuestionOptions) -> str | dict[str, Any]:
+    if options.extractor and extracts(options):
+        return extractor_settings(options)
+    return triples_settings(str(options.triples), options.extractor)
+
+
+def _data_digest(data: str) -> str:
+    """The digest of a file, digests of a folder's files, or the hub id."""
+    path = Path(data)
+    if path.is_file():
+        return file_digest(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return ",".join(file_digest(file) for file in files) or data
+
+
+def _graph_llm(spec: str | None, untrained: bool) -> LocalModel | None:
+    if not spec:
+        return None
+    folder = model_spec(spec, untrained)
+    return LocalModel(folder, model_fingerprint(folder))
+
+
+def chat_model(options: LLMOptions) -> ChatModel:
+    """What identifies a chat model: its name, and a fingerprint of local weights."""
+    weights = model_fingerprint(options.model) if options.is_local else None
+    return ChatModel(options.ledger_name, weights)
 
 
 def chat_models(specs: Sequence[str], teacher: LLMOptions) -> dict[str, LLMOptions]:
@@ -181,24 +280,31 @@ def chat_models(specs: Sequence[str], teacher: LLMOptions) -> dict[str, LLMOptio
 
     A model without a role is under ""; all other settings are those of `teacher`.
     """
-    found: dict[str, LLMOptions] = {}
+    models: dict[str, LLMOptions] = {}
     for spec in specs:
         role, fields = read_spec(spec)
-        found[role] = replace(teacher, **fields)  # type: ignore[arg-type]
-    return found
+        models[role] = replace(teacher, **fields)  # type: ignore[arg-type]
+    return models
 
 
 def open_chat_model(options: LLMOptions, oracle: str | None = None, specs: Sequence[str] = ()) -> LLMClient:
-    """Open the client of a chat model, or of the oracle that knows the facts of the world DIR/SPLIT."""
-    if oracle:
-        from tripletune.data_builders.world.oracle import WorldOracle
+    """Open the client of a chat model, or of the oracle that knows the facts of the world DIR/SPLIT.
 
-        folder, _, split = oracle.rstrip("/").rpartition("/")
-        client = LedgerClient(WorldOracle.open(folder or ".", split), Ledger(str(options.ledger)))
-    else:
-        client = open_client(options)
-    roles = {role: open_chat_model(one) for role, one in chat_models(specs, options).items() if role}
-    return RoleClients(client, roles) if roles else client
+    Args:
+        specs: Chat models for single roles; see `chat_models`.
+    """
+    client = _open_oracle(oracle, str(options.ledger)) if oracle else open_client(options)
+    of_roles = {role: open_chat_model(model) for role, model in chat_models(specs, options).items() if role}
+    if not of_roles:
+        return client
+    return RoleClients(client, of_roles)
+
+
+def _open_oracle(world: str, ledger: str) -> LLMClient:
+    from tripletune.data_builders.world.oracle import WorldOracle
+
+    folder, _, split = world.rstrip("/").rpartition("/")
+    return LedgerClient(WorldOracle.open(folder or ".", split), Ledger(ledger))
 
 
 def other_prompt(integrator: str, prompts: str | None) -> str | None:
@@ -207,23 +313,32 @@ def other_prompt(integrator: str, prompts: str | None) -> str | None:
     asked = load_prompts(PROMPT_NAMES, prompts).texts[INTEGRATION_PROMPT]
     if not learned.is_file() or asked.strip() == learned.read_text(encoding="utf-8").strip():
         return None
+    used = f"the prompt of {prompts}" if prompts else "our prompt"
     return (
-        f"{integrator} was trained with the prompt in {learned}, but the loop uses "
-        f"{f'the prompt of {prompts}' if prompts else 'our prompt'}: expect worse decisions. Copy that prompt into a "
-        f"folder as {INTEGRATION_PROMPT}.md and add --set prompts=FOLDER"
+        f"{integrator} was trained with the prompt in {learned}, but the loop uses {used}: expect worse decisions. "
+        f"Copy that prompt into a folder as {INTEGRATION_PROMPT}.md and add --set prompts=FOLDER"
     )
 
 
 def extractor_settings(options: SearchOptions) -> dict[str, Any]:
-    """Settings of an extractor in the loop that change results (`rag.search.extracts`)."""
+    """Settings of an extractor in the loop that change results (`rag.search.options.extracts`)."""
     if options.extractor == TEACHER:
         return {"extractor": TEACHER, "prompt": file_digest(TEACHER_PROMPT)}
-    weights, own = model_fingerprint(str(options.extractor)), sorted(options.extractor_set)
-    dtype = usual_dtype(dict(one.partition("=")[::2] for one in own).get("dtype"))
-    return {"extractor": options.extractor, "weights": weights, "dtype": dtype, "set": own}
+    set_options = sorted(options.extractor_set)
+    dtype = None
+    for assignment in set_options:
+        name, _, value = assignment.partition("=")
+        if name == "dtype":
+            dtype = value
+    return {
+        "extractor": options.extractor,
+        "weights": model_fingerprint(str(options.extractor)),
+        "dtype": usual_dtype(dtype),
+        "set": set_options,
+    }
 
 
-def triples_settings(source: str, extractor: str | None = None) -> Any:
+def triples_settings(source: str, extractor: str | None = None) -> str | dict[str, Any]:
     """Settings that identify the triples of a file, or of a store, whose bytes can change while its triples do not."""
     if not is_store(source):
         if extractor is not None:
@@ -231,5 +346,9 @@ def triples_settings(source: str, extractor: str | None = None) -> Any:
         return file_digest(source)
     with closing(TripleStore(source, create=False)) as store:
         chosen = store.choose(extractor)
-        found = {name: getattr(chosen, name) for name in ("model", "prompt", "passages")}
-        return found | {"digest": store.digest(chosen.id)}
+        return {
+            "model": chosen.model,
+            "prompt": chosen.prompt,
+            "passages": chosen.passages,
+            "digest": store.digest(chosen.id),
+        }

@@ -33,7 +33,7 @@ from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 from tripletune.core.calls import CallError, Completion, LLMClient, Message, Sampling
 from tripletune.core.data.questions import Question
 from tripletune.core.data.records import IGNORED
-from tripletune.eval.suites import ask_items, close_clients
+from tripletune.eval.running import ask_items, close_clients
 from tripletune.models.local import Draw, Request
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder

@@ -1,44 +1,32 @@
-"""Run evaluations: check, ask, score, write. A run can be resumed, and a failed item is a row that scores 0.
+"""Kinds of evaluations: what is asked, how a reply is scored, and what is said of all scores.
 
-A kind of evaluation is a `Suite`: one file in this folder, found by its name. The suite defines prompts, scores and
-metrics; everything else happens here. Many items run at once as asyncio tasks, and models group their calls. The final
-file is in data order, so concurrency does not change it. The processes of a launcher (`accelerate launch`) share the
-items equally, and the first process writes the final files.
+A kind of evaluation is a `Suite`: one file in this folder, found by its name. `eval/running.py` runs suites, alike for
+all. Rows and figures are types, written to `results.jsonl` and `metrics.json`.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import dataclasses
-import errno
-import logging
-import os
-import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Self
 
 from rich.console import Console
 
-from tripletune.core.calls import Endpoint, RepliesPending, SetupError, redact
-from tripletune.core.files import read_json, write_json
+from tripletune.core.calls import Endpoint
 from tripletune.core.options import rare, setting
-from tripletune.core.program import CommandParser, add_arguments, from_arguments, progress
+from tripletune.core.program import CommandParser, add_arguments, from_arguments
 from tripletune.core.tables import Table
-from tripletune.eval.results import METRICS, ResultLog, this_machine
-from tripletune.llm.ledger_client import RetriesExhausted
-from tripletune.llm.replies import in_workers
-from tripletune.rag import NOTING, Trace
+from tripletune.eval.result_log import ResultLog
+from tripletune.eval.results import RunMetrics
+from tripletune.eval.statistics import Interval
+from tripletune.rag import Trace
+from tripletune.rag.results import ResultRow
 
-logger = logging.getLogger(__name__)
-# Exit codes of a complete evaluation; see `SuiteOptions.max_failed`.
-ALL_FAILED = 1
-SOME_FAILED = 4
+# A question's id, and a score that counts for this question.
+Scored = tuple[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,40 +60,39 @@ class SuiteOptions:
     )
 
 
+@dataclass(slots=True, kw_only=True)
 class SuiteRow:
-    """Base of an evaluation's rows: a dataclass whose fields are the keys of a line of `results.jsonl`.
+    """Base of the rows of an evaluation: the fields of a subclass are the keys of a line of `results.jsonl`.
 
-    Attributes:
-        id: The item's id.
-        error: Why the item failed; "" if it has a reply.
+    Every row has the fields `id` and `error`, which is "" if the item has a reply.
     """
-
-    id: str
-    error: str
 
     def to_json(self) -> dict[str, Any]:
         """The line as JSON values; fields that are None are left out."""
-        return {name: value for name, value in asdict(self).items() if value is not None}  # type: ignore[call-overload]
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Read a line; keys that only older versions wrote are left out."""
-        names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        names = [field.name for field in dataclasses.fields(cls)]
         return cls(**{name: values[name] for name in names if name in values})
 
 
+@dataclass(slots=True, kw_only=True)
 class SuiteMetrics:
-    """Base of an evaluation's figures: a dataclass whose fields are the keys of `metrics.json`.
+    """Base of the figures of an evaluation: the fields of a subclass are the keys of `metrics.json`.
 
     Attributes:
-        failed: Number of failed items; `run_suites` sets it and writes it with the others.
+        failed: Number of failed items; `run_suites` sets it, and adds it to `metrics.json`.
     """
 
     failed: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values, without `failed`; fields that are None are left out."""
-        return {name: value for name, value in asdict(self).items() if value is not None}  # type: ignore[call-overload]
+        """The figures as JSON values, without `failed`."""
+        values = asdict(self)
+        del values["failed"]
+        return values
 
 
 class Suite(ABC):
@@ -120,7 +107,7 @@ class Suite(ABC):
         command: The words of the command line, for reports.
         concurrency: Batches in progress at once.
         retry_errors: Run the failed items of an earlier call again.
-        notes: Facts from `open`, for `run.json`.
+        embedded: Number of texts in the vector indexes, which `open` sets, for `run.json`; None without such an index.
         clients: Clients from `open`, which report calls that wait for a batch and are closed at the end.
     """
 
@@ -132,16 +119,18 @@ class Suite(ABC):
     command: Sequence[str] = ()
     concurrency: int = 1
     retry_errors: bool = False
-    notes: Mapping[str, Any] = {}
+    embedded: int | None = None
     clients: Sequence[Endpoint] = ()
 
     def __init__(self, options: Any) -> None:
         self.options = options
         self.ids = []
-        for item, count in Counter(item.id for item in self.items()).items():
-            self.ids.append(item)
-            if count > 1:
-                raise ValueError(f"{options.data}: {self.unit} id {item!r} occurs twice; results are stored by id")
+        seen: set[str] = set()
+        for item in self.items():
+            if item.id in seen:
+                raise ValueError(f"{options.data}: {self.unit} id {item.id!r} occurs twice; results are stored by id")
+            seen.add(item.id)
+            self.ids.append(item.id)
         if not self.ids:
             raise ValueError(f"{options.data}: the data has no {self.unit}")
 
@@ -175,176 +164,19 @@ class Suite(ABC):
         """The model's reply to each item; an exception is a `Failure` of the item."""
 
     @abstractmethod
-    def score(self, item: Any, reply: Any) -> dict[str, Any]:
-        """The row of an item, with `id` and `error`; an exception of a metric ends the run."""
+    def score(self, item: Any, reply: Any) -> SuiteRow | ResultRow:
+        """The row of an item, from its reply or its `Failure`; an exception of a metric ends the run."""
 
     @abstractmethod
-    def summarise(self, log: ResultLog) -> dict[str, Any]:
-        """The metrics of all rows."""
+    def summarise(self, log: ResultLog) -> SuiteMetrics | RunMetrics:
+        """The figures of all rows."""
 
     @abstractmethod
-    def show(self, metrics: Mapping[str, Any], console: Console) -> None:
-        """Print the metrics."""
+    def show(self, metrics: Any, console: Console) -> None:
+        """Print what `summarise` returned."""
 
 
-class RunsFailed(RuntimeError):
-    """Some of several evaluations failed; the other evaluations are complete."""
-
-    exit_code = 1
-
-
-def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
-    """Run suites one after the other and write `metrics.json` of each complete suite.
-
-    A suite that fails does not stop the other suites. The exit code is `ALL_FAILED` if every item of a suite failed,
-    `SOME_FAILED` if more than the share `max_failed` did.
-    """
-    logs: list[ResultLog] = []
-    launched = Launched()
-    if launched.processes > 1 and len(suites) > 1:
-        raise ValueError("several processes share one evaluation: name one --system and --task, or start one process")
-    try:
-        for suite in suites:
-            options = suite.options
-            # The first process prepares the folder before the other processes write into it.
-            part = (launched.process, launched.gather()[0]) if launched.process else None
-            about = {"command": [redact(word) for word in suite.command], "questions": len(suite.ids)}
-            about |= {"data": options.data, "concurrency": suite.concurrency}
-            read = [path for name in ("data", "other", "control_run") if (path := getattr(options, name, None))]
-            log = ResultLog(options.output, suite.settings(), options.overwrite, suite.retry_errors, part, about, read)
-            logs.append(log)
-            if launched.processes > 1 and not launched.process:
-                launched.gather(log.done)
-        # The other processes of a launcher do not count as another evaluation.
-        with nullcontext(lambda: None) if launched.process else this_machine() as is_ours:
-            codes, pending = asyncio.run(_run_all(suites, logs, launched, console))
-            for log in logs:
-                log.note(alone=is_ours())
-    finally:
-        for log in logs:
-            log.close()
-    if pending:
-        raise RepliesPending(pending)
-    return min(filter(None, codes), default=0)
-
-
-async def _run_all(
-    suites: Sequence[Suite], logs: Sequence[ResultLog], launched: Launched, console: Console | None
-) -> tuple[list[int], str]:
-    """Answer items without a row; return the exit codes of complete suites, and advice on waiting items."""
-    codes, waiting, advice, failed = [], 0, [], []
-    try:
-        for suite, log in zip(suites, logs):
-            before, started, waits = len(log.done), time.perf_counter(), 0
-            try:
-                mine = [name for name in suite.ids if name not in log.done][launched.process :: launched.processes]
-                if mine:
-                    suite.open()
-                    log.note(**suite.notes)
-                    # Models are loaded now, so that the first suite's questions per second do not include loading.
-                    for one in suite.clients:
-                        one.load()
-                    started = time.perf_counter()
-                    waits = await _answer(suite, log, frozenset(mine))
-                if launched.process:
-                    log.close()
-                if launched.processes > 1:
-                    waits = sum(launched.gather(waits))
-                if not launched.process:
-                    log.join()
-                if not waits and not launched.process:
-                    codes.append(_finish(suite, log, len(log.done) - before, time.perf_counter() - started, console))
-            except Exception as error:
-                if len(suites) == 1:
-                    raise
-                logger.error("%s: %s: %s", log.folder, type(error).__name__, error)
-                logger.debug("traceback of %s", log.folder, exc_info=True)
-                failed.append(f"{log.folder}: {error}")
-            waiting += waits
-        clients = [one for suite in suites for one in suite.clients]
-        # This comes last, so that suites that share a client share its request file.
-        advice = [one.pending_message() for one in clients if waiting]
-    finally:
-        await close_clients(*suites)
-    if failed:
-        raise RunsFailed(f"{len(failed)} of {len(suites)} evaluations failed: {'; '.join(failed)}")
-    messages = [f"{waiting:,} {suites[0].unit}s wait.", *(text for text in dict.fromkeys(advice) if text)]
-    return codes, " ".join(messages) if waiting else ""
-
-
-async def close_clients(*suites: Suite) -> None:
-    """Close each client that suites have opened, once."""
-    for one in {id(one): one for suite in suites for one in suite.clients}.values():
-        await one.close()
-
-
-async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
-    """Answer this process's items; return the number of items that wait for a batch."""
-    waiting = 0
-    batches = suite.batches(item for item in suite.items() if item.id in mine)
-    # Only the first process shows its progress.
-    silent = not logger.isEnabledFor(logging.INFO)
-    bar = progress(unit=suite.unit, total=len(log.done) + len(mine), initial=len(log.done), disable=silent)
-
-    async def work() -> None:
-        nonlocal waiting
-        # All workers draw from one iterator, so that only items in progress are in memory.
-        for batch in batches:
-            for item, reply in await ask_items(suite, batch):
-                if isinstance(reply, RepliesPending):
-                    waiting += 1
-                    continue
-                log.append(suite.score(item, reply))
-                bar.update()
-
-    with bar:
-        await in_workers(work, suite.concurrency)
-    return waiting
-
-
-async def ask_items(suite: Suite, batch: list[Any]) -> list[tuple[Any, Any]]:
-    """Each item with its reply, its failure, or `RepliesPending`; a bad item does not affect other items."""
-    started = time.perf_counter()
-    NOTING.set(None)
-    try:
-        return list(zip(batch, await suite.ask(batch), strict=True))
-    except (SetupError, RetriesExhausted) as error:
-        if isinstance(error.__cause__, (ValueError, OSError)):  # a model folder that can't be loaded is bad input
-            raise ValueError(str(error)) from error
-        raise
-    # No error of one item may lose this item or other items.
-    except Exception as error:
-        if len(batch) > 1:
-            return [pair for item in batch for pair in await ask_items(suite, [item])]
-        if isinstance(error, RepliesPending):
-            return [(batch[0], error)]
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        logger.warning("%s %s failed: %s: %s", suite.unit, batch[0].id, type(error).__name__, error)
-        logger.debug("traceback of %s %s", suite.unit, batch[0].id, exc_info=True)
-        return [(batch[0], Failure(f"{type(error).__name__}: {error}", time.perf_counter() - started, NOTING.get()))]
-
-
-def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console: Console | None) -> int:
-    log.finish(suite.ids)
-    path, units = log.folder / METRICS, f"{suite.unit}s"
-    session = {units: answered, "seconds": round(seconds, 3), f"{units}_per_second": round(answered / seconds, 4)}
-    if not answered and path.exists():
-        # This session answered nothing, so the speed of the last real session is kept.
-        session = read_json(path).get("session", session)
-    failed, total = sum(bool(row.get("error")) for row in log.rows()), len(suite.ids)
-    metrics = {**suite.summarise(log), "failed": failed, "session": session}
-    write_json(path, metrics)
-    if console is not None:
-        suite.show(metrics, console)
-        speed = session[f"{units}_per_second"]
-        console.print(f"{session[units]} {units} in {session['seconds']} s, {speed} per second")
-    if failed:
-        logger.error('%d of %d %s failed and score 0; see "error" in %s', failed, total, units, log.path)
-    return ALL_FAILED if failed == total else SOME_FAILED if failed > suite.options.max_failed * total else 0
-
-
-def interval_cells(value: Mapping[str, Any], times: float = 100, form: str = "z.1f") -> tuple[str, str]:
+def interval_cells(value: Interval, times: float = 100, form: str = "z.1f") -> tuple[str, str]:
     """A mean and its interval as table cells; dashes if there are none."""
     if value["mean"] is None:
         return "-", "-"
@@ -360,9 +192,17 @@ def show_table(
     drawn: str = "",
     failed: int | None = None,
 ) -> None:
-    """Print a table; for scores, also what their intervals draw ("questions") and how many items `failed`."""
+    """Print a table.
+
+    Args:
+        heads: Names of the columns; the last one explains the row.
+        rows: One cell per name.
+        drawn: For scores: what their intervals draw, for example "questions".
+        failed: Number of failed items, which gets a column of its own before the last one.
+    """
     if failed is not None:
-        heads, rows = [*heads[:-1], "failed", heads[-1]], [[*row[:-1], str(failed), row[-1]] for row in rows]
+        heads = [*heads[:-1], "failed", heads[-1]]
+        rows = [[*row[:-1], str(failed), row[-1]] for row in rows]
     Table(heads, rows, title).show(console)
     if drawn:
         way = f"by bootstrap over {drawn} (Clopper-Pearson if all scores are equal)"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import logging
 import tempfile
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
@@ -17,38 +17,36 @@ from rich.console import Console
 
 from tripletune.core.calls import Sampling, in_role
 from tripletune.core.data.questions import Question
-from tripletune.core.data.records import Passage, corpus_file, read_corpus
-from tripletune.core.data.words import AUTO
-from tripletune.core.files import file_digest, read_json
+from tripletune.core.data.records import Passage, read_corpus
+from tripletune.core.files import read_json
 from tripletune.core.options import convert, not_one_of, require
 from tripletune.core.program import CommandParser, from_arguments
 from tripletune.data_builders.readers import linked
 from tripletune.eval import context_links, find_metrics, load_task, score_answer, task_questions, write_context_corpus
 from tripletune.eval.controls import LoopControl, OtherFacts, run_histories
-from tripletune.eval.costs import WEIGHTED, read_prices, summarise_questions, unused_roles
+from tripletune.eval.costs import read_prices, summarise_questions, unused_roles
 from tripletune.eval.metrics import recall
-from tripletune.eval.results import METRICS, RANKINGS, ResultLog
-from tripletune.eval.suites import Failure, Suite, interval_cells, run_suites, show_table
+from tripletune.eval.result_log import ResultLog
+from tripletune.eval.results import METRICS, RunMetrics
+from tripletune.eval.running import run_suites
+from tripletune.eval.suites import Failure, Suite
+from tripletune.eval.suites._run_tables import show_run
 from tripletune.eval.systems import (
     UNNAMED,
     QuestionOptions,
     add_run_arguments,
     chat_models,
-    extractor_settings,
-    model_settings,
     open_chat_model,
     other_prompt,
     run_problems,
-    triples_settings,
+    run_settings,
 )
 from tripletune.llm.backends import LLMOptions
-from tripletune.models.loading import encoder_fingerprint
 from tripletune.rag import Trace
 from tripletune.rag.answering import Opened, OpenSystem, clients_of, open_tools
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
-from tripletune.rag.results import RESULTS
-from tripletune.rag.search.options import extracts
+from tripletune.rag.results import ResultRow, StoredTrace
 from tripletune.rag.systems import Tools, find_system, make_options, system_names
 from tripletune.rag.triple_store import read_gold
 
@@ -60,7 +58,15 @@ _OF_TASK = ("data", "corpus", "triples", "gold", "index", "answers")
 class QuestionSuite(Suite):
     """A system that answers a task's questions in its loop.
 
-    Several runs share `opened`, and the folder `home` with indexes and the corpus of contexts.
+    Args:
+        teacher: The chat model of the run, if it has one.
+        opened: Indexes and models that several runs share.
+        home: The folder with indexes and the corpus of contexts, which several runs share; default: the output folder.
+
+    Attributes:
+        loop: The options of the system.
+        gold: Ids of the supporting passages in `--corpus`, by question; None if they are not known there.
+        own_contexts: The corpus consists of the passages that came with the questions.
     """
 
     unit = "question"
@@ -74,33 +80,47 @@ class QuestionSuite(Suite):
         opened: Opened | None = None,
         home: Path | None = None,
     ) -> None:
-        self.system, self.task = find_system(options.system), load_task(options.task)
-        self.teacher, self.tools = teacher, Tools()
-        self.opened, self.home = opened or Opened(), home or Path(options.output)
+        self.options = options
+        self.system = find_system(options.system)
+        self.task = load_task(options.task)
+        self.prices = read_prices(options.price)
+        self.opened = opened or Opened()
+        self.home = home or Path(options.output)
         self.metrics = {name: metric for name, metric in find_metrics().items() if name in self.task.metrics}
-        self.options, self.prices = options, read_prices(options.price)
-        known = {item.name for item in fields(self.system.options)}
-        wanted = {name: getattr(self.task, name) for name in ("max_answer_tokens", "answer", "top_k")}
-        wanted |= {"answers": options.answers, "corpus": options.corpus}
-        protocol = {name: value for name, value in wanted.items() if value is not None and name in known}
-        self.loop = make_options(self.system, options.set, **protocol)
-        if problems := run_problems(options, self.system, self.loop, teacher):
+        self.loop = self._loop_options()
+        problems = run_problems(options, self.system, self.loop, teacher)
+        if problems:
             raise ValueError("; ".join(problems))
         self._notes: Counter[str] = Counter()
         try:
             super().__init__(options)
         finally:
-            for note, count in (+self._notes).items():
-                logger.warning("%s: %d %s", options.data, count, note)
-        self.gold: Mapping[str, frozenset[str]] | None = self._read_gold() if options.gold else None
+            for note, count in self._notes.items():
+                if count > 0:
+                    logger.warning("%s: %d %s", options.data, count, note)
+        self.gold: Mapping[str, frozenset[str]] | None = self._read_gold(options.gold) if options.gold else None
+        self.tools = Tools()
         self._passages: dict[str, Passage] = {}
-        outside = self.system.model == "none"
-        self.teacher = None if outside else teacher
-        self.own_contexts = (outside or self.system.needs_corpus(self.loop)) and not options.corpus
+        reads_answers = self.system.model == "none"
+        self.teacher = None if reads_answers else teacher
+        self.own_contexts = (reads_answers or self.system.needs_corpus(self.loop)) and not options.corpus
         self.retry_errors = options.retry_errors
         # A batch backend does not answer calls now; questions in order give the same request file every time.
         waits = teacher is not None and teacher.backend == "batch" and not options.oracle
         self.concurrency = 1 if waits else options.concurrency
+
+    def _loop_options(self) -> Any:
+        """The options of the system; those of `--set` override the protocol of the task."""
+        protocol = {
+            "max_answer_tokens": self.task.max_answer_tokens,
+            "answer": self.task.answer,
+            "top_k": self.task.top_k,
+            "answers": self.options.answers,
+            "corpus": self.options.corpus,
+        }
+        names = {field.name for field in fields(self.system.options)}
+        known = {name: value for name, value in protocol.items() if name in names and value is not None}
+        return make_options(self.system, self.options.set, **known)
 
     @classmethod
     def add_arguments(cls, parser: CommandParser) -> None:
@@ -113,47 +133,11 @@ class QuestionSuite(Suite):
 
     def items(self) -> Iterator[Question]:
         self._notes.clear()
-        limits = (limit for limit in (self.options.limit, self.task.questions) if limit is not None)
+        limits = [limit for limit in (self.options.limit, self.task.questions) if limit is not None]
         return islice(task_questions(self.task, self.options.data, self._notes), min(limits, default=None))
 
     def settings(self) -> dict[str, Any]:
-        """All settings that change a result; batch size and concurrency do not."""
-        options, system = self.options, self.system
-        corpus, triples = system.needs_corpus(self.loop), system.needs_triples(self.loop)
-        read = options.corpus if corpus or options.answers else None
-        embeds = corpus and (options.retriever != "bm25" or system.needs_reranker(self.loop))
-        models = model_settings(options, self.teacher)
-        if (self.teacher or system.model == "none") and (files := dict(system.files(self.loop))):
-            models["files"] = files
-        if embeds:
-            how = ("query_prompt", "text_prompt", "similarity")
-            models |= {name: value for name in how if (value := getattr(options, name)) is not None}
-            models |= {"encoder_weights": weights} if (weights := encoder_fingerprint(options.encoder)) else {}
-            models |= {"vectors": options.vectors} if options.vectors != "flat" else {}
-        if corpus and options.retriever != "dense" and options.language != AUTO:
-            models["language"] = options.language
-        if options.control:
-            models["control"] = options.control
-        if options.control_run:
-            models["control_run"] = file_digest(Path(options.control_run) / RESULTS)
-        if options.gold:
-            models["gold"] = file_digest(options.gold)
-        if triples and options.extractor and extracts(options):
-            found: Any = extractor_settings(options)
-        else:
-            found = triples_settings(str(options.triples), options.extractor) if triples else None
-        return {
-            "system": options.system,
-            "task": {name: value for name, value in asdict(self.task).items() if value is not None},
-            "data": _data_digest(options.data),
-            "limit": options.limit,
-            **models,
-            "corpus": read and file_digest(corpus_file(read)),
-            "triples": found,
-            "retriever": options.retriever if corpus else None,
-            "encoder": options.encoder if embeds else None,
-            "options": asdict(self.loop),
-        }
+        return run_settings(self.options, self.task, self.system, self.loop, self.teacher).to_json()
 
     def open(self) -> None:
         options, system, loop, corpus = self.options, self.system, self.loop, None
@@ -190,7 +174,7 @@ class QuestionSuite(Suite):
             self.tools = replace(self.tools, integrator=student, integrator_sampling=drawn)
         self.clients = clients_of(self.tools)
         if options.retriever != "bm25" and (passages := getattr(self.tools.retriever, "passages", None)) is not None:
-            self.notes = {"embedded": len(passages) + len(self.tools.triples or ())}
+            self.embedded = len(passages) + len(self.tools.triples or ())
         if options.control:
             facts = OtherFacts(run_histories(options.control_run)) if options.control_run else None
             models = (self.tools.planner, self.tools.answerer)
@@ -199,96 +183,107 @@ class QuestionSuite(Suite):
 
     async def ask(self, batch: list[Question]) -> list[Trace]:
         (question,) = batch
-        gold: Iterable[Passage] = (question.passages[index] for index in question.supporting)
-        if self.gold is not None:
-            gold = (self._passages[name] for name in sorted(self.gold.get(question.id, ())) if name in self._passages)
-        known: dict[str, Any] = {"question_id": question.id, "context": question.passages}
-        known["gold"] = tuple(gold) if self.system.needs_gold else ()
-        asked = self.task.template.replace("{question}", question.question)
         system = OpenSystem(self.system, self.loop, self.tools)
-        return [await system.answer_async(asked, question.search or question.question, **known)]
-
-    def score(self, item: Question, reply: Trace | Failure) -> dict[str, Any]:
-        if isinstance(reply, Failure):
-            begun = reply.trace or Trace(self.task.template.replace("{question}", item.question))
-            reply = replace(begun, answer="", stop_reason="", error=reply.error, seconds=reply.seconds)
-        reply.question_id = item.id
-        gold = item.answers, self.metrics, item.short_answers, self.task.refusal
-        scores = score_answer(reply.answer, *gold) if item.answers else {}
-        supporting = item.supporting if self.own_contexts or self.system.needs_gold else ()
-        own = frozenset(item.passages[index].id for index in supporting)
-        wanted = own if self.gold is None else self.gold.get(item.id, frozenset())
-        found = [passage["id"] for step in reply.steps for passage in step.passages]
-        return {
-            "id": item.id,
-            "question": item.question,
-            "type": item.type,
-            "answers": list(item.answers),
-            **({"short_answers": item.short_answers} if item.short_answers else {}),
-            "prediction": reply.answer,
-            "scores": {name: 0.0 if reply.error else scores[name] for name in self.task.metrics if name in scores},
-            "supporting": sorted(wanted),
-            "supporting_recall": recall(found, wanted) if wanted and reply.steps and not reply.error else None,
-            "error": reply.error,
-            "trace": reply.to_json(),
-        }
-
-    def summarise(self, log: ResultLog) -> dict[str, Any]:
-        found = summarise_questions(log, self.task.metrics, self.prices)
-        return {"system": self.system.name, "task": self.task.name, **found}
-
-    def show(self, metrics: Mapping[str, Any], console: Console) -> None:
-        rows = [
-            (name, *interval_cells(value), self.metrics[name].explanation) for name, value in metrics["metrics"].items()
-        ]
-        for name, value in metrics["recall"].items():
-            of, _, k = name.partition("@")
-            said = f"recall of the supporting passages in the first {k}, {RANKINGS[of]}"
-            rows.append((name, *interval_cells(value), said))
-        oracle = " with an ORACLE, which knows the facts," if self.options.oracle else ""
-        title = f"{metrics['system']}{oracle} on {metrics['task']}, {metrics['questions']} questions"
-        heads = ("metric", "score", "95 % interval", "what it says")
-        show_table(console, title, heads, rows, "questions", metrics["failed"])
-        counts, cost = metrics["counts"], defaultdict[str, Any](lambda: "-", metrics["cost_per_question"])
-        console.print(
-            f"{_listed({name.replace('_', ' '): n for name, n in counts.items() if isinstance(n, int)})}, ended by "
-            f"{_listed(counts['stop_reasons'])}, actions {_listed(counts['actions'])}"
+        trace = await system.answer_async(
+            self._prompted(question),
+            question.search or question.question,
+            question_id=question.id,
+            context=question.passages,
+            gold=self._gold_passages(question) if self.system.needs_gold else (),
         )
-        if counts["tallies"]:
-            console.print(f"counted by the system: {_listed(counts['tallies'])}")
-        parts = {"per question": cost} | ({"indexing": metrics["indexing"]} if metrics["indexing"].get("calls") else {})
-        for name, part in parts.items():
-            money = f", ${part['dollars']:.4g} (${part['cached_dollars']:.4g})" if "dollars" in part else ""
-            console.print(
-                f"{name}: {part['calls']} calls ({part['cached_calls']} of them not sent: the ledger had the reply), "
-                f"{part['prompt_tokens']} tokens read ({part['cached_prompt_tokens']}), {part['completion_tokens']} "
-                f"written ({part['cached_completion_tokens']}), {part[WEIGHTED]} in + 4 x out{money}"
-            )
-        if isinstance(store := self.tools.store, CorpusExtraction):
+        return [trace]
+
+    def _prompted(self, question: Question) -> str:
+        """The question as the model reads it."""
+        return self.task.template.replace("{question}", question.question)
+
+    def _gold_passages(self, question: Question) -> tuple[Passage, ...]:
+        """The supporting passages, from the corpus if its gold links are known, else from the question's context."""
+        if self.gold is None:
+            return tuple(question.passages[index] for index in question.supporting)
+        names = sorted(self.gold.get(question.id, ()))
+        return tuple(self._passages[name] for name in names if name in self._passages)
+
+    def score(self, item: Question, reply: Trace | Failure) -> ResultRow:
+        trace = self._failed_trace(item, reply) if isinstance(reply, Failure) else reply
+        trace.question_id = item.id
+        supporting = self._supporting(item)
+        supporting_recall = None
+        if supporting and trace.steps and not trace.error:
+            retrieved: list[str] = []
+            for step in trace.steps:
+                retrieved += [passage["id"] for passage in step.passages]
+            supporting_recall = recall(retrieved, supporting)
+        return ResultRow(
+            id=item.id,
+            question=item.question,
+            type=item.type,
+            answers=list(item.answers),
+            short_answers=[list(aliases) for aliases in item.short_answers],
+            prediction=trace.answer,
+            scores=self._scores(item, trace),
+            supporting=sorted(supporting),
+            supporting_recall=supporting_recall,
+            error=trace.error,
+            trace=StoredTrace.of(trace),
+        )
+
+    def _failed_trace(self, question: Question, failure: Failure) -> Trace:
+        """What the system had done until it failed, without an answer."""
+        begun = failure.trace or Trace(self._prompted(question))
+        return replace(begun, answer="", stop_reason="", error=failure.error, seconds=failure.seconds)
+
+    def _scores(self, question: Question, trace: Trace) -> dict[str, float]:
+        """The scores of an answer in the order of the task; a failed question scores 0."""
+        if not question.answers:
+            return {}
+        # A metric that fails ends the run, so it also scores the empty answer of a failed question.
+        scores = score_answer(trace.answer, question.answers, self.metrics, question.short_answers, self.task.refusal)
+        if trace.error:
+            scores = dict.fromkeys(scores, 0.0)
+        return {name: scores[name] for name in self.task.metrics if name in scores}
+
+    def _supporting(self, question: Question) -> frozenset[str]:
+        """Ids of the supporting passages as the corpus names them; empty if they are not known."""
+        if self.gold is not None:
+            return self.gold.get(question.id, frozenset())
+        if self.own_contexts or self.system.needs_gold:
+            return frozenset(question.passages[index].id for index in question.supporting)
+        return frozenset()
+
+    def summarise(self, log: ResultLog) -> RunMetrics:
+        return summarise_questions(log, self.system.name, self.task, self.prices)
+
+    def show(self, metrics: RunMetrics, console: Console) -> None:
+        explanations = {name: metric.explanation for name, metric in self.metrics.items()}
+        show_run(metrics, explanations, console, with_oracle=bool(self.options.oracle))
+        store = self.tools.store
+        if isinstance(store, CorpusExtraction):
             console.print(f"triples in the loop, {store.store.path}: {store.counts.line()}")
-        if counts["passages"] and 2 * counts["passages_without_triples"] > counts["passages"] and self.options.triples:
+        counts = metrics.counts
+        if self.options.triples and 2 * counts.passages_without_triples > counts.passages > 0:
             logger.warning(
                 "most retrieved passages have no triples in %s: does it cover this corpus?", self.options.triples
             )
-        self._warn_of_unused(metrics["roles"])
+        self._warn_of_unused(metrics.roles)
 
-    def _warn_of_unused(self, met: list[str]) -> None:
+    def _warn_of_unused(self, used: list[str]) -> None:
+        """Warn of roles in `--price` and `--llm` that no call had; `used` are those that calls had."""
         models = chat_models(self.options.llm, self.teacher) if self.teacher else {}
         # With several systems, each is warned only about its own roles.
-        others = {*system_names()} - {self.system.name}
+        others = set(system_names()) - {self.system.name}
         for flag, roles in (("--price", self.prices), ("--llm", models)):
-            for role in unused_roles(roles, met):
+            for role in unused_roles(roles, used):
                 if role.split(".")[0] not in others:
-                    logger.warning("%s %s=…: unknown role; this run used %s", flag, role, ", ".join(met) or "none")
+                    logger.warning("%s %s=…: unknown role; this run used %s", flag, role, ", ".join(used) or "none")
 
-    def _read_gold(self) -> Mapping[str, frozenset[str]]:
-        path = self.options.gold
+    def _read_gold(self, path: str) -> Mapping[str, frozenset[str]]:
         gold = read_gold(path)
-        without = sum(name not in gold for name in self.ids)
-        if without == len(self.ids):
+        without = [name for name in self.ids if name not in gold]
+        if len(without) == len(self.ids):
             raise ValueError(f"--gold {path} has no links of these questions: is it the file of another split?")
         if without:
-            logger.warning("%s: %d questions have no gold link, so the recall is over the others", path, without)
+            logger.warning("%s: %d questions have no gold link, so the recall is over the others", path, len(without))
         return gold
 
 
@@ -302,25 +297,43 @@ def suites_of(options: QuestionOptions, teacher: LLMOptions | None = None) -> li
     else the oracle. The other settings of `teacher` hold for all these models.
     """
     teacher = _chosen_teacher(options, teacher or LLMOptions(model=UNNAMED))
-    systems, tasks = (list(dict.fromkeys(convert(text, list[str]))) for text in (options.system, options.task))
-    if len(systems) * len(tasks) == 1:
+    systems = _distinct(options.system)
+    tasks = _distinct(options.task)
+    if len(systems) == len(tasks) == 1:
         return [QuestionSuite(options, teacher)]
-    names = system_names()
-    owners = [word.split(".")[0] for word in options.set if "." in word.split("=")[0]]
-    found, problems = [], [not_one_of("--set", name, names) for name in owners if name not in names]
+    problems = _unknown_owners(options.set)
+    suites = []
     opened = Opened()
     for task, system in product(tasks, systems):
         try:
-            own = _options_of(options, teacher, task, system)
-            found.append(QuestionSuite(*own, opened, Path(options.output) / Path(task).stem))
+            of_run, teacher_of_run = _options_of(options, teacher, task, system)
+            suites.append(QuestionSuite(of_run, teacher_of_run, opened, Path(options.output) / Path(task).stem))
         except (ValueError, OSError) as error:
             problems.append(str(error))
     if problems:
         raise ValueError("; ".join(dict.fromkeys(problems)))
-    return found
+    return suites
+
+
+def _distinct(names: str) -> list[str]:
+    """The distinct names of a list that is separated by commas."""
+    return list(dict.fromkeys(convert(names, list[str])))
+
+
+def _unknown_owners(assignments: Sequence[str]) -> list[str]:
+    """Problems with assignments of `--set` such as "cirag.candidates=50" whose system does not exist."""
+    systems = system_names()
+    problems = []
+    for assignment in assignments:
+        name = assignment.split("=")[0]
+        owner = name.split(".")[0]
+        if "." in name and owner not in systems:
+            problems.append(not_one_of("--set", owner, systems))
+    return problems
 
 
 def _chosen_teacher(options: QuestionOptions, teacher: LLMOptions) -> LLMOptions | None:
+    """The chat model of all calls without another model in `options.llm`, with its ledger; see `suites_of`."""
     chosen = chat_models(options.llm, teacher).get("", teacher)
     if options.oracle and chosen.model != UNNAMED:
         raise ValueError(f"--system {options.system} needs one teacher: --teacher-model or --oracle, not both")
@@ -388,13 +401,3 @@ def evaluate(
             raise ValueError(f"evaluate runs one system on one task, but {len(suites)} such pairs are named")
         run_suites(suites)
         return read_json(Path(chosen.output) / METRICS)
-
-
-def _data_digest(data: str) -> str:
-    """The digest of a file, digests of a folder's files, or the hub id."""
-    files = sorted(filter(Path.is_file, Path(data).rglob("*")))
-    return file_digest(data) if Path(data).is_file() else ",".join(map(file_digest, files)) or data
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"

@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 from itertools import pairwise
 
 import pytest
@@ -12,8 +13,8 @@ from tripletune.core.data.triples import Triple
 from tripletune.eval.__main__ import main
 from tripletune.eval.report import compare_folders
 from tripletune.eval.results import read_results
-from tripletune.eval.suites import run_suites
-from tripletune.eval.suites.extraction import ExtractionOptions, ExtractionSuite, totals
+from tripletune.eval.running import run_suites
+from tripletune.eval.suites.extraction import ExtractionOptions, ExtractionRow, ExtractionSuite, totals_of
 from tripletune.eval.triples import Prediction, score_texts, summarise_extractions
 
 
@@ -56,10 +57,11 @@ def test_a_long_text_is_cut_and_its_replies_are_joined(extract):
     assert row["triples"] == [["d", "e", "f"]]
     assert row["malformed"] == 2
     assert (row["prompt_tokens"], row["seconds"]) == (30, 1.5)
-    assert totals([row]) == {
-        "counts": {"errors": 0, "cut_off": 0, "texts_in_pieces": 1, "prompt_tokens": 30, "completion_tokens": 15},
-        "cost_per_text": {"prompt_tokens": 30.0, "completion_tokens": 15.0, "seconds": 1.5},
-    }
+    counts, cost = totals_of([ExtractionRow.from_json(row)])
+    assert asdict(counts) == {
+        "errors": 0, "cut_off": 0, "texts_in_pieces": 1, "prompt_tokens": 30, "completion_tokens": 15,
+    }  # fmt: skip
+    assert asdict(cost) == {"prompt_tokens": 30.0, "completion_tokens": 15.0, "seconds": 1.5}
 
 
 def test_a_half_character_in_a_reply_can_be_stored(extract):
@@ -76,7 +78,7 @@ def test_a_bad_text_costs_itself_alone(extract, tmp_path):
     assert rows["p2"]["triples"] == []
     scores = read_results(tmp_path / "out" / "scores.jsonl")
     assert [row["id"] for row in scores if row["failed"]] == ["p2", "p3"]
-    assert totals(rows.values())["counts"]["errors"] == 2
+    assert totals_of(map(ExtractionRow.from_json, rows.values())).counts.errors == 2
 
 
 def test_what_no_text_is_at_fault_for_stops(extract, tmp_path):

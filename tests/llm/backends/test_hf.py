@@ -260,7 +260,7 @@ def test_one_identity(tiny_llama, tmp_path, field):
         extra = given.get("template_options")
         options = LLMOptions("hf", str(folder), dtype=given.get("dtype"), extra=extra and json.dumps(extra))
         client = open_client(options, {})
-        return {json.dumps(chat_model(options)), teacher_extractor(client, options).model, client.model}
+        return {json.dumps(chat_model(options).to_json()), teacher_extractor(client, options).model, client.model}
 
     given: dict = {}
     before = (key(), names())
