@@ -238,7 +238,7 @@ def run_settings(
         settings = replace(
             settings,
             encoder=options.encoder,
-            encoder_weights=encoder_fingerprint(options.encoder) or None,
+            encoder_weights=encoder_fingerprint(str(options.encoder)) or None,
             query_prompt=options.query_prompt,
             text_prompt=options.text_prompt,
             similarity=options.similarity,

@@ -21,7 +21,6 @@ from tripletune.core.program import CommandParser, add_arguments, from_arguments
 from tripletune.core.tables import Table
 from tripletune.eval.result_log import ResultLog
 from tripletune.eval.results import RunMetrics
-from tripletune.eval.statistics import Interval
 from tripletune.rag import Trace
 from tripletune.rag.results import ResultRow
 
@@ -176,7 +175,7 @@ class Suite(ABC):
         """Print what `summarise` returned."""
 
 
-def interval_cells(value: Interval, times: float = 100, form: str = "z.1f") -> tuple[str, str]:
+def interval_cells(value: Mapping[str, Any], times: float = 100, form: str = "z.1f") -> tuple[str, str]:
     """A mean and its interval as table cells; dashes if there are none."""
     if value["mean"] is None:
         return "-", "-"

@@ -236,7 +236,7 @@ def score_predictions(records: Iterable[Record], replies: Iterable[str]) -> dict
 
 def _table_rows(task: Task, scores: Mapping[str, Interval]) -> list[tuple[str, ...]]:
     """Rows for the scores that have records."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, interval in scores.items():
         if interval["n"]:
             rows.append((task, name, *interval_cells(interval), str(interval["n"]), EXPLANATIONS[name]))
@@ -245,7 +245,7 @@ def _table_rows(task: Task, scores: Mapping[str, Interval]) -> list[tuple[str, .
 
 def _accuracy_rows(kind: str, accuracies: Mapping[str, Interval]) -> list[tuple[str, ...]]:
     """Rows for the accuracy of the action in parts of the planning records; `kind` says what a part has in common."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, interval in accuracies.items():
         cells = interval_cells(interval)
         rows.append(("planning", "action_accuracy", *cells, str(interval["n"]), f"{kind}: {name}"))
