@@ -19,6 +19,7 @@ from tripletune.eval.metrics import CUTS, recall
 from tripletune.eval.rescore import final_ranking
 from tripletune.eval.statistics import bootstrap_mean
 from tripletune.rag.answering import SystemOptions, open_tools
+from tripletune.rag.results import StoredTrace
 from tripletune.rag.search.retrievers import verbalise, words_in
 from tripletune.rag.systems import find_system
 from tripletune.rag.systems.gear import GearOptions, Scoring
@@ -104,7 +105,7 @@ async def _rankings(
     reader.triples = tools.store
     runs = (system.run(one.question, one.question, replace(tools, question_id=one.id), loop) for one in questions)
     traces = await asyncio.gather(*runs)
-    return [final_ranking(trace.to_json()) for trace in traces]
+    return [final_ranking(StoredTrace.of(trace)) for trace in traces]
 
 
 def _recalls(questions: list[Question], rankings: Sequence[Sequence[str]]) -> dict[str, Any]:

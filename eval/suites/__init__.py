@@ -30,7 +30,8 @@ from tripletune.core.files import read_json, write_json
 from tripletune.core.options import rare, setting
 from tripletune.core.program import CommandParser, add_arguments, from_arguments, progress
 from tripletune.core.tables import Table
-from tripletune.eval.results import METRICS, ResultLog, this_machine
+from tripletune.eval.result_log import ResultLog, this_machine
+from tripletune.eval.results import METRICS, RunAbout
 from tripletune.llm.ledger_client import RetriesExhausted
 from tripletune.llm.replies import in_workers
 from tripletune.rag import NOTING, Trace
@@ -164,8 +165,12 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
             options = suite.options
             # The first process prepares the folder before the other processes write into it.
             part = (launched.process, launched.gather()[0]) if launched.process else None
-            about = {"command": [redact(word) for word in suite.command], "questions": len(suite.ids)}
-            about |= {"data": options.data, "concurrency": suite.concurrency}
+            about = RunAbout(
+                command=[redact(word) for word in suite.command],
+                questions=len(suite.ids),
+                data=options.data,
+                concurrency=suite.concurrency,
+            )
             read = [path for name in ("data", "other", "control_run") if (path := getattr(options, name, None))]
             log = ResultLog(options.output, suite.settings(), options.overwrite, suite.retry_errors, part, about, read)
             logs.append(log)

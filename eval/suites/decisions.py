@@ -24,7 +24,7 @@ from tripletune.core.data.triples import Triple
 from tripletune.core.files import file_digest
 from tripletune.core.options import setting
 from tripletune.eval.metrics import f1
-from tripletune.eval.results import ResultLog
+from tripletune.eval.result_log import ResultLog
 from tripletune.eval.statistics import bootstrap_pairs
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.models.loading import DTYPE_HELP, model_fingerprint, resolve, usual_dtype

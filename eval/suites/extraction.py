@@ -24,7 +24,8 @@ from tripletune.core.data.records import record_files, whole_characters
 from tripletune.core.files import file_digest, flatten, json_line, write_text
 from tripletune.core.options import setting
 from tripletune.core.program import CommandParser, add_arguments, from_arguments
-from tripletune.eval.results import SCORES, ResultLog
+from tripletune.eval.result_log import ResultLog
+from tripletune.eval.results import SCORES
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.triples import ROUGE, Prediction, score_rows, summarise_extractions
 from tripletune.llm.backends import add_chat_model, backend_names

@@ -26,9 +26,9 @@ from tripletune.core.calls import Message
 from tripletune.core.files import PROMPTS, file_digest, read_prompt
 from tripletune.core.options import setting
 from tripletune.core.program import CommandParser, add_arguments, from_arguments
-from tripletune.eval.report.runs import Run
+from tripletune.eval.report.runs import open_folder
 from tripletune.eval.report.setting import check_across, check_comparable
-from tripletune.eval.results import ResultLog, read_about
+from tripletune.eval.result_log import ResultLog
 from tripletune.eval.statistics import bootstrap_mean
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.systems import chat_model
@@ -83,7 +83,7 @@ class JudgeSuite(Suite):
     def __init__(self, options: JudgeOptions, teacher: LLMOptions) -> None:
         self.teacher, self.prompt = teacher, read_prompt(options.prompt)
         self.concurrency = 1 if teacher.backend == "batch" else options.concurrency
-        runs = [[Run(folder, "", *read_about(Path(folder)))] for folder in (options.data, options.other)]
+        runs = [[open_folder(folder)] for folder in (options.data, options.other)]
         check_comparable(runs, check_across(options.across))
         super().__init__(options)
 

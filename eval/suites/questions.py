@@ -27,7 +27,8 @@ from tripletune.eval import context_links, find_metrics, load_task, score_answer
 from tripletune.eval.controls import LoopControl, OtherFacts, run_histories
 from tripletune.eval.costs import WEIGHTED, read_prices, summarise_questions, unused_roles
 from tripletune.eval.metrics import recall
-from tripletune.eval.results import METRICS, RANKINGS, ResultLog
+from tripletune.eval.result_log import ResultLog
+from tripletune.eval.results import METRICS, RANKINGS
 from tripletune.eval.suites import Failure, Suite, interval_cells, run_suites, show_table
 from tripletune.eval.systems import (
     UNNAMED,
@@ -234,8 +235,7 @@ class QuestionSuite(Suite):
         }
 
     def summarise(self, log: ResultLog) -> dict[str, Any]:
-        found = summarise_questions(log, self.task.metrics, self.prices)
-        return {"system": self.system.name, "task": self.task.name, **found}
+        return summarise_questions(log, self.system.name, self.task, self.prices).to_json()
 
     def show(self, metrics: Mapping[str, Any], console: Console) -> None:
         rows = [

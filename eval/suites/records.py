@@ -27,8 +27,8 @@ from tripletune.core.files import file_digest
 from tripletune.core.options import other_default, setting
 from tripletune.eval import find_metrics, score_answer
 from tripletune.eval.controls import MODEL, RULE, Controls, OtherFacts, Rule, compare_controls, control_table
-from tripletune.eval.results import ResultLog
-from tripletune.eval.statistics import bootstrap_pairs
+from tripletune.eval.result_log import ResultLog
+from tripletune.eval.statistics import Interval, bootstrap_pairs
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.systems import triples_settings
 from tripletune.models.loading import DTYPE_HELP, model_fingerprint, usual_dtype
@@ -248,7 +248,7 @@ def summarise_records(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         if planning:
             confusion[row["gold_action"]][row["action"]] += 1
 
-    def interval(key: str) -> dict[str, Any]:
+    def interval(key: str) -> Interval:
         return bootstrap_pairs(values.get(key, ()))
 
     def family(prefix: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from tripletune.core.calls import CallError, RepliesPending, SetupError
 from tripletune.core.data.pairs import ExtractionPair
 from tripletune.core.data.triples import Triple
 from tripletune.eval.__main__ import main
-from tripletune.eval.report import compare_folders
+from tripletune.eval.report.compare import compare_folders
 from tripletune.eval.results import read_results
 from tripletune.eval.suites import run_suites
 from tripletune.eval.suites.extraction import ExtractionOptions, ExtractionSuite, totals

@@ -14,7 +14,7 @@ from tripletune.core.data.triples import Triple
 from tripletune.core.tables import plain_console
 from tripletune.eval import Task, find_metrics
 from tripletune.eval.__main__ import main
-from tripletune.eval.results import ResultLog, changed_settings, this_machine
+from tripletune.eval.result_log import ResultLog, changed_settings, this_machine
 from tripletune.eval.suites import run_suites
 from tripletune.eval.suites.questions import QuestionSuite
 from tripletune.eval.systems import QuestionOptions
