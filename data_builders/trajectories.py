@@ -46,7 +46,7 @@ from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, 
 from tripletune.data_builders.ledger_chats import Chat, RoleCalls, calls_in
 from tripletune.llm.ledger import canonical
 from tripletune.llm.replies import REPAIR_ROLE
-from tripletune.rag.results import RESULTS, kept_facts, read_runs
+from tripletune.rag.results import RESULTS, ResultRow, kept_facts, read_runs
 from tripletune.rag.systems import find_system, system_names
 
 logger = logging.getLogger(__name__)
@@ -160,7 +160,9 @@ def _filters(options: TrajectoryOptions) -> Filters:
     if options.no_repeated_query:
         found["a query was repeated"] = lambda row, chat: row["trace"].get("stop_reason") != "repeated_subquery"
     if options.answer_kept:
-        found["no kept fact names a gold answer"] = lambda row, chat: (kept_facts(row) or (0, False))[1]
+        found["no kept fact names a gold answer"] = lambda row, chat: (
+            kept_facts(ResultRow.from_json(row)) or (0, False)
+        )[1]
     if (recall := options.min_recall) is not None:
         found[f"less than {recall:g} of the supporting passages retrieved"] = partial(_has_recall, recall)
     return found

@@ -28,7 +28,7 @@ from tripletune.eval.systems import QuestionOptions
 from tripletune.llm.backends import LLMOptions
 from tripletune.rag import Trace, TraceAction, TraceStep, cited
 from tripletune.rag.answering import SystemOptions, add_system_arguments, open_system, teacher_of
-from tripletune.rag.results import RESULTS
+from tripletune.rag.results import RESULTS, StoredTrace
 
 logger = logging.getLogger(__name__)
 ANSWERS = "answers.jsonl"
@@ -47,7 +47,9 @@ def answer_of(row: Mapping[str, Any], prices: Prices) -> dict[str, Any]:
     unknown = "shown" in trace["details"].get("unknown", ())
     shown = [*found.values()] if unknown else [found[name] for name in trace["shown"] if name in found]
     triples = dict.fromkeys(tuple(triple) for step in trace["steps"] for triple in step["triples"])
-    costs = sum(map(Counter, spent(trace, prices).values()), Counter[str]())
+    costs = sum(
+        (Counter(cost.to_json()) for cost in spent(StoredTrace.from_json(trace), prices).values()), Counter[str]()
+    )
     return {
         **{"id": row["id"], "question": row["question"], "answer": row["prediction"]},
         "sources": shown,

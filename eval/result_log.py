@@ -74,7 +74,8 @@ class ResultLog:
         # As they will be read again: tuples become lists.
         self._settings = json.loads(json.dumps(settings))
         self._about = about or RunAbout()
-        self._session = Session(datetime.now(UTC).isoformat(timespec="milliseconds"), **code_version())
+        began = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._session = Session.from_json({"began": began, **code_version()})
         self._is_first = part is None
         self._replaces = False
         self._lock: IO[str] | None = None

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -255,6 +256,12 @@ class Session:
     alone: bool | None = None
     embedded: int | None = None
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Session:
+        """Read a session."""
+        known = {item.name for item in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in known})
+
     def to_json(self) -> dict[str, Any]:
         """The session as JSON values, without those that are not known."""
         return {name: value for name, value in asdict(self).items() if value is not None}
@@ -283,11 +290,7 @@ class RunAbout:
         """Read `run.json`."""
         known = {item.name for item in fields(cls)}
         given = {name: value for name, value in values.items() if name in known and value is not None}
-        of_session = {item.name for item in fields(Session)}
-        given["sessions"] = [
-            Session(**{name: value for name, value in session.items() if name in of_session})
-            for session in given.get("sessions", ())
-        ]
+        given["sessions"] = [Session.from_json(session) for session in given.get("sessions", ())]
         return cls(**given)
 
     def to_json(self) -> dict[str, Any]:
@@ -399,7 +402,7 @@ class RunMetrics:
     def from_json(cls, values: Mapping[str, Any]) -> RunMetrics:
         """Read `metrics.json`; figures that an older run lacks are empty."""
         known = {item.name for item in fields(cls)}
-        given = {"system": "", "task": "", "primary": "", "questions": 0}
+        given: dict[str, Any] = {"system": "", "task": "", "primary": "", "questions": 0}
         given |= {name: value for name, value in values.items() if name in known}
         counted = {item.name for item in fields(RunCounts)}
         counts = {name: count for name, count in values.get("counts", {}).items() if name in counted}
@@ -555,7 +558,7 @@ def recalls_of(row: ResultRow) -> dict[str, float]:
     for name, rounds in rankings.items():
         if name in trace.unknown:
             continue
-        distinct = list(dict.fromkeys(passage for ids in rounds for passage in ids))
+        distinct = list(dict.fromkeys(chain.from_iterable(rounds)))
         for budget in BUDGETS:
             share = 0.0 if row.error else recall(distinct[:budget], row.supporting)
             recalls[f"{name}@{budget}"] = share

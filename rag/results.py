@@ -1,7 +1,7 @@
 """Read the `results.jsonl` of `tripletune eval run`, one question and its `Trace` per row.
 
-The rows are written by `eval`, which runs the systems of this folder, and read by `eval` and by the builders of training
-data. What an older revision or another program did not note is absent, never guessed.
+The rows are written by `eval`, which runs the systems of this folder. They are read by `eval` and by the builders of
+training data. What an older revision or another program did not note is absent, never guessed.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ class StoredTrace(Trace):
         """Read a trace from the values of `Trace.to_json`."""
         noted = {name: values[name] for name in _STORED if values.get(name) is not None}
         not_noted = frozenset(_STORED) - noted.keys()
+        noted.setdefault("question", "")
         noted["steps"] = [_stored_step(step) for step in values.get("steps") or ()]
         noted["actions"] = [_stored_action(action) for action in values.get("actions") or ()]
         return cls(**noted, not_noted=not_noted)
@@ -171,7 +172,7 @@ class ResultRow:
         """Read a row; fields that it lacks have their defaults."""
         known = [item.name for item in fields(cls)]
         present = {name: values[name] for name in known if values.get(name) is not None}
-        present["trace"] = StoredTrace.from_json(values.get("trace") or {"question": ""})
+        present["trace"] = StoredTrace.from_json(values.get("trace") or {})
         return cls(**present)
 
     def to_json(self) -> dict[str, Any]:
@@ -186,7 +187,7 @@ class ResultRow:
 class KeptFacts(NamedTuple):
     """How many facts CIRAG kept for a question, and whether one of them names a gold answer."""
 
-    count: int
+    number: int
     name_answer: bool
 
 

@@ -77,7 +77,7 @@ def test_supporting_passages_are_found_by_content_and_by_gold_links_alike(world,
     write_lines(corpus, (row for row in named if row["id"] != first))
     assert questions[0].id not in context_links(questions, corpus)
     assert main(["score", str(run), "--metrics", "recall@15", "--gold", str(gold)]) == 0
-    assert {row["scores"]["recall@15"] for row in read_scored(run)} == {1.0}
+    assert {row.scores["recall@15"] for row in read_scored(run)} == {1.0}
 
 
 def reply_to_batch(home, oracle):

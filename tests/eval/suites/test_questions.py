@@ -12,7 +12,8 @@ from tripletune.core.calls import Completion, Generator
 from tripletune.core.options import setting
 from tripletune.eval import load_task, task_names
 from tripletune.eval.__main__ import main, parser
-from tripletune.eval.report.runs import figures_of, read_folder
+from tripletune.eval.report.figures import figures_of
+from tripletune.eval.report.runs import read_folder
 from tripletune.eval.suites.questions import QuestionSuite, evaluate, suites_of
 from tripletune.eval.systems import QuestionOptions, read_options
 from tripletune.llm.backends import LLMOptions
@@ -405,10 +406,10 @@ def test_answers_of_another_program(files, error_of, capsys, corpus):
     assert (found["failed"], found["cost"]["prompt_tokens"]) == (1, 45)
     assert found["recall"]["shown@2"]["mean"] == pytest.approx(5 / 6)
     figures = figures_of(read_folder(str(files / "theirs")))
-    assert "calls" not in figures["cost"], "what the file does not tell is not known, not 0"
-    assert "tokens_read" in figures["cost"]
-    assert figures["indexing"] == found["indexing"] == {}
-    assert not {"calls", "sent", "dollars"} & figures["cost"].keys()
+    assert "calls" not in figures.cost, "what the file does not tell is not known, not 0"
+    assert "tokens_read" in figures.cost
+    assert figures.indexing == found["indexing"] == {}
+    assert not {"calls", "sent", "dollars"} & figures.cost.keys()
     names = {"prompt_tokens", "cached_prompt_tokens", "truncated_triples", "truncated_words"}
     assert found["cost"].keys() == names
     assert found["cost_per_question"].keys() == {*names, "seconds", "structuring_seconds"}
