@@ -123,7 +123,7 @@ class ExtractionRow(SuiteRow):
 
 
 @dataclass(slots=True)
-class ExtractionCounts:
+class TextCounts:
     """Numbers of failed texts, of texts with a reply that was cut off, and of texts in pieces; tokens of all calls."""
 
     errors: int = 0
@@ -145,7 +145,7 @@ class CostPerText:
 class Totals(NamedTuple):
     """Counts and cost of all rows."""
 
-    counts: ExtractionCounts
+    counts: TextCounts
     cost_per_text: CostPerText
 
 
@@ -164,7 +164,7 @@ class ExtractionMetrics(SuiteMetrics):
     shots: int
     embedder: str | None
     scores: dict[str, Any]
-    counts: ExtractionCounts
+    counts: TextCounts
     cost_per_text: CostPerText
 
     def to_json(self) -> dict[str, Any]:
@@ -320,7 +320,7 @@ def _check_examples(examples: Collection[str], options: ExtractionOptions) -> No
 
 def totals_of(rows: Iterable[ExtractionRow]) -> Totals:
     """Counts and cost of all rows."""
-    counts = ExtractionCounts()
+    counts = TextCounts()
     texts = 0
     seconds = 0.0
     for row in rows:
