@@ -18,8 +18,9 @@ from tripletune.eval import load_task, task_questions, write_context_corpus
 from tripletune.eval.metrics import CUTS, recall
 from tripletune.eval.rescore import final_ranking
 from tripletune.eval.statistics import bootstrap_mean
-from tripletune.rag.answering import SystemOptions, open_tools
+from tripletune.rag.answering import open_tools
 from tripletune.rag.search.retrievers import verbalise, words_in
+from tripletune.rag.system_options import SystemOptions
 from tripletune.rag.systems import find_system
 from tripletune.rag.systems.gear import GearOptions, Scoring
 from tripletune.rag.systems.ppr import PprOptions

@@ -25,15 +25,12 @@ from tripletune.eval.suites import SuiteOptions
 from tripletune.llm.backends import LLMOptions, open_client, read_spec
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient
-from tripletune.llm.question_client import load_prompts
-from tripletune.models.loading import model_fingerprint, resolve, usual_dtype
-from tripletune.models.run_folders import PROMPT_FILE
-from tripletune.rag.answering import SystemOptions, model_spec, system_problems
+from tripletune.models.loading import model_fingerprint, usual_dtype
+from tripletune.rag.answering import model_spec
 from tripletune.rag.extractor import TEACHER_PROMPT
 from tripletune.rag.search.options import TEACHER, SearchOptions
+from tripletune.rag.system_options import SystemOptions, system_problems
 from tripletune.rag.systems import SHORT, LoopOptions, System, find_system, system_names
-from tripletune.rag.systems.cirag import PROMPT_NAMES
-from tripletune.rag.systems.cirag.integration import INTEGRATION_PROMPT
 from tripletune.rag.triple_store import TripleStore, is_store
 
 # The model name in `LLMOptions` that have no model, only other options.
@@ -68,7 +65,6 @@ class QuestionOptions(SuiteOptions, SystemOptions):
     price: list[str] = setting([], PRICE_HELP)
     control: Control | None = rare(None, "control: let --model read this instead of the loop's facts")
     control_run: str | None = rare(None, "with control=other_…: the same run without control, with the other facts")
-    integrator: str | None = setting(None, "with --system cirag: local model that integrates, instead of the teacher")
     oracle: str | None = setting(None, "use a perfect teacher: DIR/SPLIT of a `build world` folder")
 
 
@@ -125,10 +121,6 @@ def run_problems(options: QuestionOptions, system: System, loop: Any, teacher: L
     found, uses = [], f"--system {system.name}"
     if bool(options.answers) != (system.name == "answers"):
         found.append(f"--answers FILE and --system answers need each other; this is {uses}")
-    if options.integrator and system.name != "cirag":
-        found.append(f"--integrator is for --system cirag, not for {system.name}")
-    if options.student_seed is not None and not (options.integrator or options.model or options.planner_model):
-        found.append("student_seed is the seed of --integrator or --model: name one of them")
     if options.control and not (options.model or options.planner_model):
         found.append("control changes what a Graph-LLM reads: name the Graph-LLM with --model")
     if (options.control in ("other_facts", "other_graph")) != bool(options.control_run):
@@ -199,19 +191,6 @@ def open_chat_model(options: LLMOptions, oracle: str | None = None, specs: Seque
         client = open_client(options)
     roles = {role: open_chat_model(one) for role, one in chat_models(specs, options).items() if role}
     return RoleClients(client, roles) if roles else client
-
-
-def other_prompt(integrator: str, prompts: str | None) -> str | None:
-    """The warning that the loop's prompt differs from the prompt in the student's training; None if they are equal."""
-    learned = Path(resolve(integrator)) / PROMPT_FILE
-    asked = load_prompts(PROMPT_NAMES, prompts).texts[INTEGRATION_PROMPT]
-    if not learned.is_file() or asked.strip() == learned.read_text(encoding="utf-8").strip():
-        return None
-    return (
-        f"{integrator} was trained with the prompt in {learned}, but the loop uses "
-        f"{f'the prompt of {prompts}' if prompts else 'our prompt'}: expect worse decisions. Copy that prompt into a "
-        f"folder as {INTEGRATION_PROMPT}.md and add --set prompts=FOLDER"
-    )
 
 
 def extractor_settings(options: SearchOptions) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tripletune.core.calls import Sampling, in_role
+from tripletune.core.calls import in_role
 from tripletune.core.data.questions import Question
 from tripletune.core.data.records import Passage, corpus_file, read_corpus
 from tripletune.core.data.words import AUTO
@@ -37,7 +37,6 @@ from tripletune.eval.systems import (
     extractor_settings,
     model_settings,
     open_chat_model,
-    other_prompt,
     run_problems,
     triples_settings,
 )
@@ -49,6 +48,7 @@ from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
 from tripletune.rag.results import RESULTS
 from tripletune.rag.search.options import extracts
+from tripletune.rag.system_options import options_for
 from tripletune.rag.systems import Tools, find_system, make_options, system_names
 from tripletune.rag.triple_store import read_gold
 
@@ -179,15 +179,6 @@ class QuestionSuite(Suite):
             teacher = in_role(chat_models(options.llm, self.teacher), ROLE, self.teacher)
         index = Path(options.index or self.home / "index")
         self.tools = open_tools(options, system, loop, corpus, index, self.opened, teacher, llm)
-        if self.teacher is not None and options.integrator:
-            if warning := other_prompt(options.integrator, loop.prompts):
-                logger.warning("%s", warning)
-            seed = options.student_seed
-            drawn = None if seed is None else Sampling(1.0, seed=seed)
-            shared = {name: getattr(self.teacher, name) for name in ("ledger", "batch_size", "dtype")}
-            local = LLMOptions(backend="hf", model=options.integrator, **shared)
-            student = self.opened.once(local, partial(open_chat_model, local))
-            self.tools = replace(self.tools, integrator=student, integrator_sampling=drawn)
         self.clients = clients_of(self.tools)
         if options.retriever != "bm25" and (passages := getattr(self.tools.retriever, "passages", None)) is not None:
             self.notes = {"embedded": len(passages) + len(self.tools.triples or ())}
@@ -335,36 +326,27 @@ def _chosen_teacher(options: QuestionOptions, teacher: LLMOptions) -> LLMOptions
 def _options_of(
     options: QuestionOptions, teacher: LLMOptions | None, task: str, system: str
 ) -> tuple[QuestionOptions, LLMOptions | None]:
-    """The part of the options for one system and task."""
-    name = Path(task).stem
-    # An option for one system overrides an option for all systems.
-    ordered = sorted(options.set, key=lambda word: "." in word.split("=")[0])
-    mine = [word.removeprefix(f"{system}.") for word in ordered]
-    own = replace(
-        options,
-        system=system,
-        task=task,
-        output=str(Path(options.output) / name / system),
-        set=[word for word in mine if "." not in word.split("=")[0]],
-        **{key: value.replace("{task}", name) for key in _OF_TASK if (value := getattr(options, key))},
-    )
-    if system != "cirag":
-        own.integrator = None
+    """The options and the chat model of one of several runs; a run with a Graph-LLM uses it alone (see `options_for`).
+
+    Each run has the folder OUTPUT/TASK/SYSTEM; `{task}` in a path stands for the name of the task.
+    """
+    task_name = Path(task).stem
+    paths = {name: getattr(options, name) for name in _OF_TASK}
+    of_task = {name: path.replace("{task}", task_name) for name, path in paths.items() if path}
+    shared = replace(options, task=task, output=str(Path(options.output) / task_name / system), **of_task)
+    own, chat_model = options_for(system, shared, teacher)
+    if own.model:
+        chat_model = None
+    if chat_model is None:
+        own.oracle = None
+        own.llm = []
     if system != "answers":
         own.answers = None
-    if find_system(system).model == "none":
-        return replace(own, model=None, planner_model=None, oracle=None, llm=[]), None
-    if find_system(system).model == "llm":  # only systems that use a Graph-LLM get one
-        own.model, own.planner_model, own.untrained = None, None, False
-        if options.model or options.planner_model:
-            own.control, own.control_run = None, None
-    elif options.model and make_options(find_system(system), own.set).reader == "common":
-        own.model, own.planner_model = None, options.model if find_system(system).plans else None
-    elif options.model:
-        teacher, own.oracle, own.llm = None, None, []
-    if (options.integrator or options.model) and not (own.integrator or own.model):
-        own.student_seed = None
-    return own, teacher
+    has_graph_llm = own.model or own.planner_model
+    if (options.model or options.planner_model) and not has_graph_llm:
+        own.control = None
+        own.control_run = None
+    return own, chat_model
 
 
 def evaluate(
