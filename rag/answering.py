@@ -6,7 +6,6 @@ In Python, `tripletune.load_system` opens a system; inside an event loop, use `a
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import gc
 import logging
 import tempfile
@@ -30,9 +29,9 @@ from tripletune.models.run_folders import check_model_folder, read_json, trained
 from tripletune.rag import WATCH, Trace, TraceAction, TraceStep
 from tripletune.rag.search.embedding import Embedder
 from tripletune.rag.search.index import PassageStore, check_index
-from tripletune.rag.search.options import SearchOptions, open_source, search_embedder
+from tripletune.rag.search.options import open_source, search_embedder
 from tripletune.rag.search.retrievers import open_retriever
-from tripletune.rag.search.text_index import KeptTexts
+from tripletune.rag.search.text_index import KeptTexts, VectorSearch
 from tripletune.rag.system_options import SystemOptions, system_problems
 from tripletune.rag.systems import LoopOptions, System, Tools, find_system, make_options
 from tripletune.rag.triple_store import StoredTriples, TripleSource
@@ -250,9 +249,6 @@ class _Parts:
         self._corpus = corpus
         self._index = index
         self._once = opened.once
-        search_options = [getattr(options, item.name) for item in dataclasses.fields(SearchOptions)]
-        # What the indexes of a corpus depend on, as a key of `Opened`.
-        self._search: Hashable = (str(corpus), str(index), *search_options)
 
     def open_store(self, llm: LLMClient | None, teacher: LLMOptions | None) -> TripleSource | None:
         """Open the triples of passages, or the model that extracts them; None for a system that reads no triples."""
@@ -268,7 +264,7 @@ class _Parts:
         store = self._once(key, lambda: open_source(options, self._index, llm, teacher))
         if self._corpus and isinstance(store, StoredTriples):
             warn = partial(_warn_of_other_triples, store, self._corpus, options.triples)
-            self._once(("other triples", self._search), warn)
+            self._once(("other triples", str(self._corpus), *key), warn)
         return store
 
     def open_embedder(self, encoder: str) -> Embedder | None:
@@ -283,18 +279,26 @@ class _Parts:
         """Open the index of the corpus's triples."""
         from tripletune.rag.search.triple_index import TripleIndex
 
-        options = self._options
-        passages = PassageStore(corpus, self._index, options.overwrite)
-        settings = (self._index, embedder, options.vectors, options.language, options.overwrite)
-        make = partial(TripleIndex, options.retriever, passages, store, *settings)
-        return self._once(("triples", self._search), make)
+        settings = self._index_settings(embedder)
+
+        def make() -> TripleIndex:
+            passages = PassageStore(corpus, self._index, self._options.overwrite)
+            return TripleIndex(self._options.retriever, passages, store, *settings)
+
+        return self._once(("triples", self._options.retriever, str(corpus), store, *settings), make)
 
     def open_passages(self, corpus: str | Path, embedder: Embedder | None) -> CorpusRetriever:
         """Open the index of the corpus's passages."""
+        settings = self._index_settings(embedder)
+        make = partial(open_retriever, self._options.retriever, corpus, *settings)
+        return self._once(("passages", self._options.retriever, str(corpus), *settings), make)
+
+    def _index_settings(self, embedder: Embedder | None) -> tuple[Path, Embedder | None, VectorSearch, str, bool]:
+        """What an index depends on besides its texts; systems with equal settings share the index."""
         options = self._options
-        settings = (self._index, embedder, options.vectors, options.language, options.overwrite)
-        make = partial(open_retriever, options.retriever, corpus, *settings)
-        return self._once(("passages", self._search), make)
+        if options.retriever == "bm25":
+            embedder = None  # it only reranks
+        return self._index, embedder, options.vectors, options.language, options.overwrite
 
     def open_graph_llm(self, spec: str, prompt_embeds: str | None = None) -> LocalGenerator:
         """Open a Graph-LLM; `prompt_embeds` names the server that runs its language model."""
