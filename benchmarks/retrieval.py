@@ -20,11 +20,12 @@ from tripletune.eval.metrics import CUTS, recall
 from tripletune.eval.rescore import final_ranking
 from tripletune.eval.statistics import bootstrap_mean
 from tripletune.eval.suites import interval_cells
-from tripletune.rag.answering import SystemOptions, open_tools
+from tripletune.rag.answering import open_tools
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.results import StoredTrace
 from tripletune.rag.search.retrievers import verbalise, words_in
 from tripletune.rag.search.text_index import RetrieverKind
+from tripletune.rag.system_options import SystemOptions
 from tripletune.rag.systems import LoopOptions, find_system
 from tripletune.rag.systems.gear import GearOptions, Scoring
 from tripletune.rag.systems.ppr import PprOptions

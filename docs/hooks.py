@@ -48,7 +48,7 @@ Functions and classes that programs and notebooks import. [Extend](guide/extend.
 ::: tripletune.load_model
 ::: tripletune.evaluate
 ::: tripletune.rag.answering.OpenSystem
-::: tripletune.rag.answering.SystemOptions
+::: tripletune.rag.system_options.SystemOptions
 ::: tripletune.rag.Trace
 
 ## Data

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tripletune.core.program import CommandParser, load_from, names_in, run_program
 from tripletune.core.tables import plain_console
-from tripletune.eval.costs import PRICE_HELP
+from tripletune.rag.costs import PRICE_HELP
 
 if TYPE_CHECKING:
     from tripletune.eval.suites import Suite

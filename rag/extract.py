@@ -32,7 +32,7 @@ from tripletune.llm.extraction_replies import read_reply
 from tripletune.llm.ledger_client import RetriesExhausted
 from tripletune.llm.replies import all_of, in_workers
 from tripletune.rag.extractor import PIECE_LIMIT, PROMPTS_OF, LocalOptions, TextExtractor, open_extractor, source_pieces
-from tripletune.rag.triple_store import Extraction, TripleStore
+from tripletune.rag.triple_store import Extraction, TripleSource, TripleStore
 
 logger = logging.getLogger(__name__)
 Work = Callable[[list[str]], list[Any]]
@@ -92,7 +92,7 @@ class ExtractionCounts:
 
 
 @dataclass
-class CorpusExtraction:
+class CorpusExtraction(TripleSource):
     """Extract the triples that a store lacks, for a whole corpus or for passages that a loop retrieves.
 
     A piece with its title has at most `piece_limit` characters. Blocks of `window` passages are looked up and sorted.
@@ -110,6 +110,7 @@ class CorpusExtraction:
         self.id = self.store.extractor(self.extractor.model, digest, settings)
         self._reading: dict[str, asyncio.Task[tuple[Triple, ...] | None]] = {}
         self._started, self._failures, self._unread = 0.0, 0, set[str]()
+        self.models = (self.extractor,)
 
     async def run(self, passages: Iterable[Passage]) -> ExtractionCounts:
         """Extract the passages that the store lacks; raise a `CallError` after twenty failures in a row."""

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import sqlite3
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tripletune.core.calls import Endpoint
 from tripletune.core.data.fields import name_field, name_list
 from tripletune.core.data.records import Passage, read_jsonl
 from tripletune.core.data.triples import Triple, triple_of
@@ -174,9 +176,31 @@ class TripleStore:
         self._database.executemany(f"INSERT OR {repeated} INTO extractions VALUES (?, ?, ?, ?)", rows)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTriples:
-    """The triples of one extractor for the loops; `rag.extract.CorpusExtraction` also extracts missing passages."""
+class TripleSource(ABC):
+    """The triples of passages, as a loop reads them.
+
+    Attributes:
+        models: The models that extract the triples of passages without any; a store alone has none.
+    """
+
+    models: Sequence[Endpoint] = ()
+
+    @abstractmethod
+    def get(self, passage: Passage) -> tuple[Triple, ...] | None:
+        """The stored triples of a passage; None if it has none yet."""
+
+    @abstractmethod
+    async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
+        """The triples of each passage; None for a passage whose triples are not to be had."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the store; `models` stay open."""
+
+
+@dataclass(frozen=True)
+class StoredTriples(TripleSource):
+    """The triples of one extractor in a store; `rag.extract.CorpusExtraction` also extracts missing passages."""
 
     store: TripleStore
     extractor: int

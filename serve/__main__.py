@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tripletune.core.options import rare, setting
 from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program
 from tripletune.llm.backends import LLMOptions
-from tripletune.rag.answering import SystemOptions, add_system_arguments, teacher_of
+from tripletune.rag.system_options import SystemOptions, add_system_arguments, teacher_of
 from tripletune.rag.systems import system_names
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,6 @@ class ServeOptions:
         (), "systems to offer, separated by commas (default: all that can run)",
         choices=system_names(),
     )  # fmt: skip
-    integrator: str | None = setting(None, "trained model for CIRAG's integration phase: folder or hub id")
     places: int = setting(32, "maximum questions answered at the same time", at_least=1)
     queue: int = setting(128, "maximum waiting questions; further questions are refused (429)", at_least=0)
     timeout: float = setting(120.0, "timeout of a question in seconds, waiting included (504)", above=0)
@@ -72,7 +71,7 @@ async def _run(
     from tripletune.serve.limits import Door
     from tripletune.serve.models import open_shelf
 
-    shelf = open_shelf(options, teacher, serving.systems, serving.integrator)
+    shelf = open_shelf(options, teacher, serving.systems)
     try:
         await shelf.warm_up()
         host, port = place.getsockname()[:2]

@@ -11,16 +11,17 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from tripletune.core.calls import Completion, LLMClient, Sampling
 from tripletune.core.data.records import ModelInput, Passage, Step, Task
 from tripletune.core.data.triples import Triple
 from tripletune.core.options import require
-from tripletune.llm.backends import LLMOptions, load_backend, open_client
+from tripletune.llm.backends import LLMOptions, load_backend
 from tripletune.rag import Trace, TraceAction, TraceStep
-from tripletune.rag.answering import Opened, OpenSystem, SystemOptions, clients_of, open_system, system_problems
+from tripletune.rag.answering import Opened, OpenSystem, clients_of, open_system
 from tripletune.rag.extract import CorpusExtraction
+from tripletune.rag.system_options import SystemOptions, options_for, system_problems
 from tripletune.rag.systems import find_system, make_options, system_names
 from tripletune.serve.protocol import Answer, Asked
 
@@ -28,8 +29,14 @@ from tripletune.serve.protocol import Answer, Asked
 _BOUNDS = ("random_passages",)
 _WARM = ModelInput("answering", "Who?", (Step("Who?", (Triple("someone", "is", "there"),), "Someone is there."),))
 Watch = Callable[[TraceAction | TraceStep], None]
-Chosen = dict[str, tuple[SystemOptions, LLMOptions | None]]
 Part = Callable[[Asked], Awaitable[Completion]]
+
+
+class Chosen(NamedTuple):
+    """What a system is opened with: its options, and its chat model if it uses one."""
+
+    options: SystemOptions
+    teacher: LLMOptions | None
 
 
 async def _chat(client: LLMClient, sampling: Sampling | None, instruction: str, asked: Asked) -> Completion:
@@ -117,64 +124,49 @@ def _says(store: Any, passage: Passage) -> Callable[[tuple[str, ...]], bool]:
     return lambda triple: triple[0].casefold() in text and triple[2].casefold() in text
 
 
-def open_shelf(
-    options: SystemOptions, teacher: LLMOptions | None, names: Sequence[str] = (), integrator: str | None = None
-) -> Shelf:
-    """Open the systems `names`, or all systems that can run with these options, and their models."""
+def open_shelf(options: SystemOptions, teacher: LLMOptions | None, names: Sequence[str] = ()) -> Shelf:
+    """Open the systems `names`, or all systems that can run with these options, and their models.
+
+    Raises:
+        ValueError: A named system, or without names every system, can't run; or an option can't be met.
+    """
     require(options)
     if teacher is not None and not load_backend(teacher.backend).sends:
         raise ValueError(f"--teacher {teacher.backend} does not answer at once: choose another backend")
-    chosen, left_out = _choose(options, teacher, names)
-    if left_out and (names or not chosen):
+    chosen: dict[str, Chosen] = {}
+    left_out: dict[str, str] = {}
+    for name in dict.fromkeys(names or _usual_systems()):
+        try:
+            chosen[name] = _choose(name, options, teacher, shared=len(names) != 1)
+        except ValueError as error:
+            left_out[name] = str(error)
+    if names and left_out:
+        raise ValueError("; ".join(left_out.values()))
+    if not chosen:
         # Without names, report only what RAS lacks, since RAS needs least.
-        raise ValueError("; ".join(left_out.values()) if names else left_out["ras"])
-    if integrator and (teacher is None or "cirag" not in chosen):
-        raise ValueError(f"--integrator {integrator} has no effect, since the system cirag is not offered")
-    opened, loops = Opened(), dict[str, OpenSystem]()
-    for name, (own, chat) in chosen.items():
-        if len(chosen) > 1:  # of several systems, some may ignore an option
-            system = find_system(name)
-            loop = make_options(system, own.set)
-            embeds = own.retriever != "bm25" or system.needs_reranker(loop)
-            own.triples = own.triples if system.needs_triples(loop) else None
-            own.encoder = own.encoder if embeds and system.needs_corpus(loop) else None
-        loops[name] = open_system(own, chat, opened)
-    if integrator and teacher:
-        shared = {name: getattr(teacher, name) for name in ("ledger", "batch_size", "dtype")}
-        student = open_client(LLMOptions(backend="hf", model=integrator, **shared))
-        student.ends_run = False
-        loops["cirag"].tools = replace(loops["cirag"].tools, integrator=student)
+        raise ValueError(left_out["ras"])
+    if options.integrator and "cirag" not in chosen:
+        raise ValueError(f"--integrator {options.integrator} has no effect, since the system cirag is not offered")
+    opened = Opened()
+    loops = {name: open_system(choice.options, choice.teacher, opened) for name, choice in chosen.items()}
     return Shelf(loops, _parts(loops), left_out)
 
 
-def _choose(options: SystemOptions, teacher: LLMOptions | None, names: Sequence[str]) -> tuple[Chosen, dict[str, str]]:
-    """Return the options of each system that can run, and the reasons why other systems can't run.
+def _usual_systems() -> list[str]:
+    """The systems that are offered unless some are named: RAS first, then by name."""
+    return ["ras", *(name for name in system_names() if name not in ("ras", *_BOUNDS))]
 
-    `--set ras.top_k=3` sets an option only for RAS, and overrides `--set top_k=5`.
-    """
-    chosen, left_out = Chosen(), dict[str, str]()
-    ordered = sorted(options.set, key=lambda text: "." in text.split("=")[0])
-    usual = sorted(set(system_names()) - set(_BOUNDS), key=lambda name: (name != "ras", name))
-    for name in dict.fromkeys(names or usual):
-        system, chat = find_system(name), teacher
-        mine = [text.removeprefix(f"{name}.") for text in ordered]
-        own = replace(options, system=name, set=[text for text in mine if "." not in text.split("=")[0]])
-        if system.model == "llm":  # only other systems use a Graph-LLM
-            own.model, own.planner_model, own.untrained = None, None, False
-        elif options.model and not system.plans:
-            own.planner_model, chat = None, None
-        try:
-            loop = make_options(system, own.set)
-            found = system_problems(own, system, loop, chat, alone=True)
-        except ValueError as error:
-            found = [str(error)]
-        if system.needs_gold or system.model == "none":
-            found = [f"--system {name} is only for evaluations, whose questions have gold passages or answers"]
-        if found:
-            left_out[name] = "; ".join(found)
-        else:
-            chosen[name] = own, chat
-    return chosen, left_out
+
+def _choose(name: str, options: SystemOptions, teacher: LLMOptions | None, shared: bool) -> Chosen:
+    """The options and the chat model of a system; a `ValueError` says why it can't run."""
+    system = find_system(name)
+    if system.needs_gold or system.model == "none":
+        raise ValueError(f"--system {name} is only for evaluations, whose questions have gold passages or answers")
+    own, chat_model = options_for(name, options, teacher, shared)
+    loop = make_options(system, own.set)
+    if problems := system_problems(own, system, loop, chat_model, alone=True):
+        raise ValueError("; ".join(problems))
+    return Chosen(own, chat_model)
 
 
 def _parts(loops: dict[str, OpenSystem]) -> dict[str, Part]:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from tripletune.core.files import check_folder, new_file, new_folder, write_json, write_text
 from tripletune.core.tables import Table
-from tripletune.eval.costs import read_prices, unused_roles
+from tripletune.eval.costs import unused_roles
 from tripletune.eval.report.compare import compare
 from tripletune.eval.report.contents import build_report
 from tripletune.eval.report.curve import MALFORMED_OUTPUT, draw_curve, panels_of, read_curve
@@ -26,6 +26,7 @@ from tripletune.eval.report.runs import named_folder, output_folders, read_folde
 from tripletune.eval.report.setting import check_across
 from tripletune.eval.report.tables import sections_of
 from tripletune.eval.suites import show_table
+from tripletune.rag.costs import read_prices
 
 # The programs of this folder, which `eval/__main__.py` calls by their names.
 __all__ = ["compare", "curve", "report"]

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from tripletune.eval.costs import COSTS as SUMMED
-from tripletune.eval.costs import WEIGHTED, Cost
 from tripletune.eval.report.runs import CALLS, Run, untimed
 from tripletune.eval.results import RunMetrics, mean_recalls
 from tripletune.eval.statistics import Interval, bootstrap_mean, bootstrap_means
+from tripletune.rag.costs import COSTS as SUMMED
+from tripletune.rag.costs import WEIGHTED, Cost
 from tripletune.rag.systems.cirag import DEFAULT, GRANULARITIES
 
 # The levels of CIRAG's cascade, and the answer without any.
@@ -78,7 +78,7 @@ class RunFigures:
         by_type: Scores by the benchmark's kind of question; None if there is only one.
         by_hops: Scores by the number of gold passages; None if there is only one.
         cost: Means per question: `COSTS`, "tokens", "sent" calls and "dollars" per 1,000 questions, where known.
-        indexing: Sums of `eval.costs.Cost`; empty if another program answered.
+        indexing: Sums of `rag.costs.Cost`; empty if another program answered.
         embedded: Number of texts in the indexes of vectors.
         roles: `COSTS` per question by role.
         granularity: By level of CIRAG's cascade, the "share" of questions that it answered and their scores.

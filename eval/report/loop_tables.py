@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tripletune.core.tables import Table
-from tripletune.eval.costs import WEIGHTED
 from tripletune.eval.report.cells import Blocks, Runs, interval, name_of, number_of, table_by_run
 from tripletune.eval.report.contents import ReportedRun
 from tripletune.eval.report.figures import COSTS, Latency, RunFigures
 from tripletune.eval.results import RANKINGS
+from tripletune.rag.costs import WEIGHTED
 
 # Costs of answering and of reading the corpus -> heads of their columns.
 _ANSWERING = {

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from tripletune.eval.costs import Cost, Costs, Prices
+from tripletune.eval.costs import Costs
 from tripletune.eval.metrics import recall
 from tripletune.eval.results import (
     METRICS,
@@ -27,6 +27,7 @@ from tripletune.eval.results import (
     recalls_of,
     run_folders,
 )
+from tripletune.rag.costs import Cost, Prices
 from tripletune.rag.results import RESULTS, ResultRow, StoredTrace, kept_facts, part_json
 
 # Prefix of the tallies that count calls by role.

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
-from tripletune.eval.costs import COSTS, WEIGHTED
 from tripletune.eval.results import RANKINGS, RunMetrics
 from tripletune.eval.suites import interval_cells, show_table
+from tripletune.rag.costs import CACHED, COSTS, DOLLARS, WEIGHTED
 
 
 def show_run(metrics: RunMetrics, explanations: Mapping[str, str], console: Console, with_oracle: bool) -> None:
@@ -44,10 +44,10 @@ def _listed(counts: Mapping[str, int]) -> str:
 def _cost_line(title: str, cost: Mapping[str, float]) -> str:
     """Calls, tokens and money; in brackets the part that was not sent, and "-" for what is not known."""
     calls, read, written = (cost.get(name, "-") for name in COSTS)
-    unsent_calls, unsent_read, unsent_written = (cost.get(f"cached_{name}", "-") for name in COSTS)
+    unsent_calls, unsent_read, unsent_written = (cost.get(f"{CACHED}{name}", "-") for name in COSTS)
     money = ""
-    if "dollars" in cost:
-        money = f", ${cost['dollars']:.4g} (${cost['cached_dollars']:.4g})"
+    if DOLLARS in cost:
+        money = f", ${cost[DOLLARS]:.4g} (${cost[CACHED + DOLLARS]:.4g})"
     return (
         f"{title}: {calls} calls ({unsent_calls} of them not sent: the ledger had the reply), "
         f"{read} tokens read ({unsent_read}), {written} written ({unsent_written}), "

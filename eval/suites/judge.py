@@ -37,7 +37,7 @@ from tripletune.eval.suites import (
     interval_cells,
     show_table,
 )
-from tripletune.eval.systems import chat_model
+from tripletune.eval.suites._run_settings import chat_model
 from tripletune.llm.backends import LLMOptions, add_chat_model, open_client
 from tripletune.llm.replies import UnusableReply, all_of, ask, find_json
 from tripletune.rag.results import RESULTS, ResultRow, read_runs

@@ -15,35 +15,38 @@ from typing import Any
 
 from rich.console import Console
 
-from tripletune.core.calls import Sampling, in_role
+from tripletune.core.calls import in_role
 from tripletune.core.data.questions import Question
 from tripletune.core.data.records import Passage, read_corpus
 from tripletune.core.files import read_json
-from tripletune.core.options import convert, not_one_of, require
+from tripletune.core.options import convert, require
 from tripletune.core.program import CommandParser, from_arguments
 from tripletune.data_builders.readers import linked
 from tripletune.eval import context_links, find_metrics, load_task, score_answer, task_questions, write_context_corpus
-from tripletune.eval.controls import LoopControl, OtherFacts, run_histories
-from tripletune.eval.costs import read_prices, summarise_questions, unused_roles
+from tripletune.eval.controls import Control, LoopControl, OtherFacts, run_histories
+from tripletune.eval.costs import summarise_questions, unused_roles
 from tripletune.eval.metrics import recall
 from tripletune.eval.result_log import ResultLog
 from tripletune.eval.results import METRICS, RunMetrics
 from tripletune.eval.running import run_suites
 from tripletune.eval.suites import Failure, Suite
+from tripletune.eval.suites._run_settings import run_settings
 from tripletune.eval.suites._run_tables import show_run
 from tripletune.eval.systems import (
     UNNAMED,
     QuestionOptions,
     add_run_arguments,
     chat_models,
+    chosen_teacher,
     open_chat_model,
-    other_prompt,
+    options_of_run,
     run_problems,
-    run_settings,
+    unknown_owners,
 )
 from tripletune.llm.backends import LLMOptions
 from tripletune.rag import Trace
 from tripletune.rag.answering import Opened, OpenSystem, clients_of, open_tools
+from tripletune.rag.costs import read_prices
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
 from tripletune.rag.results import ResultRow, StoredTrace
@@ -51,8 +54,6 @@ from tripletune.rag.systems import Tools, find_system, make_options, system_name
 from tripletune.rag.triple_store import read_gold
 
 logger = logging.getLogger(__name__)
-# Options in which {task} stands for the name of the task.
-_OF_TASK = ("data", "corpus", "triples", "gold", "index", "answers")
 
 
 class QuestionSuite(Suite):
@@ -140,46 +141,66 @@ class QuestionSuite(Suite):
         return run_settings(self.options, self.task, self.system, self.loop, self.teacher).to_json()
 
     def open(self) -> None:
-        options, system, loop, corpus = self.options, self.system, self.loop, None
-        if system.needs_corpus(loop):
-            corpus = Path(options.corpus or self.home / "corpus.jsonl")
-        if corpus and self.own_contexts:
-            count = self.opened.once(corpus, partial(write_context_corpus, self.task, options.data, corpus))
-            logger.info("corpus of all contexts in %s: %d passages", options.data, count)
-        if self.gold and (place := options.corpus or corpus):
-            wanted = {name for links in self.gold.values() for name in links}
-            self._passages = {one.id: one for one in read_corpus(place) if one.id in wanted}
+        corpus = self._open_corpus()
+        self._read_links(corpus)
+        self.tools = self._open_tools(corpus)
+        self.clients = clients_of(self.tools)
+        if self.options.retriever != "bm25":
+            self.embedded = _embedded_texts(self.tools)
+        if self.options.control:
+            self.tools = self._controlled(self.options.control)
+
+    def _open_corpus(self) -> Path | None:
+        """The corpus to search, by default the passages of all questions; None for a system that does not search."""
+        if not self.system.needs_corpus(self.loop):
+            return None
+        if self.options.corpus:
+            return Path(self.options.corpus)
+        corpus = self.home / "corpus.jsonl"
+        count = self.opened.once(corpus, partial(write_context_corpus, self.task, self.options.data, corpus))
+        logger.info("corpus of all contexts in %s: %d passages", self.options.data, count)
+        return corpus
+
+    def _read_links(self, corpus: Path | None) -> None:
+        """Read the supporting passages that `--gold` names, or find those of the questions' contexts in a corpus."""
+        options = self.options
+        place = options.corpus or corpus
+        if self.gold and place:
+            ids = set().union(*self.gold.values())
+            self._passages = {passage.id: passage for passage in read_corpus(place) if passage.id in ids}
             if not self._passages:
                 raise ValueError(f"--gold {options.gold} has no passage of {place}: give the links of this corpus")
-        elif options.corpus and (corpus or system.model == "none"):
-            questions = (one for one in linked(self.items, options.corpus) if isinstance(one, Question))
-            links = partial(context_links, questions, Path(options.corpus))
-            self.gold = self.opened.once(("links", options.corpus, options.task, options.data, options.limit), links)
-        llm = teacher = None
+        elif options.corpus and (corpus or self.system.model == "none"):
+            key = ("links", options.corpus, options.task, options.data, options.limit)
+            self.gold = self.opened.once(key, self._context_links)
+
+    def _context_links(self) -> dict[str, frozenset[str]]:
+        corpus = self.options.corpus
+        questions = (item for item in linked(self.items, corpus) if isinstance(item, Question))
+        return context_links(questions, Path(corpus))
+
+    def _open_tools(self, corpus: Path | None) -> Tools:
+        llm = None
+        extractor = None
         if self.teacher is not None:
-            chosen = (self.teacher, options.oracle, tuple(options.llm))
+            chosen = (self.teacher, self.options.oracle, tuple(self.options.llm))
             llm = self.opened.once(chosen, partial(open_chat_model, *chosen))
             # The extractor is the model of `--teacher`, or of `--llm extract=...`.
-            teacher = in_role(chat_models(options.llm, self.teacher), ROLE, self.teacher)
-        index = Path(options.index or self.home / "index")
-        self.tools = open_tools(options, system, loop, corpus, index, self.opened, teacher, llm)
-        if self.teacher is not None and options.integrator:
-            if warning := other_prompt(options.integrator, loop.prompts):
-                logger.warning("%s", warning)
-            seed = options.student_seed
-            drawn = None if seed is None else Sampling(1.0, seed=seed)
-            shared = {name: getattr(self.teacher, name) for name in ("ledger", "batch_size", "dtype")}
-            local = LLMOptions(backend="hf", model=options.integrator, **shared)
-            student = self.opened.once(local, partial(open_chat_model, local))
-            self.tools = replace(self.tools, integrator=student, integrator_sampling=drawn)
-        self.clients = clients_of(self.tools)
-        if options.retriever != "bm25" and (passages := getattr(self.tools.retriever, "passages", None)) is not None:
-            self.embedded = len(passages) + len(self.tools.triples or ())
-        if options.control:
-            facts = OtherFacts(run_histories(options.control_run)) if options.control_run else None
-            models = (self.tools.planner, self.tools.answerer)
-            readers = [one and LoopControl(one, options.control, facts) for one in models]
-            self.tools = replace(self.tools, planner=readers[0], answerer=readers[1])
+            extractor = in_role(chat_models(self.options.llm, self.teacher), ROLE, self.teacher)
+        index = Path(self.options.index or self.home / "index")
+        return open_tools(self.options, self.system, self.loop, corpus, index, self.opened, extractor, llm)
+
+    def _controlled(self, control: Control) -> Tools:
+        """The tools with Graph-LLMs that read what a control shows, instead of what the loop found."""
+        facts = None
+        if self.options.control_run:
+            facts = OtherFacts(run_histories(self.options.control_run))
+        planner, answerer = self.tools.planner, self.tools.answerer
+        return replace(
+            self.tools,
+            planner=LoopControl(planner, control, facts) if planner else None,
+            answerer=LoopControl(answerer, control, facts) if answerer else None,
+        )
 
     async def ask(self, batch: list[Question]) -> list[Trace]:
         (question,) = batch
@@ -296,17 +317,17 @@ def suites_of(options: QuestionOptions, teacher: LLMOptions | None = None) -> li
     The chat model is the model that `options.llm` names without a role, else `teacher` unless `teacher` is `UNNAMED`,
     else the oracle. The other settings of `teacher` hold for all these models.
     """
-    teacher = _chosen_teacher(options, teacher or LLMOptions(model=UNNAMED))
+    teacher = chosen_teacher(options, teacher or LLMOptions(model=UNNAMED))
     systems = _distinct(options.system)
     tasks = _distinct(options.task)
     if len(systems) == len(tasks) == 1:
         return [QuestionSuite(options, teacher)]
-    problems = _unknown_owners(options.set)
+    problems = unknown_owners(options.set)
     suites = []
     opened = Opened()
     for task, system in product(tasks, systems):
         try:
-            of_run, teacher_of_run = _options_of(options, teacher, task, system)
+            of_run, teacher_of_run = options_of_run(options, teacher, task, system)
             suites.append(QuestionSuite(of_run, teacher_of_run, opened, Path(options.output) / Path(task).stem))
         except (ValueError, OSError) as error:
             problems.append(str(error))
@@ -320,64 +341,12 @@ def _distinct(names: str) -> list[str]:
     return list(dict.fromkeys(convert(names, list[str])))
 
 
-def _unknown_owners(assignments: Sequence[str]) -> list[str]:
-    """Problems with assignments of `--set` such as "cirag.candidates=50" whose system does not exist."""
-    systems = system_names()
-    problems = []
-    for assignment in assignments:
-        name = assignment.split("=")[0]
-        owner = name.split(".")[0]
-        if "." in name and owner not in systems:
-            problems.append(not_one_of("--set", owner, systems))
-    return problems
-
-
-def _chosen_teacher(options: QuestionOptions, teacher: LLMOptions) -> LLMOptions | None:
-    """The chat model of all calls without another model in `options.llm`, with its ledger; see `suites_of`."""
-    chosen = chat_models(options.llm, teacher).get("", teacher)
-    if options.oracle and chosen.model != UNNAMED:
-        raise ValueError(f"--system {options.system} needs one teacher: --teacher-model or --oracle, not both")
-    if options.oracle:
-        chosen = replace(chosen, model=f"oracle {options.oracle}")
-    elif chosen.model == UNNAMED:
+def _embedded_texts(tools: Tools) -> int | None:
+    """Number of texts in the vector indexes of passages and triples; None without an index of passages."""
+    passages = getattr(tools.retriever, "passages", None)
+    if passages is None:
         return None
-    ledger = chosen.ledger or options.ledger or str(Path(options.output) / "ledger.sqlite")
-    return replace(chosen, ledger=ledger)
-
-
-def _options_of(
-    options: QuestionOptions, teacher: LLMOptions | None, task: str, system: str
-) -> tuple[QuestionOptions, LLMOptions | None]:
-    """The part of the options for one system and task."""
-    name = Path(task).stem
-    # An option for one system overrides an option for all systems.
-    ordered = sorted(options.set, key=lambda word: "." in word.split("=")[0])
-    mine = [word.removeprefix(f"{system}.") for word in ordered]
-    own = replace(
-        options,
-        system=system,
-        task=task,
-        output=str(Path(options.output) / name / system),
-        set=[word for word in mine if "." not in word.split("=")[0]],
-        **{key: value.replace("{task}", name) for key in _OF_TASK if (value := getattr(options, key))},
-    )
-    if system != "cirag":
-        own.integrator = None
-    if system != "answers":
-        own.answers = None
-    if find_system(system).model == "none":
-        return replace(own, model=None, planner_model=None, oracle=None, llm=[]), None
-    if find_system(system).model == "llm":  # only systems that use a Graph-LLM get one
-        own.model, own.planner_model, own.untrained = None, None, False
-        if options.model or options.planner_model:
-            own.control, own.control_run = None, None
-    elif options.model and make_options(find_system(system), own.set).reader == "common":
-        own.model, own.planner_model = None, options.model if find_system(system).plans else None
-    elif options.model:
-        teacher, own.oracle, own.llm = None, None, []
-    if (options.integrator or options.model) and not (own.integrator or own.model):
-        own.student_seed = None
-    return own, teacher
+    return len(passages) + len(tools.triples or ())
 
 
 def evaluate(

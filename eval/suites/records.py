@@ -51,7 +51,7 @@ from tripletune.eval.suites._record_scores import (
     score_record,
     summarise_records,
 )
-from tripletune.eval.systems import triples_settings
+from tripletune.eval.suites._run_settings import triples_settings
 from tripletune.models.loading import DTYPE_HELP, model_fingerprint, usual_dtype
 from tripletune.rag.answering import model_spec, open_generator
 from tripletune.rag.search.options import SearchOptions

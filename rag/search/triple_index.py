@@ -24,7 +24,7 @@ from tripletune.core.data.words import AUTO
 from tripletune.rag.search.embedding import Embedder
 from tripletune.rag.search.index import Lines, PassageStore, prepare
 from tripletune.rag.search.retrievers import verbalise
-from tripletune.rag.search.text_index import RetrieverKind, VectorSearch, open_text_index, shares
+from tripletune.rag.search.text_index import RetrieverKind, VectorSearch, open_text_index, with_shares
 from tripletune.rag.triple_store import StoredTriples
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class TripleIndex(Lines[Triple]):
         rows, passages = dict[int, None](), dict[int, float]()
         rankings = await self.search(queries, candidates)
         if not self.comparable:
-            rankings = [[(row, one) for (row, _), one in zip(found, shares(s for _, s in found))] for found in rankings]
+            rankings = [with_shares(ranking) for ranking in rankings]
         for row, score in merge(*rankings, key=lambda pair: (-pair[1], pair[0])):
             if len(passages) == k:
                 break

@@ -18,8 +18,8 @@ from tripletune.data_builders.world.oracle import WorldOracle
 from tripletune.eval import context_links, load_task, task_questions
 from tripletune.eval.__main__ import main
 from tripletune.eval.results import read_scored
-from tripletune.eval.systems import other_prompt
 from tripletune.llm.programs import main as calls
+from tripletune.rag.systems.cirag.student import other_prompt
 from tripletune.rag.triple_store import read_gold
 
 OPTIONS = WorldOptions(seed=5, train=8, validation=0, test=8, common_knowledge=0)

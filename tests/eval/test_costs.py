@@ -7,7 +7,7 @@ import pytest
 from tripletune.core.calls import Backend
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.__main__ import main
-from tripletune.eval.costs import Costs, read_prices, spent
+from tripletune.eval.costs import Costs
 from tripletune.eval.result_log import this_machine
 from tripletune.llm.backends.anthropic import read_message
 from tripletune.llm.ledger import Ledger
@@ -15,6 +15,7 @@ from tripletune.llm.ledger_client import LedgerClient
 from tripletune.llm.programs import statistics
 from tripletune.llm.question_client import QuestionClient
 from tripletune.rag import Trace
+from tripletune.rag.costs import read_prices, spent
 from tripletune.rag.results import StoredTrace
 from tripletune.rag.search.embedding import Embedder
 

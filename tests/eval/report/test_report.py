@@ -12,13 +12,13 @@ from tripletune.core.data.records import read_corpus
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval import Task
 from tripletune.eval.__main__ import main
-from tripletune.eval.costs import read_prices
 from tripletune.eval.report.contents import build_report
 from tripletune.eval.report.figures import figures_of
 from tripletune.eval.report.groups import group_runs
 from tripletune.eval.report.runs import Run, read_folder
 from tripletune.eval.results import RunAbout, RunSettings
 from tripletune.eval.statistics import bootstrap_mean, correct_table, p_cell, paired_table
+from tripletune.rag.costs import read_prices
 
 VARIANTS = {
     "full": [],

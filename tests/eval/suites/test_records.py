@@ -10,8 +10,8 @@ from tripletune.core.data.records import Action, Passage, Record, Step
 from tripletune.core.data.triples import Triple
 from tripletune.eval.__main__ import main
 from tripletune.eval.statistics import flatten_means
+from tripletune.eval.suites._run_settings import triples_settings
 from tripletune.eval.suites.records import score_predictions, with_triples
-from tripletune.eval.systems import triples_settings
 from tripletune.rag.triple_store import Extraction, StoredTriples, TripleStore
 
 STEP = Step("Q1?", (Triple("a", "b", "c"),), "text")

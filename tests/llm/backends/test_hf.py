@@ -8,7 +8,7 @@ import torch
 
 from tests.fakes import flip_last_byte, on_forward, shapes_read
 from tripletune.core.calls import CallError, Sampling
-from tripletune.eval.systems import chat_model
+from tripletune.eval.suites._run_settings import chat_model
 from tripletune.llm.backends import LLMOptions, open_client
 from tripletune.llm.backends.hf import HFBackend
 from tripletune.models.loading import add_lora, load_causal_lm, model_fingerprint
