@@ -126,14 +126,23 @@ def _differences(alone: Sequence[Trace], together: Sequence[Trace]) -> str:
 
 
 def _row(way: Way, traces: Sequence[Trace]) -> dict[str, Any]:
+    calls = 0
+    rounds = 0
+    tokens_read = 0
+    tokens_written = 0
+    for trace in traces:
+        calls += trace.calls
+        rounds += len(trace.steps)
+        tokens_read += trace.prompt_tokens
+        tokens_written += trace.completion_tokens
     count = len(traces)
     return way.row(
         "questions",
         questions=count,
-        calls_per_question=sum(trace.calls for trace in traces) / count,
-        rounds_per_question=sum(len(trace.steps) for trace in traces) / count,
-        tokens_read=sum(trace.prompt_tokens for trace in traces),
-        tokens_written=sum(trace.completion_tokens for trace in traces),
+        calls_per_question=calls / count,
+        rounds_per_question=rounds / count,
+        tokens_read=tokens_read,
+        tokens_written=tokens_written,
     )
 
 

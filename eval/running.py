@@ -1,8 +1,9 @@
 """Run evaluations: check, ask, score, write. A run can be resumed, and a failed item is a row that scores 0.
 
-Many items run at once as asyncio tasks, and models group their calls. The final file is in data order, so concurrency
-does not change it. The processes of a launcher (`accelerate launch`) share the items equally, and the first process
-writes the final files.
+For each suite, `_open_log` checks the output folder, `_answer` asks the items without a row and writes their rows, and
+`_finish` writes the figures. Many items run at once as asyncio tasks, and models group their calls. The final file is
+in data order, so concurrency does not change it. The processes of a launcher (`accelerate launch`) share the items
+equally, and the first process writes the final files.
 """
 
 from __future__ import annotations
@@ -79,9 +80,12 @@ def _open_log(suite: Suite, launched: Launched) -> ResultLog:
         data=options.data,
         concurrency=suite.concurrency,
     )
-    # Options that name what a suite reads.
-    paths = [getattr(options, name, None) for name in ("data", "other", "control_run")]
-    sources = [path for path in paths if path]
+    sources = []
+    for name in ("data", "other", "control_run"):
+        # Not every suite reads another run.
+        path = getattr(options, name, None)
+        if path:
+            sources.append(path)
     part = None if launched.is_first else (launched.process, launched.gather()[0])
     log = ResultLog(options.output, suite.settings(), options.overwrite, suite.retry_errors, part, about, sources)
     if launched.is_shared and launched.is_first:

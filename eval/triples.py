@@ -171,7 +171,7 @@ def shares_of(scores: TextScores) -> dict[str, Share]:
 
 def summarise_extractions(rows: Iterable[TextScores]) -> dict[str, Any]:
     """The number of texts, and each score of `shares_of` with its interval, nested by the parts of its name."""
-    texts = [shares_of(scores) for scores in rows]
+    texts = list(map(shares_of, rows))
     summary: dict[str, Any] = {"texts": len(texts)}
     if not texts:
         return summary
@@ -302,10 +302,10 @@ def similarities(predicted: Sequence[Triple], gold: Sequence[Triple], vectors: V
     gives 1958 and 1959 nearly the same vector.
     """
     cosines = np.zeros((3, len(predicted), len(gold)))
-    predicted_texts = [spoken_fields(triple) for triple in predicted]
-    gold_texts = [spoken_fields(triple) for triple in gold]
-    predicted_keys = [normalize_triple(triple) for triple in predicted]
-    gold_keys = [normalize_triple(triple) for triple in gold]
+    predicted_texts = list(map(spoken_fields, predicted))
+    gold_texts = list(map(spoken_fields, gold))
+    predicted_keys = list(map(normalize_triple, predicted))
+    gold_keys = list(map(normalize_triple, gold))
     for field, i, j in np.ndindex(cosines.shape):
         text, gold_text = predicted_texts[i][field], gold_texts[j][field]
         if predicted_keys[i][field] == gold_keys[j][field]:

@@ -47,7 +47,7 @@ def accuracy(prediction: str, answers: Sequence[str]) -> float:
     For multiple choice and fact checks: the choice "A" normalises to "a", never to an empty text.
     """
     # Answer normalisation does not change a text of articles only, so "A." would differ from "A", unlike "B." and "B".
-    return exact_match(_bare(prediction), [_bare(answer) for answer in answers])
+    return exact_match(_bare(prediction), list(map(_bare, answers)))
 
 
 def label_accuracy(prediction: str, answers: Sequence[str]) -> float:
@@ -85,12 +85,12 @@ def f1_hotpotqa(prediction: str, answers: Sequence[str]) -> float:
 
 def exact_match_triviaqa(prediction: str, answers: Sequence[str]) -> float:
     """The answer equals a gold answer by TriviaQA's official rule, in which punctuation separates words."""
-    return exact_match(_spaced(prediction), [_spaced(answer) for answer in answers])
+    return exact_match(_spaced(prediction), list(map(_spaced, answers)))
 
 
 def f1_triviaqa(prediction: str, answers: Sequence[str]) -> float:
     """Word overlap by TriviaQA's official rule, in which punctuation separates words."""
-    return f1(_spaced(prediction), [_spaced(answer) for answer in answers])
+    return f1(_spaced(prediction), list(map(_spaced, answers)))
 
 
 def golden_match(prediction: str, answers: Sequence[str]) -> float:
@@ -122,7 +122,7 @@ def rouge_lsum(prediction: str, answers: Sequence[str]) -> float:
 
     sentencex splits the sentences; the official script uses NLTK, whose model can't be bundled.
     """
-    return _best_rouge("rougeLsum", _sentence_lines(prediction), [_sentence_lines(answer) for answer in answers])
+    return _best_rouge("rougeLsum", _sentence_lines(prediction), list(map(_sentence_lines, answers)))
 
 
 def rouge_l(prediction: str, answers: Sequence[str]) -> float:

@@ -97,7 +97,8 @@ class SuiteMetrics:
 class Suite(ABC):
     """One kind of evaluation.
 
-    A subclass sets `options_class` and implements the abstract methods.
+    A subclass sets `options_class` and implements the abstract methods. `eval.running.run_suites` calls, in this order:
+    `items` and `settings`, then `open` and for each batch `ask` and `score`, at the end `summarise` and `show`.
 
     Attributes:
         unit: Name of an item.
@@ -181,6 +182,11 @@ def interval_cells(value: Mapping[str, Any], times: float = 100, form: str = "z.
         return "-", "-"
     mean, low, high = (format(times * value[key], form) for key in ("mean", "low", "high"))
     return mean, f"{low} to {high}"
+
+
+def listed(values: Mapping[str, float]) -> str:
+    """Names with their numbers, such as "stop 3, error 1"."""
+    return ", ".join(f"{name} {value}" for name, value in values.items()) or "none"
 
 
 def show_table(

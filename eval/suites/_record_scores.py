@@ -175,8 +175,8 @@ def score_record(record: Record, reply: str) -> RecordRow:
 
 def summarise_records(rows: Iterable[RecordRow]) -> RecordScores:
     """Figures of scored rows; intervals draw whole questions."""
-    planning: dict[str, list[Scored]] = {name: [] for name in _PLANNING_SCORES}
-    answering: dict[str, list[Scored]] = {name: [] for name in ANSWER_METRICS}
+    planning: dict[str, list[Scored]] = defaultdict(list)
+    answering: dict[str, list[Scored]] = defaultdict(list)
     by_label: dict[str, list[Scored]] = defaultdict(list)
     by_history: dict[str, list[Scored]] = defaultdict(list)
     confusion = {gold: dict.fromkeys([*_ACTIONS, MALFORMED], 0) for gold in _ACTIONS}
@@ -199,14 +199,14 @@ def summarise_records(rows: Iterable[RecordRow]) -> RecordScores:
     return RecordScores(
         PlanningMetrics(
             records=records["planning"],
-            scores=_intervals(planning),
-            by_label=_intervals(dict(sorted(by_label.items()))),
-            by_history=_intervals(dict(sorted(by_history.items()))),
+            scores=_intervals(_PLANNING_SCORES, planning),
+            by_label=_intervals(sorted(by_label), by_label),
+            by_history=_intervals(sorted(by_history), by_history),
             confusion=confusion,
         ),
-        AnsweringMetrics(records=records["answering"], scores=_intervals(answering)),
+        AnsweringMetrics(records=records["answering"], scores=_intervals(ANSWER_METRICS, answering)),
     )
 
 
-def _intervals(scores: Mapping[str, Sequence[Scored]]) -> dict[str, Interval]:
-    return {name: bootstrap_pairs(pairs) for name, pairs in scores.items()}
+def _intervals(names: Iterable[str], scores: Mapping[str, Sequence[Scored]]) -> dict[str, Interval]:
+    return {name: bootstrap_pairs(scores.get(name, ())) for name in names}

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tripletune.core.data.records import corpus_file
+from tripletune.core.data.records import corpus_file, record_files
 from tripletune.core.data.words import AUTO
 from tripletune.core.files import file_digest
 from tripletune.eval import Task
@@ -115,8 +115,13 @@ def _data_digest(data: str) -> str:
     path = Path(data)
     if path.is_file():
         return file_digest(path)
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    return ",".join(file_digest(file) for file in files) or data
+    digests = [file_digest(file) for file in sorted(path.rglob("*")) if file.is_file()]
+    return ",".join(digests) or data
+
+
+def shard_digests(data: str, split: str | None) -> list[str]:
+    """The digests of a file, or of the shards of a split of a folder."""
+    return [file_digest(file) for file in record_files(data, split)]
 
 
 def _graph_llm(spec: str | None, untrained: bool) -> LocalModel | None:

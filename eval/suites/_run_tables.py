@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rich.console import Console
 
 from tripletune.eval.results import RANKINGS, RunMetrics
-from tripletune.eval.suites import interval_cells, show_table
+from tripletune.eval.suites import interval_cells, listed, show_table
 from tripletune.rag.costs import CACHED, COSTS, DOLLARS, WEIGHTED
 
 
@@ -18,7 +18,9 @@ def show_run(metrics: RunMetrics, explanations: Mapping[str, str], console: Cons
         explanations: For each metric the sentence about it.
         with_oracle: The teacher was an oracle, whose scores must not be taken for a model's.
     """
-    rows = [(name, *interval_cells(value), explanations[name]) for name, value in metrics.metrics.items()]
+    rows = []
+    for name, value in metrics.metrics.items():
+        rows.append((name, *interval_cells(value), explanations[name]))
     for name, value in metrics.recall.items():
         ranking, _, k = name.partition("@")
         explanation = f"recall of the supporting passages in the first {k}, {RANKINGS[ranking]}"
@@ -29,16 +31,12 @@ def show_run(metrics: RunMetrics, explanations: Mapping[str, str], console: Cons
     show_table(console, title, heads, rows, "questions", metrics.failed)
     counts = metrics.counts
     numbers = {name.replace("_", " "): number for name, number in counts.numbers().items()}
-    console.print(f"{_listed(numbers)}, ended by {_listed(counts.stop_reasons)}, actions {_listed(counts.actions)}")
+    console.print(f"{listed(numbers)}, ended by {listed(counts.stop_reasons)}, actions {listed(counts.actions)}")
     if counts.tallies:
-        console.print(f"counted by the system: {_listed(counts.tallies)}")
+        console.print(f"counted by the system: {listed(counts.tallies)}")
     console.print(_cost_line("per question", metrics.cost_per_question))
     if metrics.indexing.get("calls"):
         console.print(_cost_line("indexing", metrics.indexing))
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 
 
 def _cost_line(title: str, cost: Mapping[str, float]) -> str:

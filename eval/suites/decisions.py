@@ -19,9 +19,7 @@ from rich.console import Console
 
 from tripletune.core.calls import Completion, Message, Sampling
 from tripletune.core.data.pairs import Trajectory, read_trajectories
-from tripletune.core.data.records import record_files
 from tripletune.core.data.triples import Triple
-from tripletune.core.files import file_digest
 from tripletune.core.options import setting
 from tripletune.eval.metrics import f1
 from tripletune.eval.result_log import ResultLog
@@ -34,8 +32,10 @@ from tripletune.eval.suites import (
     SuiteOptions,
     SuiteRow,
     interval_cells,
+    listed,
     show_table,
 )
+from tripletune.eval.suites._run_settings import shard_digests
 from tripletune.models.loading import DTYPE_HELP, model_fingerprint, resolve, usual_dtype
 from tripletune.rag.systems.cirag import CiragOptions
 from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, Decision, read_decision, shorten, shown_candidates
@@ -213,7 +213,7 @@ class DecisionSuite(Suite):
     def settings(self) -> dict[str, Any]:
         options = self.options
         return {
-            "data": [file_digest(file) for file in record_files(options.data, options.split)],
+            "data": shard_digests(options.data, options.split),
             "model": options.model,
             "weights": model_fingerprint(options.model),
             "dtype": usual_dtype(options.dtype),
@@ -266,8 +266,7 @@ class DecisionSuite(Suite):
         title = f"{scores.decisions} decisions on {scores.questions} questions, with the teacher's history"
         heads = ("round", "score", "mean", "95 % interval", "decisions", "what it says")
         show_table(console, title, heads, rows, "questions", metrics.failed)
-        faults = ", ".join(f"{name} {count}" for name, count in scores.faults.items()) or "none"
-        console.print(f"errors {scores.errors}, faults of the replies: {faults}")
+        console.print(f"errors {scores.errors}, faults of the replies: {listed(scores.faults)}")
 
 
 SUITE = DecisionSuite

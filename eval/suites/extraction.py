@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +19,8 @@ from rich.console import Console
 
 from tripletune.core.calls import Completion
 from tripletune.core.data.pairs import ExtractionPair, read_pairs
-from tripletune.core.data.records import record_files, whole_characters
-from tripletune.core.files import file_digest, flatten, json_line, write_text
+from tripletune.core.data.records import whole_characters
+from tripletune.core.files import flatten, json_line, write_text
 from tripletune.core.options import setting
 from tripletune.core.program import CommandParser, add_arguments, from_arguments
 from tripletune.eval.result_log import ResultLog
@@ -32,8 +32,10 @@ from tripletune.eval.suites import (
     SuiteOptions,
     SuiteRow,
     interval_cells,
+    listed,
     show_table,
 )
+from tripletune.eval.suites._run_settings import shard_digests
 from tripletune.eval.triples import ROUGE, THRESHOLDS, Prediction, score_texts, summarise_extractions
 from tripletune.llm.backends import add_chat_model, backend_names
 from tripletune.llm.extraction_replies import read_reply
@@ -110,16 +112,16 @@ class ExtractionRow(SuiteRow):
     """
 
     id: str
-    reply: str
+    reply: str = ""
     replies: list[str] | None = None
-    triples: list[list[str]]
-    malformed: int
-    pieces: int
-    cut_off: bool
-    prompt_tokens: int
-    completion_tokens: int
-    seconds: float
-    error: str
+    triples: list[list[str]] = field(default_factory=list)
+    malformed: int = 0
+    pieces: int = 0
+    cut_off: bool = False
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+    error: str = ""
 
 
 @dataclass(slots=True)
@@ -215,7 +217,7 @@ class ExtractionSuite(Suite):
 
     def settings(self) -> dict[str, Any]:
         return {
-            "data": [file_digest(file) for file in record_files(self.options.data, self.options.split)],
+            "data": shard_digests(self.options.data, self.options.split),
             "limit": self.options.limit,
             "model": self.extractor.model,
             "settings": json.loads(self.extractor.settings),
@@ -237,28 +239,27 @@ class ExtractionSuite(Suite):
 
     def score(self, item: ExtractionPair, reply: list[Completion] | Failure) -> ExtractionRow:
         """The row without scores, which `summarise` adds to `scores.jsonl`, as they need embeddings of many texts."""
-        error = ""
-        completions: list[Completion] = []
+        row = ExtractionRow(id=item.id)
         if isinstance(reply, Failure):
-            error = reply.error
-        else:
-            completions = reply
-        texts = [whole_characters(completion.text) for completion in completions]
-        read = read_reply(*texts)
-        unreadable = sum(read_reply(text).unreadable for text in texts)
-        return ExtractionRow(
-            id=item.id,
-            reply="\n".join(texts),
-            replies=texts if len(texts) > 1 else None,
-            triples=[triple.as_list() for triple in read.triples],
-            malformed=read.malformed + unreadable,
-            pieces=len(completions),
-            cut_off=any(completion.finish_reason == "length" for completion in completions),
-            prompt_tokens=sum(completion.prompt_tokens for completion in completions),
-            completion_tokens=sum(completion.completion_tokens for completion in completions),
-            seconds=round(sum(completion.seconds for completion in completions), 6),
-            error=error,
-        )
+            row.error = reply.error
+            return row
+        texts: list[str] = []
+        for completion in reply:
+            text = whole_characters(completion.text)
+            texts.append(text)
+            row.malformed += read_reply(text).unreadable
+            row.cut_off |= completion.finish_reason == "length"
+            row.prompt_tokens += completion.prompt_tokens
+            row.completion_tokens += completion.completion_tokens
+            row.seconds += completion.seconds
+        together = read_reply(*texts)
+        row.reply = "\n".join(texts)
+        row.replies = texts if len(texts) > 1 else None
+        row.triples = [triple.as_list() for triple in together.triples]
+        row.malformed += together.malformed
+        row.pieces = len(texts)
+        row.seconds = round(row.seconds, 6)
+        return row
 
     def summarise(self, log: ResultLog) -> ExtractionMetrics:
         options = self.options
@@ -297,8 +298,7 @@ class ExtractionSuite(Suite):
         heads = ("score", "mean", "95 % interval", "what it says")
         show_table(console, title, heads, rows, "texts", metrics.failed)
         if "soft" in scores:
-            limits = ", ".join(f"{name} {value}" for name, value in THRESHOLDS.items())
-            console.print(f"soft: smallest cosines {limits}; embedder {metrics.embedder}")
+            console.print(f"soft: smallest cosines {listed(THRESHOLDS)}; embedder {metrics.embedder}")
         counts, cost = metrics.counts, metrics.cost_per_text
         console.print(
             f"errors {counts.errors}, replies cut off at their limit {counts.cut_off}, texts in pieces "

@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import logging
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -157,7 +158,7 @@ class JudgeSuite(Suite):
         self.prompt = read_prompt(options.prompt)
         # A batch backend does not answer calls now; questions in order give the same request file every time.
         self.concurrency = 1 if teacher.backend == "batch" else options.concurrency
-        runs = [[open_folder(folder)] for folder in (options.data, options.other)]
+        runs = [open_folder(options.data)], [open_folder(options.other)]
         check_comparable(runs, check_across(options.across))
         super().__init__(options)
 
@@ -192,7 +193,7 @@ class JudgeSuite(Suite):
         options = self.options
         judge = chat_model(self.teacher)
         settings: dict[str, Any] = {
-            "data": [file_digest(Path(folder) / RESULTS) for folder in (options.data, options.other)],
+            "data": [file_digest(Path(options.data) / RESULTS), file_digest(Path(options.other) / RESULTS)],
             "judge": judge.model,
         }
         if judge.weights is not None:
@@ -263,8 +264,8 @@ class JudgeSuite(Suite):
         )
 
     def summarise(self, log: ResultLog) -> JudgeMetrics:
-        scores: dict[str, list[float]] = {criterion: [] for criterion in self.options.criteria}
-        agreements: dict[str, list[float]] = {criterion: [] for criterion in self.options.criteria}
+        scores: dict[str, list[float]] = defaultdict(list)
+        agreements: dict[str, list[float]] = defaultdict(list)
         counts = JudgeCounts(left_out=self.left_out)
         for values in log.rows():
             row = JudgeRow.from_json(values)
@@ -281,10 +282,11 @@ class JudgeSuite(Suite):
                 winners = {verdict[criterion] for verdict in read}
                 scores[criterion].append(score)
                 agreements[criterion].append(float(len(winners) == 1))
+        criteria = self.options.criteria
         return JudgeMetrics(
             runs=[self.options.data, self.options.other],
-            win_rate={criterion: bootstrap_mean(shares) for criterion, shares in scores.items()},
-            agreement={criterion: bootstrap_mean(agreed) for criterion, agreed in agreements.items()},
+            win_rate={criterion: bootstrap_mean(scores[criterion]) for criterion in criteria},
+            agreement={criterion: bootstrap_mean(agreements[criterion]) for criterion in criteria},
             counts=counts,
         )
 
@@ -314,7 +316,11 @@ def shares_of_wins(verdicts: Sequence[Verdict | None]) -> dict[str, float]:
     read = [verdict for verdict in verdicts if verdict is not None]
     if len(read) < 2:
         return {}
-    return {criterion: sum(0.5 + verdict[criterion] / 2 for verdict in read) / 2 for criterion in read[0]}
+    shares: dict[str, float] = defaultdict(float)
+    for verdict in read:
+        for criterion, winner in verdict.items():
+            shares[criterion] += (0.5 + winner / 2) / len(read)
+    return dict(shares)
 
 
 def _answers_of(file: Path) -> dict[str, _Answered]:

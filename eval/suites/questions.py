@@ -1,4 +1,9 @@
-"""Run a system on the questions of a task (`tripletune eval run`), with answers, traces and cost."""
+"""Run a system on the questions of a task (`tripletune eval run`), with answers, traces and cost.
+
+`QuestionSuite` has the steps in their order: `items` reads the questions, `open` opens corpus, indexes and models,
+`ask` answers a question, `score` makes its row, and `summarise` the figures of all rows. `eval/running.py` calls them,
+many questions at once, and writes the files.
+"""
 
 from __future__ import annotations
 
@@ -120,8 +125,8 @@ class QuestionSuite(Suite):
             "corpus": self.options.corpus,
         }
         names = {field.name for field in fields(self.system.options)}
-        known = {name: value for name, value in protocol.items() if name in names and value is not None}
-        return make_options(self.system, self.options.set, **known)
+        values = {name: value for name, value in protocol.items() if name in names and value is not None}
+        return make_options(self.system, self.options.set, **values)
 
     @classmethod
     def add_arguments(cls, parser: CommandParser) -> None:

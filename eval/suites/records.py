@@ -51,7 +51,7 @@ from tripletune.eval.suites._record_scores import (
     score_record,
     summarise_records,
 )
-from tripletune.eval.suites._run_settings import triples_settings
+from tripletune.eval.suites._run_settings import shard_digests, triples_settings
 from tripletune.models.loading import DTYPE_HELP, model_fingerprint, usual_dtype
 from tripletune.rag.answering import model_spec, open_generator
 from tripletune.rag.search.options import SearchOptions
@@ -108,7 +108,7 @@ class RecordSuite(Suite):
     def settings(self) -> dict[str, Any]:
         options = self.options
         return {
-            "data": [file_digest(file) for file in record_files(options.data, options.split)],
+            "data": shard_digests(options.data, options.split),
             "model": self.model,
             "weights": model_fingerprint(self.model),
             "triples": triples_settings(options.triples, options.extractor) if options.triples else None,
