@@ -15,8 +15,8 @@ then None or empty. `eval/result_log.py` writes the rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from tripletune.core.files import read_json
 from tripletune.eval import Task
 from tripletune.eval.metrics import recall
 from tripletune.eval.statistics import Interval, bootstrap_means
-from tripletune.rag.results import RESULTS, ResultRow, read_runs
+from tripletune.rag.results import RESULTS, ResultRow, given_fields, part_json, read_runs
 
 SETTINGS = "settings.json"
 METRICS = "metrics.json"
@@ -171,12 +171,13 @@ class RunSettings:
     def from_json(cls, values: Mapping[str, Any]) -> RunSettings:
         """Read the settings of any evaluation."""
         if "system" not in values:
-            others = {name: value for name, value in values.items() if name not in ("data", "limit")}
+            # Names such as "model" have another meaning in other evaluations.
+            others = _without(values, ("data", "limit"))
             return cls(data=values.get("data"), limit=values.get("limit"), others=others)
-        known = {item.name for item in fields(cls)} - {"others"}
-        given = {name: value for name, value in values.items() if name in known and value is not None}
-        others = {name: value for name, value in values.items() if name not in {*known, "teacher_weights"}}
-        given["task"] = _task_from_json(given.get("task") or {})
+        given = given_fields(cls, values)
+        given["others"] = _without(values, [*(item.name for item in fields(cls)), "teacher_weights"])
+        task = given_fields(Task, given.get("task", {}))
+        given["task"] = Task(**{"name": "", **task, "metrics": tuple(task.get("metrics", ()))})
         for name in ("model", "planner", "integrator"):
             given[name] = LocalModel.from_json(given.get(name))
         if "teacher" in given:
@@ -185,7 +186,7 @@ class RunSettings:
             given["sampling"] = SamplingSettings(*given["sampling"])
         if "llm" in given:
             given["llm"] = {role: ChatModel.from_json(model) for role, model in given["llm"].items()}
-        return cls(**given, others=others)
+        return cls(**given)
 
     def to_json(self) -> dict[str, Any]:
         """The settings as JSON values; a setting that most systems do not have is left out if it is None or empty."""
@@ -215,10 +216,10 @@ class RunSettings:
         }
         return {
             "system": self.system,
-            "task": {name: value for name, value in asdict(self.task).items() if value is not None},
+            "task": _present(part_json(self.task)),
             "data": self.data,
             "limit": self.limit,
-            **{name: value for name, value in optional.items() if value not in (None, {})},
+            **_present(optional),
             "corpus": self.corpus,
             "triples": self.triples,
             "retriever": self.retriever,
@@ -232,11 +233,13 @@ def _model_json(model: LocalModel | None) -> dict[str, Any] | None:
     return None if model is None else model.to_json()
 
 
-def _task_from_json(values: Mapping[str, Any]) -> Task:
-    known = {item.name for item in fields(Task)}
-    given = {name: value for name, value in values.items() if name in known}
-    given["metrics"] = tuple(given.get("metrics") or ())
-    return Task(**given)
+def _present(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that say something: not None, and no empty mapping."""
+    return {name: value for name, value in values.items() if value not in (None, {})}
+
+
+def _without(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
 
 
 @dataclass(slots=True)
@@ -259,12 +262,11 @@ class Session:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Session:
         """Read a session."""
-        known = {item.name for item in fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in known})
+        return cls(**given_fields(cls, values))
 
     def to_json(self) -> dict[str, Any]:
         """The session as JSON values, without those that are not known."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return _present(part_json(self))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -288,16 +290,13 @@ class RunAbout:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunAbout:
         """Read `run.json`."""
-        known = {item.name for item in fields(cls)}
-        given = {name: value for name, value in values.items() if name in known and value is not None}
-        given["sessions"] = [Session.from_json(session) for session in given.get("sessions", ())]
+        given = given_fields(cls, values)
+        given["sessions"] = list(map(Session.from_json, given.get("sessions", ())))
         return cls(**given)
 
     def to_json(self) -> dict[str, Any]:
         """The facts as JSON values, without those that are not known."""
-        values = {name: getattr(self, name) for name in ("command", "questions", "data", "concurrency")}
-        values = {name: value for name, value in values.items() if value is not None}
-        return values | {"sessions": [session.to_json() for session in self.sessions]}
+        return _present(part_json(self)) | {"sessions": [session.to_json() for session in self.sessions]}
 
 
 @dataclass(slots=True)
@@ -353,15 +352,19 @@ class RunCounts:
 
     def numbers(self) -> dict[str, int]:
         """The counts that are one number, by name."""
-        numbers = {name: value for name, value in asdict(self).items() if isinstance(value, int)}
+        numbers = _without(part_json(self), ("stop_reasons", "actions", "tallies"))
         if not self.without_gold:
             del numbers["without_gold"]
         return numbers
 
     def to_json(self) -> dict[str, Any]:
         """The counts as JSON values."""
-        families = {"stop_reasons": self.stop_reasons, "actions": self.actions, "tallies": self.tallies}
-        return {**self.numbers(), **{name: dict(sorted(counts.items())) for name, counts in families.items()}}
+        return {
+            **self.numbers(),
+            "stop_reasons": dict(sorted(self.stop_reasons.items())),
+            "actions": dict(sorted(self.actions.items())),
+            "tallies": dict(sorted(self.tallies.items())),
+        }
 
 
 @dataclass(slots=True, kw_only=True)
@@ -401,20 +404,15 @@ class RunMetrics:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunMetrics:
         """Read `metrics.json`; figures that an older run lacks are empty."""
-        known = {item.name for item in fields(cls)}
         given: dict[str, Any] = {"system": "", "task": "", "primary": "", "questions": 0}
-        given |= {name: value for name, value in values.items() if name in known}
-        counted = {item.name for item in fields(RunCounts)}
-        counts = {name: count for name, count in values.get("counts", {}).items() if name in counted}
-        given["counts"] = RunCounts(**counts)
-        given["session"] = SessionSpeed.from_json(values.get("session", {}))
+        given |= given_fields(cls, values)
+        given["counts"] = RunCounts(**given_fields(RunCounts, given.get("counts", {})))
+        given["session"] = SessionSpeed.from_json(given.get("session", {}))
         return cls(**given)
 
     def to_json(self) -> dict[str, Any]:
         """The metrics as JSON values, without `failed` and `session`."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        del values["failed"], values["session"]
-        return values | {"counts": self.counts.to_json()}
+        return _without(part_json(self), ("failed", "session")) | {"counts": self.counts.to_json()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,7 +464,7 @@ class AddedScores:
 
     def to_json(self) -> dict[str, Any]:
         """The line as JSON values."""
-        return asdict(self)
+        return part_json(self)
 
 
 class RunFiles(NamedTuple):
@@ -537,7 +535,8 @@ def run_folders(folders: Iterable[str | Path]) -> list[Path]:
         inside = sorted(folder.rglob(RESULTS))
         if not inside:
             raise FileNotFoundError(f"{folder}: neither this folder nor a folder inside it has {RESULTS}")
-        runs += [path.parent for path in inside]
+        for path in inside:
+            runs.append(path.parent)
     return runs
 
 
@@ -567,8 +566,10 @@ def recalls_of(row: ResultRow) -> dict[str, float]:
 
 def mean_recalls(rows: Iterable[Mapping[str, float]]) -> dict[str, Interval]:
     """Means of `recalls_of` over the questions with recalls, for the rankings that all these questions have."""
-    scored = [recalls for recalls in rows if recalls]
-    if not scored:
-        return {}
-    shared = [name for name in scored[0] if all(name in recalls for recalls in scored)]
-    return bootstrap_means({name: [recalls[name] for recalls in scored] for name in shared})
+    questions = 0
+    columns: dict[str, list[float]] = {}
+    for recalls in rows:
+        questions += bool(recalls)
+        for name, share in recalls.items():
+            columns.setdefault(name, []).append(share)
+    return bootstrap_means({name: column for name, column in columns.items() if len(column) == questions})

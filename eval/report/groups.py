@@ -45,7 +45,10 @@ class Group:
     @property
     def metrics(self) -> list[str]:
         """The scores that all runs have, the headline first."""
-        return [name for name in self.runs[0].scores if all(name in run.scores for run in self.runs)]
+        shared = set(self.runs[0].scores)
+        for run in self.runs:
+            shared &= set(run.scores)
+        return [name for name in self.runs[0].scores if name in shared]
 
 
 def group_runs(runs: Sequence[Run], across: Collection[str] = (), baseline: str | None = None) -> list[Group]:
@@ -114,8 +117,8 @@ def _comparable(runs: Sequence[Run], across: Collection[str]) -> list[list[Run]]
         for other in range(len(runs)):
             if other != place and fits_all(other, members):
                 members.append(other)
-        sets.append(members)
-    return [[runs[place] for place in sorted(members)] for members in sets]
+        sets.append(sorted(members))
+    return [list(map(runs.__getitem__, members)) for members in sets]
 
 
 def _told(members: Sequence[Run], parts: Sequence[Sequence[Run]]) -> str:
@@ -147,7 +150,10 @@ def _settings_of(members: Sequence[Run]) -> dict[str, Any]:
 def compare_pairs(group: Group) -> dict[str, Matrix]:
     """For each metric, a matrix that compares all pairs of runs on the questions that both runs have."""
     tables = [run.rows.set_index("id") for run in group.runs]
-    return {metric: _compare([table[metric].dropna() for table in tables]) for metric in group.metrics}
+    matrices = {}
+    for metric in group.metrics:
+        matrices[metric] = _compare([table[metric].dropna() for table in tables])
+    return matrices
 
 
 def _compare(scores: Sequence[pd.Series]) -> Matrix:
@@ -169,15 +175,22 @@ def _paired(scores: Sequence[pd.Series]) -> dict[tuple[int, int], Difference]:
     usual, _ = Counter(questions).most_common(1)[0]
     differences: dict[tuple[int, int], Difference] = {}
     if usual:
-        order = sorted(usual)
-        whole = {n: column.loc[order].to_numpy() for n, column in enumerate(scores) if questions[n] == usual}
-        differences |= paired_table(whole)
+        complete = [place for place, of_run in enumerate(questions) if of_run == usual]
+        differences |= _paired_on(usual, scores, complete)
     for first, second in combinations(range(len(scores)), 2):
         # Only comparisons with a stopped run lack the questions that this run lacks.
-        common = sorted(questions[first] & questions[second])
+        common = questions[first] & questions[second]
         if common and (first, second) not in differences:
-            differences |= paired_table({place: scores[place].loc[common].to_numpy() for place in (first, second)})
+            differences |= _paired_on(common, scores, (first, second))
     return differences
+
+
+def _paired_on(
+    questions: Collection[str], scores: Sequence[pd.Series], places: Sequence[int]
+) -> dict[tuple[int, int], Difference]:
+    """Differences of the runs at some places on questions that all of them have."""
+    order = sorted(questions)
+    return paired_table({place: scores[place].loc[order].to_numpy() for place in places})
 
 
 def _turned(difference: Difference) -> Difference:
@@ -194,7 +207,10 @@ def _names(runs: Sequence[Run]) -> tuple[str, ...]:
     """The names of a group's runs; equal names get the folders in brackets."""
     names = [run.name or _name(runs[0].settings, run.settings) for run in runs]
     counts = Counter(names)
-    return tuple(f"{name} ({run.folder})" if counts[name] > 1 else name for name, run in zip(names, runs))
+    for place, run in enumerate(runs):
+        if counts[names[place]] > 1:
+            names[place] = f"{names[place]} ({run.folder})"
+    return tuple(names)
 
 
 def _name(reference: RunSettings, settings: RunSettings) -> str:
@@ -212,10 +228,13 @@ def _differences(reference: RunSettings, settings: RunSettings) -> dict[str, Any
     """Settings by dotted name that differ from the reference's, without fingerprints of models that differ by name."""
     before = flatten(reference.to_json(), ".")
     now = flatten(settings.to_json(), ".")
-    names = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
-    fingerprints = {f"{name.removesuffix('.spec')}.weights" for name in names}
-    fingerprints |= {f"{name}_weights" for name in names}
-    return {name: now.get(name) for name in names if name not in fingerprints}
+    differing = {}
+    fingerprints = set()
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            differing[name] = now.get(name)
+            fingerprints |= {f"{name.removesuffix('.spec')}.weights", f"{name}_weights"}
+    return {name: value for name, value in differing.items() if name not in fingerprints}
 
 
 def _difference_in_words(name: str, value: Any) -> str:

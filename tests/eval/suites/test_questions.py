@@ -199,7 +199,7 @@ def test_an_extractor_in_the_loop_reads_each_passage_once(files, oracle, monkeyp
         clients.append(Client(answer=lambda asked: f"(S> it| P> lies on| O> {asked.text.rstrip('.').split()[-1]})"))
         return TextExtractor(clients[-1], "Extract.", settings={"beams": options.beams})
 
-    monkeypatch.setattr("tripletune.rag.search.open_local_extractor", open_extractor)
+    monkeypatch.setattr("tripletune.rag.search.options.open_local_extractor", open_extractor)
     more = {"extractor": files / "model", "extractor_set": "beams=4"}
     assert main(command(files, triples=files / "t.sqlite", **more)) == 0
     assert metrics(files)["metrics"]["exact_match"]["mean"] == 1.0
