@@ -239,6 +239,11 @@ def given_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     return {item.name: values[item.name] for item in fields(kind) if values.get(item.name) is not None}
 
 
+def present_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that say something: not None, and no empty mapping."""
+    return {name: value for name, value in values.items() if value not in (None, {})}
+
+
 def part_json(part: Any) -> dict[str, Any]:
     """The fields of a dataclass by name; `dataclasses.asdict` would copy every nested value, which is slow."""
     return {item.name: getattr(part, item.name) for item in fields(part)}
