@@ -137,9 +137,11 @@ def _draw_training(axis: Axes, name: str, losses: Sequence[Logged]) -> None:
     if not steps:
         return
     size = max(1, len(steps) // _STRETCHES)
-    starts = range(0, len(steps), size)
-    mean_steps = [fmean(steps[start : start + size]) for start in starts]
-    mean_values = [fmean(values[start : start + size]) for start in starts]
+    mean_steps = []
+    mean_values = []
+    for start in range(0, len(steps), size):
+        mean_steps.append(fmean(steps[start : start + size]))
+        mean_values.append(fmean(values[start : start + size]))
     axis.plot(mean_steps, mean_values, marker="", label="training")
 
 
@@ -156,8 +158,13 @@ def _draw_scores(axis: Axes, panel: str, scores: dict[str, str], evaluations: Se
 
 def _points(rows: Sequence[Logged], name: str) -> tuple[list[float], list[float]]:
     """Steps and values of a name, for the rows that have it."""
-    having = [row for row in rows if name in row]
-    return [row["step"] for row in having], [row[name] for row in having]
+    steps = []
+    values = []
+    for row in rows:
+        if name in row:
+            steps.append(row["step"])
+            values.append(row[name])
+    return steps, values
 
 
 def _names_in(rows: Sequence[Logged]) -> set[str]:
@@ -178,4 +185,6 @@ def panels_of(evaluations: Sequence[Logged]) -> dict[str, dict[str, str]]:
     if panels:
         return panels
     others = sorted(names - {"step", "epoch", "loss", MALFORMED_OUTPUT})
-    return {"scores": dict(zip(others, others))} if others else {}
+    if others:
+        panels["scores"] = dict(zip(others, others))
+    return panels

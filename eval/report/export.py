@@ -73,11 +73,15 @@ def _main_column(group: ReportedGroup) -> dict[str, str]:
     best = _best(group)
     cells = {}
     for run, difference in zip(group.runs, group.to_first(group.headline)):
-        mean = _mean(run, group.headline)
-        cell = rf"\textbf{{{mean}}}" if mean == best and run.finished else mean
+        cell = _mean(run, group.headline)
+        if not cell:
+            cells[run.name] = "-"
+            continue
+        if cell == best and run.finished:
+            cell = rf"\textbf{{{cell}}}"
         if difference is not None:
             cell += _MARKS.get(verdict(difference), "")
-        cells[run.name] = with_caveats(cell, run) if mean else "-"
+        cells[run.name] = with_caveats(cell, run)
     return cells
 
 

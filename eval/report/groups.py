@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -22,6 +22,7 @@ from tripletune.eval.report.runs import Run
 from tripletune.eval.report.setting import EQUAL, apart, shared_settings, told_of
 from tripletune.eval.results import RunSettings
 from tripletune.eval.statistics import Difference, correct_table, paired_table, verdict
+from tripletune.rag.results import part_json
 
 # Settings that are digests of a file; the name of a run says that they differ, without the digest.
 _DIGESTS = ("corpus", "triples", "gold", "data")
@@ -55,13 +56,13 @@ def group_runs(runs: Sequence[Run], across: Collection[str] = (), baseline: str 
     """Sort runs into groups and name them, in the given order; runs whose name, system or folder is `baseline` lead."""
     if baseline:
         runs = _baseline_first(runs, baseline)
-    parts: list[list[Run]] = []
-    for members in _by_question_file(runs):
-        _share_hops(members)
-        parts += _comparable(members, across)
+    sets: list[list[Run]] = []
+    for over_same_questions in _by_question_file(runs):
+        _share_hops(over_same_questions)
+        sets += _comparable(over_same_questions, across)
     groups = []
-    for members in parts:
-        of_task = [other for other in parts if other[0].task == members[0].task]
+    for members in sets:
+        of_task = [other for other in sets if other[0].task == members[0].task]
         groups.append(Group(tuple(members), _names(members), _told(members, of_task)))
     return groups
 
@@ -121,27 +122,31 @@ def _comparable(runs: Sequence[Run], across: Collection[str]) -> list[list[Run]]
     return [list(map(runs.__getitem__, members)) for members in sets]
 
 
-def _told(members: Sequence[Run], parts: Sequence[Sequence[Run]]) -> str:
-    """The settings that distinguish the set of runs `members`, which is one of `parts`, from the others, in words."""
-    own = _settings_of(members)
-    all_settings = [_settings_of(part) for part in parts]
-    same_data = [settings for settings in all_settings if settings.get("data") == own.get("data")]
-    told = []
+def _told(members: Sequence[Run], sets: Sequence[Sequence[Run]]) -> str:
+    """The settings that distinguish the set of runs `members`, which is one of `sets`, from the others, in words."""
+    settings = _settings_of(members)
+    others = list(map(_settings_of, sets))
+    words = []
     for name in EQUAL:
-        if name not in own:
-            continue
-        compared = same_data if name in _OF_CORPUS else all_settings
-        # A part without this setting does not differ in it.
-        if any(settings.get(name, own[name]) != own[name] for settings in compared):
-            told.append(f"{name} {told_of(own[name])}")
-    return ", ".join(told)
+        if name in settings and any(_differs(name, settings, other) for other in others):
+            words.append(f"{name} {told_of(settings[name])}")
+    return ", ".join(words)
+
+
+def _differs(name: str, settings: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Whether a setting tells two sets of runs apart."""
+    if name not in others:
+        return False
+    # Over other questions, another corpus tells nothing more.
+    is_told_by_data = name in _OF_CORPUS and settings.get("data") != others.get("data")
+    return settings[name] != others[name] and not is_told_by_data
 
 
 def _settings_of(members: Sequence[Run]) -> dict[str, Any]:
     """The shared settings of a set of runs, each from the first run that has it."""
     settings: dict[str, Any] = {}
     for run in members:
-        for name, value in shared_settings(run).items():
+        for name, value in part_json(shared_settings(run)).items():
             if value and name not in settings:
                 settings[name] = value
     return settings

@@ -21,6 +21,8 @@ _ANSWERING = {
     WEIGHTED: "in + 4 x out",
     "dollars": "dollars per 1,000 questions",
 }
+# Dollars are small; other costs are counts or means of counts.
+_DIGITS = {"dollars": 3}
 _INDEXING = {
     "calls": "calls",
     "prompt_tokens": "tokens read",
@@ -142,8 +144,7 @@ def _answering_table(runs: Runs) -> Table:
     for run in runs:
         cells = [name_of(run)]
         for name in columns:
-            digits = 3 if name == "dollars" else 1
-            cells.append(interval(run.figures.cost.get(name), 1, digits))
+            cells.append(interval(run.figures.cost.get(name), 1, _DIGITS.get(name, 1)))
         rows.append(cells)
     return Table(["run", *columns.values()], rows)
 
@@ -153,8 +154,7 @@ def _indexing_row(run: ReportedRun) -> list[str]:
     figures: dict[str, float | None] = {**run.figures.indexing, "embedded": run.figures.embedded}
     cells = [name_of(run)]
     for name in _INDEXING:
-        digits = 3 if name == "dollars" else 0
-        cells.append(number_of(figures.get(name), digits))
+        cells.append(number_of(figures.get(name), _DIGITS.get(name, 0)))
     cells.append("triples of an earlier run" if run.has_stored_triples else "")
     return cells
 
@@ -165,9 +165,8 @@ def _role_rows(runs: Runs) -> list[list[str]]:
     for run in runs:
         for role, costs in (run.figures.roles or {}).items():
             cells = [run.name, role]
-            for name in COSTS:
-                digits = 1 if name == "calls" else 0
-                cells.append(number_of(costs[name], digits))
+            cells.append(number_of(costs["calls"]))
+            cells += [number_of(costs[name], 0) for name in COSTS[1:]]
             rows.append(cells)
     return rows
 

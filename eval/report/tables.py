@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from statistics import fmean
 from typing import Any, cast
 
 from tripletune.core.files import flatten
@@ -91,10 +90,18 @@ def _overview_row(name: str, groups: Sequence[ReportedGroup]) -> list[str]:
             cells.append(with_caveats(interval(score), run))
             means.append(score["mean"] if run.finished else None)
     if _have_one_scale(groups):
-        # The mean of some of the tasks would be compared with means of all.
-        complete = [mean for mean in means if mean is not None]
-        cells.append(number_of(100 * fmean(complete) if len(complete) == len(means) else None))
+        cells.append(_mean_of_all(means))
     return cells
+
+
+def _mean_of_all(means: Sequence[float | None]) -> str:
+    """The mean over all tasks, times 100; a dash if one is missing, since means over fewer tasks do not compare."""
+    total = 0.0
+    for mean in means:
+        if mean is None:
+            return "-"
+        total += 100 * mean
+    return number_of(total / len(means))
 
 
 def _have_one_scale(groups: Sequence[ReportedGroup]) -> bool:
@@ -193,9 +200,11 @@ def _slices(group: ReportedGroup, kind: str) -> Blocks:
     counts: dict[str, int] = {}
     most = 0
     for slices in by_run:
+        total = 0
         for name, score in slices.items():
             counts[name] = max(counts.get(name, 0), score["n"])
-        most = max(most, sum(score["n"] for score in slices.values()))
+            total += score["n"]
+        most = max(most, total)
     if not counts:
         return []
     names = sorted(counts)
