@@ -139,7 +139,7 @@ def run_histories(run: str | Path) -> Iterator[tuple[str, tuple[Step, ...]]]:
     """Stream the first questions of a run of `tripletune eval run`, with the facts that their loops found."""
     for _, values in islice(read_runs(Path(run) / RESULTS, "trace"), _DONORS):
         trace = ResultRow.from_json(values).trace
-        yield trace.question, tuple(Step.from_json(part_json(step)) for step in trace.steps)
+        yield trace.question, tuple(map(Step.from_json, map(part_json, trace.steps)))
 
 
 class Controls:
@@ -167,20 +167,24 @@ class Controls:
 
     def ask(self, batch: Sequence[Record], limit: int, evidence: str | None) -> list[dict[str, Completion]]:
         """The named replies to each record, of at most `limit` tokens; see `llm.Generator`."""
-        # All inputs of the batch are asked at once: (place of the record, name of the reply, input).
-        inputs: list[tuple[int, str, ModelInput]] = []
-        for place, record in enumerate(batch):
-            inputs += [(place, name, variant) for name, variant in self._variants(record)]
-        completions = self._generator.generate_many([variant for _, _, variant in inputs], limit, evidence)
-        replies: list[dict[str, Completion]] = [{} for _ in batch]
-        for (place, name, _), completion in zip(inputs, completions):
-            replies[place][name] = completion
+        replies: list[dict[str, Completion]] = []
+        # All inputs of the batch are asked at once; for each, where its reply belongs.
+        inputs: list[ModelInput] = []
+        places: list[tuple[dict[str, Completion], str]] = []
+        for record in batch:
+            of_record: dict[str, Completion] = {}
+            replies.append(of_record)
+            for name, variant in self._variants(record):
+                inputs.append(variant)
+                places.append((of_record, name))
+        for (of_record, name), completion in zip(places, self._generator.generate_many(inputs, limit, evidence)):
+            of_record[name] = completion
         if self._without_graph is not None:
             own_inputs = [record.input for record in batch]
             completions = self._without_graph.generate_many(own_inputs, limit, evidence)
             for of_record, completion in zip(replies, completions):
                 of_record["no_graph"] = completion
-        return [self._completed(of_record) for of_record in replies]
+        return list(map(self._completed, replies))
 
     def _completed(self, replies: dict[str, Completion]) -> dict[str, Completion]:
         """The replies in the order of `names`.

@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 
 from tripletune.core.files import file_digest, json_line, lock_folder, new_file, read_json, write_json
-from tripletune.core.options import not_one_of
+from tripletune.core.options import convert, not_one_of
 from tripletune.eval import Metric, find_metrics, score_answer
 from tripletune.eval.results import (
     SCORES,
@@ -93,11 +93,16 @@ def score(args: argparse.Namespace, console: Console) -> None:
 def _named_metrics(text: str) -> dict[str, Metric]:
     """The metrics of `--metrics`, separated by commas."""
     metrics = find_metrics()
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    problems = [not_one_of("metrics", name, list(metrics)) for name in names if name not in metrics]
+    named = {}
+    problems = []
+    for name in convert(text, list[str]):
+        if name in metrics:
+            named[name] = metrics[name]
+        else:
+            problems.append(not_one_of("metrics", name, list(metrics)))
     if problems:
         raise ValueError("; ".join(problems))
-    return {name: metrics[name] for name in names}
+    return named
 
 
 def score_run(folder: Path, metrics: Mapping[str, Metric], gold: GoldLinks | None = None) -> NewScores:
@@ -138,7 +143,10 @@ class _Scoring:
     def __init__(self, metrics: Mapping[str, Metric], settings: RunSettings, gold: GoldLinks | None) -> None:
         self._metrics = metrics
         self._gold = gold
-        self._source = gold.digest if gold else settings.gold or _LINKS_IN_RESULTS
+        # Where the gold passages are from.
+        self._source = settings.gold or _LINKS_IN_RESULTS
+        if gold is not None:
+            self._source = gold.digest
         self._refusal = settings.task.refusal
         self._questions = 0
         # Passages that questions with links in `gold` have met, and passages of these links.
@@ -164,9 +172,11 @@ class _Scoring:
                 self._linked.update(supporting)
         scores = score_row(row, self._metrics, supporting, self._refusal)
         self.failed += bool(row.error)
-        line = AddedScores(row.id)
-        line.scores = {name: score for name, score in before.scores.items() if name not in self._metrics}
-        line.links = {name: source for name, source in before.links.items() if name not in self._metrics}
+        line = AddedScores(row.id, dict(before.scores), dict(before.links))
+        for name in self._metrics:
+            # Also a score that the question no longer has, since the gold links are others.
+            line.scores.pop(name, None)
+            line.links.pop(name, None)
         for name, score in scores.items():
             self.values[name].append(score)
             if row.scores.get(name, score) != score:

@@ -13,6 +13,7 @@ Bootstrap and permutation treat a whole question, or text, as the unit.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple, NotRequired, TypedDict
@@ -83,13 +84,16 @@ def bootstrap_mean(values: Numbers, bounds: Bounds | None = SCORE) -> Interval:
 
 def bootstrap_means(values: Mapping[str, Numbers], bounds: Bounds | None = SCORE) -> dict[str, Interval]:
     """Several means at once, such as the metrics of one run; values of equal length share their draws."""
-    columns = {name: np.asarray(column, np.float64) for name, column in values.items()}
-    intervals: dict[str, Interval] = {name: _no_values() for name in columns}
-    for size in {len(column) for column in columns.values()} - {0}:
-        names = [name for name, column in columns.items() if len(column) == size]
-        samples = _resampled(np.column_stack([columns[name] for name in names])) / size
-        for name, sampled_means in zip(names, samples.T):
-            mean = float(columns[name].sum() / size)
+    intervals: dict[str, Interval] = {}
+    by_size: dict[int, dict[str, np.ndarray]] = {}
+    for name, column in values.items():
+        intervals[name] = _no_values()
+        if len(column):
+            by_size.setdefault(len(column), {})[name] = np.asarray(column, np.float64)
+    for size, columns in by_size.items():
+        samples = _resampled(np.column_stack(list(columns.values()))) / size
+        for (name, column), sampled_means in zip(columns.items(), samples.T):
+            mean = float(column.sum() / size)
             low, high = _limits(mean, sampled_means, bounds, size)
             intervals[name] = {"mean": mean, "low": low, "high": high, "n": size}
     return intervals
@@ -105,10 +109,12 @@ def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]]) -> Interval:
 
 def sums_of(pairs: Sequence[tuple[Hashable, float]]) -> Sums:
     """For each question of `(question, score)` pairs, the sum of the scores and their number."""
-    places: dict[Hashable, int] = {}
-    index = np.array([places.setdefault(question, len(places)) for question, _ in pairs], dtype=np.int64)
-    scores = np.bincount(index, weights=[score for _, score in pairs])
-    return Sums(scores, np.bincount(index).astype(np.float64))
+    sums: dict[Hashable, float] = {}
+    counts: Counter[Hashable] = Counter()
+    for question, score in pairs:
+        sums[question] = sums.get(question, 0.0) + score
+        counts[question] += 1
+    return Sums(np.array(list(sums.values()), np.float64), np.array(list(counts.values()), np.float64))
 
 
 def bootstrap_ratio(numerators: Numbers, denominators: Numbers) -> Interval:
@@ -231,21 +237,24 @@ def _differences(above: np.ndarray, below: np.ndarray) -> list[Difference]:
     are_means = bool((below == 1).all())
     totals = _ratios(np.hstack([above.sum(0), below.sum(0)])[None])[0]
     samples = _ratios(_resampled(np.hstack([above, below])))
-    gaps = [above[:, second] - above[:, first] for first, second in pairs]
-    has_exact_test = [are_means and bool(np.isin(gap, (-1.0, 0.0, 1.0)).all()) for gap in gaps]
-    permuted = [pair for pair, is_exact in zip(pairs, has_exact_test) if not is_exact]
-    permuted_p = iter(_permuted(above, below, permuted) if permuted else ())
+    # p-values by pair; all permutation tests use the same swaps.
+    exact: dict[tuple[int, int], float] = {}
+    for first, second in pairs:
+        gaps = above[:, second] - above[:, first]
+        if are_means and np.isin(gaps, (-1.0, 0.0, 1.0)).all():
+            exact[first, second] = _mcnemar(gaps)
+    permuted = _permuted(above, below, [pair for pair in pairs if pair not in exact])
     differences: list[Difference] = []
-    for (first, second), gap, is_exact in zip(pairs, gaps, has_exact_test):
+    for first, second in pairs:
         mean = float(totals[second] - totals[first])
-        low, high = _limits(mean, samples[:, second] - samples[:, first], GAP, len(gap))
-        if is_exact:
-            p_value = _mcnemar(gap)
+        low, high = _limits(mean, samples[:, second] - samples[:, first], GAP, len(above))
+        if (first, second) in exact:
+            p_value = exact[first, second]
             test = "McNemar's exact test"
         else:
-            p_value = next(permuted_p)
+            p_value = permuted[first, second]
             test = "permutation test"
-        differences.append({"mean": mean, "low": low, "high": high, "n": len(gap), "p_value": p_value, "test": test})
+        differences.append({"mean": mean, "low": low, "high": high, "n": len(above), "p_value": p_value, "test": test})
     return differences
 
 
@@ -260,10 +269,11 @@ def _mcnemar(gaps: np.ndarray) -> float:
     return float(binomtest(int((gaps > 0).sum()), differ).pvalue)
 
 
-def _permuted(above: np.ndarray, below: np.ndarray, pairs: Sequence[tuple[int, int]]) -> list[float]:
+def _permuted(above: np.ndarray, below: np.ndarray, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:
     """Two-sided p-values of pairs of systems, swapping each text's two results at random."""
-    firsts = [first for first, _ in pairs]
-    seconds = [second for _, second in pairs]
+    if not pairs:
+        return {}
+    firsts, seconds = np.array(pairs).T
     first_sums = np.hstack([above[:, firsts].sum(0), below[:, firsts].sum(0)])
     second_sums = np.hstack([above[:, seconds].sum(0), below[:, seconds].sum(0)])
     observed = np.abs(_ratios(second_sums[None]) - _ratios(first_sums[None]))
@@ -279,4 +289,4 @@ def _permuted(above: np.ndarray, below: np.ndarray, pairs: Sequence[tuple[int, i
         distances = np.abs(_ratios(second_sums - change) - _ratios(first_sums + change))
         as_far += (distances >= observed - _EQUAL).sum(0)
     # The observed result counts as one of the permutations, so that no p-value is 0.
-    return [float(p_value) for p_value in (as_far + 1) / (PERMUTATIONS + 1)]
+    return dict(zip(pairs, ((as_far + 1) / (PERMUTATIONS + 1)).tolist()))

@@ -82,19 +82,21 @@ class StoredTrace(Trace):
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> StoredTrace:
         """Read a trace from the values of `Trace.to_json`."""
-        noted = {name: values[name] for name in _STORED if values.get(name) is not None}
+        noted = given_fields(Trace, values)
         not_noted = frozenset(_STORED) - noted.keys()
         noted.setdefault("question", "")
-        noted["steps"] = [_stored_step(step) for step in values.get("steps") or ()]
-        noted["actions"] = [_stored_action(action) for action in values.get("actions") or ()]
+        noted["steps"] = list(map(_stored_step, noted.get("steps", ())))
+        noted["actions"] = list(map(_stored_action, noted.get("actions", ())))
         return cls(**noted, not_noted=not_noted)
 
     def to_json(self) -> dict[str, Any]:
         """The values of `from_json`, without fields that were not noted."""
-        values = {name: getattr(self, name) for name in _STORED if name not in self.not_noted}
+        values = part_json(self)
+        for name in ("not_noted", "found", "origins", *self.not_noted):
+            del values[name]
         for name in ("steps", "actions"):
             if name in values:
-                values[name] = [part_json(part) for part in values[name]]
+                values[name] = list(map(part_json, values[name]))
         return values
 
     @property
@@ -105,7 +107,10 @@ class StoredTrace(Trace):
     @property
     def passage_rounds(self) -> list[list[str]]:
         """Ids of the passages that each round found, best first."""
-        return [[passage["id"] for passage in step.passages] for step in self.steps]
+        rounds = []
+        for step in self.steps:
+            rounds.append([passage["id"] for passage in step.passages])
+        return rounds
 
     @property
     def ranking(self) -> list[str] | None:
@@ -170,10 +175,9 @@ class ResultRow:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ResultRow:
         """Read a row; fields that it lacks have their defaults."""
-        known = [item.name for item in fields(cls)]
-        present = {name: values[name] for name in known if values.get(name) is not None}
-        present["trace"] = StoredTrace.from_json(values.get("trace") or {})
-        return cls(**present)
+        given = given_fields(cls, values)
+        given["trace"] = StoredTrace.from_json(given.get("trace", {}))
+        return cls(**given)
 
     def to_json(self) -> dict[str, Any]:
         """The row as JSON values; `short_answers` only for questions that have some."""
@@ -214,12 +218,30 @@ def kept_facts(row: ResultRow) -> KeptFacts | None:
     rounds = row.trace.details.get("rounds")
     if rounds is None or row.error or not row.answers:
         return None
-    if any(normalize_answer(answer) in ("yes", "no", "noanswer") for answer in row.answers):
-        return None
-    facts = []
+    for answer in row.answers:
+        if normalize_answer(answer) in ("yes", "no", "noanswer"):
+            return None
+    number = 0
+    name_answer = False
     for decided in rounds:
-        facts += [" ".join(triple) for triple in decided.get("core_triples", ())]
-    return KeptFacts(len(facts), any(_names_one(fact, row.answers) for fact in facts))
+        for triple in decided.get("core_triples", ()):
+            number += 1
+            fact = " ".join(triple)
+            name_answer = name_answer or any(mentions(fact, answer) for answer in row.answers)
+    return KeptFacts(number, name_answer)
+
+
+def given_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON values that a dataclass has fields for and that are not null, by name.
+
+    A file of another revision may lack some fields, and have others.
+    """
+    return {item.name: values[item.name] for item in fields(kind) if values.get(item.name) is not None}
+
+
+def present_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that say something: not None, and no empty mapping."""
+    return {name: value for name, value in values.items() if value not in (None, {})}
 
 
 def part_json(part: Any) -> dict[str, Any]:
@@ -235,7 +257,3 @@ def _stored_step(values: Mapping[str, Any]) -> TraceStep:
 def _stored_action(values: Mapping[str, Any]) -> TraceAction:
     reply, action = values.get("reply", ""), values.get("action")
     return TraceAction(reply, action, values.get("subquery", ""), values.get("unexpected", False))
-
-
-def _names_one(fact: str, answers: list[str]) -> bool:
-    return any(mentions(fact, answer) for answer in answers)

@@ -18,7 +18,7 @@ from tripletune.core.tables import Table
 from tripletune.eval.costs import unused_roles
 from tripletune.eval.report.compare import compare
 from tripletune.eval.report.contents import build_report
-from tripletune.eval.report.curve import MALFORMED_OUTPUT, draw_curve, panels_of, read_curve
+from tripletune.eval.report.curve import MALFORMED_OUTPUT, Logged, draw_curve, panels_of, read_curve
 from tripletune.eval.report.export import latex_of, markdown_of, tables_of
 from tripletune.eval.report.groups import group_runs
 from tripletune.eval.report.page import write_page
@@ -93,18 +93,18 @@ def curve(args: argparse.Namespace, console: Console) -> None:
     output = Path(args.output or Path(args.run_folder) / "learning_curve.png")
     if output.suffix.lower() != ".png":
         raise ValueError(f"--output {output}: its name must end in .png")
-    losses, evaluations = read_curve(args.run_folder)
-    picture = draw_curve(losses, evaluations)
+    logged = read_curve(args.run_folder)
+    picture = draw_curve(logged.losses, logged.evaluations)
     with new_file(output) as scratch:
         scratch.write_bytes(picture)
-    if evaluations:
-        _show_evaluations(evaluations, console)
+    if logged.evaluations:
+        _show_evaluations(logged.evaluations, console)
     else:
         console.print("the run has no evaluation yet: the picture shows only its training")
     console.print(f"written to {output}")
 
 
-def _show_evaluations(evaluations: list[dict[str, float]], console: Console) -> None:
+def _show_evaluations(evaluations: list[Logged], console: Console) -> None:
     """Print a table of the evaluations of a training run, one row per step."""
     names: list[str] = []
     for scores in panels_of(evaluations).values():

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tripletune.core.tables import Table
 from tripletune.eval.report.contents import ReportedRun
-from tripletune.eval.report.figures import RunFigures
 from tripletune.eval.statistics import Difference, Interval
 from tripletune.eval.suites import interval_cells
 
@@ -49,8 +47,3 @@ def asked_of(run: ReportedRun) -> str:
 def number_of(value: float | None, digits: int = 1) -> str:
     """A number for tables; a dash if it is not known."""
     return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def table_by_run(runs: Runs, head: Sequence[str], cells: Callable[[RunFigures], Sequence[Any]]) -> Table:
-    """A table with one row per run: its name and the `cells` of its figures."""
-    return Table(["run", *head], [[name_of(run), *cells(run.figures)] for run in runs])

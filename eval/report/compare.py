@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -133,8 +134,11 @@ def compare_folders(
         if len(scored) < len(common):
             logger.warning("%s: compared on %d of %d %ss", name, len(scored), len(common), unit)
         scores[name] = _compare_score(items, name, scored)
-    differences = [score.difference for score in chain.from_iterable(scores.values())]
-    correct_table(difference for difference in differences if difference is not None)
+    differences = []
+    for score in chain.from_iterable(scores.values()):
+        if score.difference is not None:
+            differences.append(score.difference)
+    correct_table(differences)
     return RunComparison(task, unit, len(common), [_about(system) for system in systems], scores)
 
 
@@ -147,16 +151,19 @@ def _seeds(spec: str | Path) -> list[str]:
 
 def _open_seeds(spec: str) -> SeedRuns:
     """The finished runs of one system, without their items."""
-    runs = [open_folder(folder) for folder in _seeds(spec)]
-    for run in runs:
-        if not (Path(run.folder) / METRICS).is_file():
+    runs = []
+    heads = []
+    for folder in _seeds(spec):
+        run = open_folder(folder)
+        if not (Path(folder) / METRICS).is_file():
             raise FileNotFoundError(
-                f"{run.folder} has no {METRICS}, so it is not the output of a finished `tripletune eval`"
+                f"{folder} has no {METRICS}, so it is not the output of a finished `tripletune eval`"
             )
-    heads = [MetricsHead.from_json(run.metrics) for run in runs]
-    for run, head in zip(runs, heads):
+        head = MetricsHead.from_json(run.metrics)
         if head.evaluation != EXTRACTION and not head.task:
-            raise ValueError(f"{run.folder} is not the output of a finished `tripletune eval run` or `extraction`")
+            raise ValueError(f"{folder} is not the output of a finished `tripletune eval run` or `extraction`")
+        runs.append(run)
+        heads.append(head)
     return SeedRuns(spec, runs, heads)
 
 
@@ -164,7 +171,8 @@ def _common_task(systems: Sequence[SeedRuns]) -> str:
     """The task of all runs, or "extraction"."""
     tasks: set[str] = set()
     for system in systems:
-        tasks.update(head.task or head.evaluation for head in system.heads)
+        for head in system.heads:
+            tasks.add(head.task or head.evaluation)
     if len(tasks) > 1:
         raise ValueError(f"the runs are of different tasks ({', '.join(sorted(tasks))}): compare runs of one task")
     return tasks.pop()
@@ -194,7 +202,8 @@ def _question_scores(folder: str) -> Ratios:
 
 def _common_items(runs: Sequence[Ratios], unit: str) -> list[str]:
     """Ids of the items that all runs have, in the order of the first run."""
-    common = [item for item in runs[0] if all(item in items for items in runs)]
+    shared = set(runs[0]).intersection(*runs[1:])
+    common = [item for item in runs[0] if item in shared]
     if not common:
         raise ValueError(f"the runs have no {unit} in common: were they made from different data?")
     if any(len(items) != len(common) for items in runs):
@@ -240,8 +249,8 @@ def _compare_score(systems: Sequence[Sequence[Ratios]], name: str, items: Sequen
             first = mean
         else:
             difference = paired_ratio_difference((first[0], first[1]), (mean[0], mean[1]))
-        means = [bootstrap_ratio(column[0], column[1])["mean"] for column in columns]
-        scores.append(RunScore(bootstrap_ratio(mean[0], mean[1]), means, difference))
+        seed_means = [bootstrap_ratio(*column)["mean"] for column in columns]
+        scores.append(RunScore(bootstrap_ratio(*mean), seed_means, difference))
     return scores
 
 
@@ -252,13 +261,17 @@ def _column(run: Ratios, name: str, items: Sequence[str]) -> np.ndarray:
 
 def _about(system: SeedRuns) -> ComparedRun:
     """The names, the mean cost and the failed items of a system's runs."""
-    heads = system.heads
-    cost = {}
-    for name in heads[0].cost:
-        if all(name in head.cost for head in heads):
-            cost[name] = sum(head.cost[name] for head in heads) / len(heads)
-    names = sorted({head.name for head in heads})
-    return ComparedRun(system.spec, ", ".join(names), cost, sum(head.failed for head in heads))
+    names: set[str] = set()
+    failed = 0
+    costs: dict[str, list[float]] = {}
+    for head in system.heads:
+        names.add(head.name)
+        failed += head.failed
+        for name, value in head.cost.items():
+            costs.setdefault(name, []).append(value)
+    # A cost that one of the seeds does not know has no mean.
+    cost = {name: fmean(values) for name, values in costs.items() if len(values) == len(system.heads)}
+    return ComparedRun(system.spec, ", ".join(sorted(names)), cost, failed)
 
 
 def _show(comparison: RunComparison, console: Console) -> None:
@@ -270,9 +283,10 @@ def _show(comparison: RunComparison, console: Console) -> None:
     rows = []
     for name, of_runs in comparison.scores.items():
         for number, (run, of_run) in enumerate(zip(comparison.runs, of_runs), 1):
-            named = name if number == 1 else ""
+            # The rows of one score stand below its name.
+            title = "" if number > 1 else name
             score = interval_cells(of_run.score)
-            rows.append((named, str(number), str(run.failed), *score, *_difference_cells(of_run.difference)))
+            rows.append((title, str(number), str(run.failed), *score, *_difference_cells(of_run.difference)))
     heads = ("score", "run", "failed", "mean", "95 % interval", "minus run 1", "95 % interval", "p", "than run 1")
     show_table(console, f"{comparison.what}, {comparison.items} {unit}s", heads, rows, f"{unit}s")
     _explain(comparison.scores, console)

@@ -14,6 +14,7 @@ from tripletune.eval.report.groups import Group, Matrix, compare_pairs
 from tripletune.eval.report.runs import Run
 from tripletune.eval.report.setting import setting_rows
 from tripletune.eval.results import RunSettings
+from tripletune.eval.statistics import Difference, correct_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +90,43 @@ class ReportedGroup:
     def title(self) -> str:
         """The title of the group in all outputs."""
         questions = max(run.expected or run.questions for run in self.runs)
-        title = f"{self.task}, {questions:,} questions"
-        return f"{title}, {self.told}" if self.told else title
+        return self._with_told(f"{self.task}, {questions:,} questions")
 
     @property
     def column(self) -> str:
         """The head of the group's column in a table of all tasks."""
-        head = f"{self.task} {self.headline}"
-        return f"{head}, {self.told}" if self.told else head
+        return self._with_told(f"{self.task} {self.headline}")
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its runs."""
+        return [run.name for run in self.runs]
+
+    @property
+    def questions(self) -> int:
+        """The most questions with a result that a run has."""
+        return max(run.questions for run in self.runs)
+
+    def run_named(self, name: str) -> ReportedRun | None:
+        """The run with a name; None if the group has no such run."""
+        for run in self.runs:
+            if run.name == name:
+                return run
+        return None
+
+    def to_first(self, metric: str) -> list[Difference | None]:
+        """For each run, its difference to the first run, corrected for this column alone; None if there is none.
+
+        These are copies: `pairs` keeps the correction for the whole matrix.
+        """
+        column: list[Difference | None] = []
+        for row in self.pairs[metric]:
+            column.append(None if row[0] is None else row[0].copy())
+        correct_table(difference for difference in column if difference is not None)
+        return column
+
+    def _with_told(self, text: str) -> str:
+        return f"{text}, {self.told}" if self.told else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,19 +154,27 @@ def build_report(runs: Sequence[Run], groups: Sequence[Group], title: str = "") 
         runs: All output folders; those without questions are other evaluations.
         groups: The runs with questions.
     """
-    made = [_reported_group(group) for group in groups]
+    reported_groups = []
+    missing: list[str] = []
+    for group in groups:
+        reported_group = _reported_group(group)
+        reported_groups.append(reported_group)
+        for reported in reported_group.runs:
+            # The task matters only if there are several.
+            name = reported.name
+            if len(groups) > 1:
+                name += f" on {reported_group.task}"
+            missing += _missing(reported, name)
     others = []
     for run in runs:
-        if run.rows.empty:
-            about = _about(run, run.name or run.folder)
-            others.append(OtherEvaluation(**about, metrics=run.metrics or None))
-    missing: list[str] = []
-    for group in made:
-        for reported in group.runs:
-            name = f"{reported.name} on {group.task}" if len(made) > 1 else reported.name
-            missing += _missing(reported, name)
-    missing += [_unfinished(other, other.name) for other in others if other.metrics is None]
-    return Report(title=title, groups=made, others=others, missing=list(dict.fromkeys(missing)))
+        if not run.rows.empty:
+            continue
+        other = OtherEvaluation(**_about(run, run.name or run.folder), metrics=run.metrics or None)
+        others.append(other)
+        if other.metrics is None:
+            missing.append(_unfinished(other, other.name))
+    # A run that is in several groups is missing the same in each.
+    return Report(title=title, groups=reported_groups, others=others, missing=list(dict.fromkeys(missing)))
 
 
 def _reported_group(group: Group) -> ReportedGroup:
@@ -169,10 +207,12 @@ def _about(run: Run, name: str) -> dict[str, Any]:
 
 
 def _unfinished(run: ReportedFolder, name: str) -> str:
-    of = f" of {run.expected:,}" if run.expected else ""
+    answered = f"{run.questions:,}"
+    if run.expected:
+        answered += f" of {run.expected:,}"
     return (
-        f"{name} is not finished: it has {run.questions:,}{of} questions. Its figures count only these; run its "
-        "command again to continue."
+        f"{name} is not finished: it has {answered} questions. Its figures count only these; run its command again to "
+        "continue."
     )
 
 

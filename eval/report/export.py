@@ -8,7 +8,7 @@ from tripletune.core.tables import Table, on_one_line, plain, tex
 from tripletune.eval.report.cells import with_caveats
 from tripletune.eval.report.contents import Report, ReportedGroup, ReportedRun
 from tripletune.eval.report.tables import NOTE, SOURCES, Section
-from tripletune.eval.statistics import SIGNIFICANT, correct_table, verdict
+from tripletune.eval.statistics import SIGNIFICANT, verdict
 
 # Verdict on the difference to the first run -> its mark.
 _MARKS = {"better": r"$^\dagger$", "worse": r"$^\ddagger$"}
@@ -57,46 +57,45 @@ def _main_table(groups: Sequence[ReportedGroup]) -> str:
         "Scores are times 100, the best in bold. A dagger marks scores better than the first run of the column, a "
         f"double dagger worse scores (p < {SIGNIFICANT}, Holm). Failed questions score 0. Unfinished runs are not bold."
     )
-    columns = [_main_column(group) for group in groups]
-    names: dict[str, None] = {}
-    for group in groups:
-        names |= dict.fromkeys(run.name for run in group.runs)
-    rows = [[tex(name), *(column.get(name, "-") for column in columns)] for name in names]
-    return Table(["system", *(group.column for group in groups)], rows).latex(caption, str)
+    head = ["system"]
+    # By the names of the runs, in the order in which they first occur; a run may be missing in a group.
+    rows: dict[str, list[str]] = {}
+    for number, group in enumerate(groups):
+        head.append(group.column)
+        for name, cell in _main_column(group).items():
+            row = rows.setdefault(name, [tex(name), *["-"] * len(groups)])
+            row[1 + number] = cell
+    return Table(head, rows.values()).latex(caption, str)
 
 
 def _main_column(group: ReportedGroup) -> dict[str, str]:
     """The headline scores of a group in LaTeX, by the names of its runs."""
-    verdicts = _verdicts(group)
-    means = {}
-    for run in group.runs:
-        mean = run.figures.scores[group.headline]["mean"]
-        if mean is not None:
-            means[run.name] = f"{100 * mean:z.1f}"
-    # Equal figures are equally good, so they are compared as they are shown.
-    best = max((means[run.name] for run in group.runs if _can_be_best(run, means)), key=float, default="")
+    best = _best(group)
     cells = {}
-    for run in group.runs:
-        if run.name not in means:
+    for run, difference in zip(group.runs, group.to_first(group.headline)):
+        cell = _mean(run, group.headline)
+        if not cell:
+            cells[run.name] = "-"
             continue
-        cell = means[run.name]
         if cell == best and run.finished:
             cell = rf"\textbf{{{cell}}}"
-        cells[run.name] = with_caveats(cell + _MARKS.get(verdicts[run.name], ""), run)
+        if difference is not None:
+            cell += _MARKS.get(verdict(difference), "")
+        cells[run.name] = with_caveats(cell, run)
     return cells
 
 
-def _can_be_best(run: ReportedRun, means: dict[str, str]) -> bool:
-    return run.finished and run.name in means
+def _mean(run: ReportedRun, metric: str) -> str:
+    """The mean of a score, times 100; "" if no question has one."""
+    mean = run.figures.scores[metric]["mean"]
+    return "" if mean is None else f"{100 * mean:z.1f}"
 
 
-def _verdicts(group: ReportedGroup) -> dict[str, str]:
-    """The verdicts on the differences to the first run, corrected for this column alone; "" for the first run."""
-    verdicts = dict.fromkeys((run.name for run in group.runs), "")
-    differences = {}
-    for run, row in zip(group.runs, group.pairs[group.headline]):
-        if row[0] is not None:
-            # A copy, since the correction of the whole matrix stays in the report.
-            differences[run.name] = row[0].copy()
-    correct_table(differences.values())
-    return verdicts | {name: verdict(difference) for name, difference in differences.items()}
+def _best(group: ReportedGroup) -> str:
+    """The highest headline of a finished run, as it is shown, since equal figures are equally good."""
+    means = []
+    for run in group.runs:
+        mean = _mean(run, group.headline)
+        if run.finished and mean:
+            means.append(mean)
+    return max(means, key=float, default="")

@@ -150,8 +150,11 @@ def _slices(rows: pd.DataFrame, column: str, metrics: Sequence[str]) -> dict[str
 
 def _cost(rows: pd.DataFrame) -> dict[str, Interval]:
     """Means of the costs that are known for every question."""
-    names = [name for name in (*COSTS, "tokens", "sent", "dollars") if rows[name].notna().all()]
-    return bootstrap_means({name: rows[name] for name in names}, None)
+    columns = {}
+    for name in (*COSTS, "tokens", "sent", "dollars"):
+        if rows[name].notna().all():
+            columns[name] = rows[name]
+    return bootstrap_means(columns, None)
 
 
 def _by_role(run: Run) -> dict[str, dict[str, float]] | None:
@@ -185,8 +188,9 @@ def _facts(rows: pd.DataFrame) -> Facts | None:
     facts = rows[_FACTS].dropna()
     if not len(facts):
         return None
-    numbers = bootstrap_means({name: facts[name] for name in ("facts_shown", "facts_kept")}, None)
-    return Facts(**numbers, answer_kept=bootstrap_mean(facts["answer_kept"]))
+    shown = bootstrap_mean(facts["facts_shown"], None)
+    kept = bootstrap_mean(facts["facts_kept"], None)
+    return Facts(shown, kept, bootstrap_mean(facts["answer_kept"]))
 
 
 def _granularity(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, dict[str, Interval]] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -22,6 +22,7 @@ from tripletune.eval.report.runs import Run
 from tripletune.eval.report.setting import EQUAL, apart, shared_settings, told_of
 from tripletune.eval.results import RunSettings
 from tripletune.eval.statistics import Difference, correct_table, paired_table, verdict
+from tripletune.rag.results import part_json
 
 # Settings that are digests of a file; the name of a run says that they differ, without the digest.
 _DIGESTS = ("corpus", "triples", "gold", "data")
@@ -45,20 +46,23 @@ class Group:
     @property
     def metrics(self) -> list[str]:
         """The scores that all runs have, the headline first."""
-        return [name for name in self.runs[0].scores if all(name in run.scores for run in self.runs)]
+        shared = set(self.runs[0].scores)
+        for run in self.runs:
+            shared &= set(run.scores)
+        return [name for name in self.runs[0].scores if name in shared]
 
 
 def group_runs(runs: Sequence[Run], across: Collection[str] = (), baseline: str | None = None) -> list[Group]:
     """Sort runs into groups and name them, in the given order; runs whose name, system or folder is `baseline` lead."""
     if baseline:
         runs = _baseline_first(runs, baseline)
-    parts: list[list[Run]] = []
-    for members in _by_question_file(runs):
-        _share_hops(members)
-        parts += _comparable(members, across)
+    sets: list[list[Run]] = []
+    for over_same_questions in _by_question_file(runs):
+        _share_hops(over_same_questions)
+        sets += _comparable(over_same_questions, across)
     groups = []
-    for members in parts:
-        of_task = [other for other in parts if other[0].task == members[0].task]
+    for members in sets:
+        of_task = [other for other in sets if other[0].task == members[0].task]
         groups.append(Group(tuple(members), _names(members), _told(members, of_task)))
     return groups
 
@@ -114,31 +118,35 @@ def _comparable(runs: Sequence[Run], across: Collection[str]) -> list[list[Run]]
         for other in range(len(runs)):
             if other != place and fits_all(other, members):
                 members.append(other)
-        sets.append(members)
-    return [[runs[place] for place in sorted(members)] for members in sets]
+        sets.append(sorted(members))
+    return [list(map(runs.__getitem__, members)) for members in sets]
 
 
-def _told(members: Sequence[Run], parts: Sequence[Sequence[Run]]) -> str:
-    """The settings that distinguish the set of runs `members`, which is one of `parts`, from the others, in words."""
-    own = _settings_of(members)
-    all_settings = [_settings_of(part) for part in parts]
-    same_data = [settings for settings in all_settings if settings.get("data") == own.get("data")]
-    told = []
+def _told(members: Sequence[Run], sets: Sequence[Sequence[Run]]) -> str:
+    """The settings that distinguish the set of runs `members`, which is one of `sets`, from the others, in words."""
+    settings = _settings_of(members)
+    others = list(map(_settings_of, sets))
+    words = []
     for name in EQUAL:
-        if name not in own:
-            continue
-        compared = same_data if name in _OF_CORPUS else all_settings
-        # A part without this setting does not differ in it.
-        if any(settings.get(name, own[name]) != own[name] for settings in compared):
-            told.append(f"{name} {told_of(own[name])}")
-    return ", ".join(told)
+        if name in settings and any(_differs(name, settings, other) for other in others):
+            words.append(f"{name} {told_of(settings[name])}")
+    return ", ".join(words)
+
+
+def _differs(name: str, settings: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Whether a setting tells two sets of runs apart."""
+    if name not in others:
+        return False
+    # Over other questions, another corpus tells nothing more.
+    is_told_by_data = name in _OF_CORPUS and settings.get("data") != others.get("data")
+    return settings[name] != others[name] and not is_told_by_data
 
 
 def _settings_of(members: Sequence[Run]) -> dict[str, Any]:
     """The shared settings of a set of runs, each from the first run that has it."""
     settings: dict[str, Any] = {}
     for run in members:
-        for name, value in shared_settings(run).items():
+        for name, value in part_json(shared_settings(run)).items():
             if value and name not in settings:
                 settings[name] = value
     return settings
@@ -147,7 +155,10 @@ def _settings_of(members: Sequence[Run]) -> dict[str, Any]:
 def compare_pairs(group: Group) -> dict[str, Matrix]:
     """For each metric, a matrix that compares all pairs of runs on the questions that both runs have."""
     tables = [run.rows.set_index("id") for run in group.runs]
-    return {metric: _compare([table[metric].dropna() for table in tables]) for metric in group.metrics}
+    matrices = {}
+    for metric in group.metrics:
+        matrices[metric] = _compare([table[metric].dropna() for table in tables])
+    return matrices
 
 
 def _compare(scores: Sequence[pd.Series]) -> Matrix:
@@ -169,15 +180,22 @@ def _paired(scores: Sequence[pd.Series]) -> dict[tuple[int, int], Difference]:
     usual, _ = Counter(questions).most_common(1)[0]
     differences: dict[tuple[int, int], Difference] = {}
     if usual:
-        order = sorted(usual)
-        whole = {n: column.loc[order].to_numpy() for n, column in enumerate(scores) if questions[n] == usual}
-        differences |= paired_table(whole)
+        complete = [place for place, of_run in enumerate(questions) if of_run == usual]
+        differences |= _paired_on(usual, scores, complete)
     for first, second in combinations(range(len(scores)), 2):
         # Only comparisons with a stopped run lack the questions that this run lacks.
-        common = sorted(questions[first] & questions[second])
+        common = questions[first] & questions[second]
         if common and (first, second) not in differences:
-            differences |= paired_table({place: scores[place].loc[common].to_numpy() for place in (first, second)})
+            differences |= _paired_on(common, scores, (first, second))
     return differences
+
+
+def _paired_on(
+    questions: Collection[str], scores: Sequence[pd.Series], places: Sequence[int]
+) -> dict[tuple[int, int], Difference]:
+    """Differences of the runs at some places on questions that all of them have."""
+    order = sorted(questions)
+    return paired_table({place: scores[place].loc[order].to_numpy() for place in places})
 
 
 def _turned(difference: Difference) -> Difference:
@@ -194,7 +212,10 @@ def _names(runs: Sequence[Run]) -> tuple[str, ...]:
     """The names of a group's runs; equal names get the folders in brackets."""
     names = [run.name or _name(runs[0].settings, run.settings) for run in runs]
     counts = Counter(names)
-    return tuple(f"{name} ({run.folder})" if counts[name] > 1 else name for name, run in zip(names, runs))
+    for place, run in enumerate(runs):
+        if counts[names[place]] > 1:
+            names[place] = f"{names[place]} ({run.folder})"
+    return tuple(names)
 
 
 def _name(reference: RunSettings, settings: RunSettings) -> str:
@@ -212,10 +233,13 @@ def _differences(reference: RunSettings, settings: RunSettings) -> dict[str, Any
     """Settings by dotted name that differ from the reference's, without fingerprints of models that differ by name."""
     before = flatten(reference.to_json(), ".")
     now = flatten(settings.to_json(), ".")
-    names = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
-    fingerprints = {f"{name.removesuffix('.spec')}.weights" for name in names}
-    fingerprints |= {f"{name}_weights" for name in names}
-    return {name: now.get(name) for name in names if name not in fingerprints}
+    differing = {}
+    fingerprints = set()
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            differing[name] = now.get(name)
+            fingerprints |= {f"{name.removesuffix('.spec')}.weights", f"{name}_weights"}
+    return {name: value for name, value in differing.items() if name not in fingerprints}
 
 
 def _difference_in_words(name: str, value: Any) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tripletune.core.tables import Table
-from tripletune.eval.report.cells import Blocks, Runs, interval, name_of, number_of, table_by_run
+from tripletune.eval.report.cells import Blocks, Runs, interval, name_of, number_of
 from tripletune.eval.report.contents import ReportedRun
-from tripletune.eval.report.figures import COSTS, Latency, RunFigures
+from tripletune.eval.report.figures import COSTS, Latency
 from tripletune.eval.results import RANKINGS
 from tripletune.rag.costs import WEIGHTED
 
@@ -21,6 +21,8 @@ _ANSWERING = {
     WEIGHTED: "in + 4 x out",
     "dollars": "dollars per 1,000 questions",
 }
+# Dollars are small; other costs are counts or means of counts.
+_DIGITS = {"dollars": 3}
 _INDEXING = {
     "calls": "calls",
     "prompt_tokens": "tokens read",
@@ -63,77 +65,110 @@ def facts_blocks(runs: Runs) -> Blocks:
 
 def recall_blocks(runs: Runs) -> Blocks:
     """Recall of the supporting passages in each ranking; "kept" for CIRAG, which chooses core triples."""
-    known = [run for run in runs if run.figures.recall]
-    if not known:
+    measured = [run for run in runs if run.figures.recall]
+    if not measured:
         return []
-    has_kept = any(run.figures.kept["n"] for run in known)
+    has_kept = False
+    # Such as "first@5", in the order in which they first occur.
     names: dict[str, None] = {}
-    for run in known:
+    for run in measured:
         names |= dict.fromkeys(run.figures.recall)
-
-    def cells(figures: RunFigures) -> list[str]:
-        shares = [interval(figures.recall[name]) if name in figures.recall else "not known" for name in names]
-        return [*shares, interval(figures.kept)] if has_kept else shares
-
-    heads = []
+        if run.figures.kept["n"]:
+            has_kept = True
+    head = ["run"]
     for name in names:
         ranking, _, budget = name.partition("@")
-        heads.append(f"{RANKINGS[ranking]} R@{budget}")
+        head.append(f"{RANKINGS[ranking]} R@{budget}")
     told = (
         "Share of the supporting passages among the first 2, 5 and 15, over all questions with known supporting "
         "passages; a passage counts once."
     )
     if has_kept:
-        heads.append("kept")
+        head.append("kept")
         told += " Kept: share among all passages of core triples."
-    return [table_by_run(known, heads, cells), told]
+    rows = []
+    for run in measured:
+        cells = [name_of(run)]
+        for name in names:
+            recall = run.figures.recall.get(name)
+            cells.append("not known" if recall is None else interval(recall))
+        if has_kept:
+            cells.append(interval(run.figures.kept))
+        rows.append(cells)
+    return [Table(head, rows), told]
 
 
 def rounds_blocks(runs: Runs) -> Blocks:
     """How many searches the systems made, and why they ended."""
-    lengths: set[int] = set()
+    # Numbers of rounds, as texts, and reasons of ends.
+    numbers: set[str] = set()
     ends: set[str] = set()
     for run in runs:
-        lengths.update(map(int, run.figures.rounds.questions))
+        numbers.update(run.figures.rounds.questions)
         ends.update(run.figures.rounds.ended_by)
-
-    def cells(figures: RunFigures) -> list[Any]:
-        rounds = figures.rounds
-        of_length = [rounds.questions.get(str(length), 0) for length in sorted(lengths)]
-        of_end = [rounds.ended_by.get(end, 0) for end in sorted(ends)]
-        return [interval(rounds.mean, 1, 2), *of_length, *of_end]
-
-    head = ["mean", *(f"{length} rounds" for length in sorted(lengths)), *(f"ended by {end}" for end in sorted(ends))]
-    return [table_by_run(runs, head, cells), "Columns of rounds and of ends count questions."]
+    head = ["run", "mean"]
+    head += [f"{number} rounds" for number in sorted(numbers, key=int)]
+    head += [f"ended by {end}" for end in sorted(ends)]
+    rows = []
+    for run in runs:
+        rounds = run.figures.rounds
+        cells: list[Any] = [name_of(run), interval(rounds.mean, 1, 2)]
+        cells += [rounds.questions.get(number, 0) for number in sorted(numbers, key=int)]
+        cells += [rounds.ended_by.get(end, 0) for end in sorted(ends)]
+        rows.append(cells)
+    return [Table(head, rows), "Columns of rounds and of ends count questions."]
 
 
 def cost_blocks(runs: Runs) -> Blocks:
     """The costs of answering, of reading the corpus, and of answering by role."""
-    names = [name for name in _ANSWERING if any(name in run.figures.cost for run in runs)]
-
-    def answering(figures: RunFigures) -> list[str]:
-        return [interval(figures.cost.get(name), 1, 3 if name == "dollars" else 1) for name in names]
-
     blocks: Blocks = [
         "Answering, per question. Here and below, calls that the ledger answered are included.",
-        table_by_run(runs, [_ANSWERING[name] for name in names], answering),
+        _answering_table(runs),
         "Indexing, per corpus: each call that reads a passage counts once. A dash means that the figure is not known.",
         Table(["run", *_INDEXING.values(), "not in these figures"], map(_indexing_row, runs)),
     ]
-    roles = []
-    for run in runs:
-        for role, costs in (run.figures.roles or {}).items():
-            cells = [number_of(costs[name], 1 if name == "calls" else 0) for name in COSTS]
-            roles.append([run.name, role, *cells])
+    roles = _role_rows(runs)
     if roles:
-        blocks += ["Answering by role:", Table(["run", "role", *(_ANSWERING[name] for name in COSTS)], roles)]
+        head = ["run", "role", *map(_ANSWERING.__getitem__, COSTS)]
+        blocks += ["Answering by role:", Table(head, roles)]
     return blocks
 
 
+def _answering_table(runs: Runs) -> Table:
+    """The mean costs of a question; a cost that no run knows has no column."""
+    in_runs: set[str] = set()
+    for run in runs:
+        in_runs.update(run.figures.cost)
+    columns = {name: title for name, title in _ANSWERING.items() if name in in_runs}
+    rows = []
+    for run in runs:
+        cells = [name_of(run)]
+        for name in columns:
+            cells.append(interval(run.figures.cost.get(name), 1, _DIGITS.get(name, 1)))
+        rows.append(cells)
+    return Table(["run", *columns.values()], rows)
+
+
 def _indexing_row(run: ReportedRun) -> list[str]:
-    numbers: dict[str, float | None] = {**run.figures.indexing, "embedded": run.figures.embedded}
-    cells = [number_of(numbers.get(name), 3 if name == "dollars" else 0) for name in _INDEXING]
-    return [name_of(run), *cells, "triples of an earlier run" if run.has_stored_triples else ""]
+    """A run's sums for reading the corpus; a dash for a figure that is not known."""
+    figures: dict[str, float | None] = {**run.figures.indexing, "embedded": run.figures.embedded}
+    cells = [name_of(run)]
+    for name in _INDEXING:
+        cells.append(number_of(figures.get(name), _DIGITS.get(name, 0)))
+    cells.append("triples of an earlier run" if run.has_stored_triples else "")
+    return cells
+
+
+def _role_rows(runs: Runs) -> list[list[str]]:
+    """The costs of each role per question; the roles of the first run come first."""
+    rows = []
+    for run in runs:
+        for role, costs in (run.figures.roles or {}).items():
+            cells = [run.name, role]
+            cells.append(number_of(costs["calls"]))
+            cells += [number_of(costs[name], 0) for name in COSTS[1:]]
+            rows.append(cells)
+    return rows
 
 
 def latency_blocks(runs: Runs) -> Blocks:
@@ -155,7 +190,8 @@ def latency_blocks(runs: Runs) -> Blocks:
             "Seconds are wall-clock time from a question's start to its answer, while other questions of the run were "
             "answered at the same time. Questions/s are of the last session.",
         ]
-    blocks += [f"Time is not shown, since {why}: {', '.join(names)}." for why, names in untimed.items()]
+    for why, names in untimed.items():
+        blocks.append(f"Time is not shown, since {why}: {', '.join(names)}.")
     return blocks
 
 
@@ -173,7 +209,10 @@ def decisions_blocks(runs: Runs) -> Blocks:
     names.discard("rounds")
     if not names:
         return []
-    rows = []
-    for name in ("rounds", *sorted(names)):
-        rows.append([name, *(f"{run.figures.decisions.get(name, 0):,}" for run in runs)])
-    return [Table(["counted", *(run.name for run in runs)], rows)]
+    head = ["counted"]
+    rows = [["rounds"], *([name] for name in sorted(names))]
+    for run in runs:
+        head.append(run.name)
+        for row in rows:
+            row.append(f"{run.figures.decisions.get(row[0], 0):,}")
+    return [Table(head, rows)]

@@ -80,13 +80,16 @@ def write_page(
     texts = _corpora_of(groups, corpora)
     shown_groups = []
     for asked, reported, group in zip(questions, report.groups, groups):
-        keys = [texts[_corpus(run)].key if _corpus(run) in texts else "" for run in group.runs]
+        keys = []
+        for run in group.runs:
+            corpus = texts.get(_corpus(run))
+            keys.append(corpus.key if corpus else "")
         about = {"title": reported.title, "about": about_of(reported), "corpora": keys}
         shown_groups.append(asked.to_json() | about)
     data = {
         "note": NOTE,
         "figures": report.to_json(),
-        "sections": [_section_json(section) for section in sections],
+        "sections": list(map(_section_json, sections)),
         "groups": shown_groups,
     }
     style = _read("rag/trace.css") + _read("eval/report/page.css")
@@ -109,8 +112,7 @@ def _read(name: str) -> str:
 
 
 def _section_json(section: Section) -> dict[str, Any]:
-    blocks = [_block_json(block) for block in section.blocks]
-    return {"title": section.title, "heading": section.heading, "blocks": blocks}
+    return {"title": section.title, "heading": section.heading, "blocks": list(map(_block_json, section.blocks))}
 
 
 def _block_json(block: str | Table) -> Any:
@@ -171,13 +173,16 @@ def _corpora_of(groups: Sequence[Group], corpora: Sequence[str]) -> dict[str, Co
         files[digest] = str(path)
     for run in runs:
         if not run.settings.corpus and run.settings.retriever:
-            own = _own_corpus(Path(run.folder))
-            if own is not None:
-                files[_corpus(run)] = str(own)
-    return {identity: Corpus(f"c{number}", file) for number, (identity, file) in enumerate(files.items())}
+            contexts = _corpus_of_contexts(Path(run.folder))
+            if contexts is not None:
+                files[_corpus(run)] = str(contexts)
+    texts = {}
+    for number, (identity, file) in enumerate(files.items()):
+        texts[identity] = Corpus(f"c{number}", file)
+    return texts
 
 
-def _own_corpus(folder: Path) -> Path | None:
+def _corpus_of_contexts(folder: Path) -> Path | None:
     """The corpus of the questions' contexts, which `eval run` writes into the folder of a run, or of several runs."""
     for place in (folder, folder.parent):
         if (place / "corpus.jsonl").is_file():
@@ -209,8 +214,8 @@ def _trace_json(row: ResultRow) -> dict[str, Any]:
     """A trace as `rag/trace.js` draws it."""
     trace = row.trace
     return {
-        "steps": [part_json(step) for step in trace.steps],
-        "actions": [part_json(action) for action in trace.actions],
+        "steps": list(map(part_json, trace.steps)),
+        "actions": list(map(part_json, trace.actions)),
         "details": {name: value for name, value in trace.details.items() if name not in _ELSEWHERE},
         "error": trace.error,
         "supporting": row.supporting,

@@ -234,10 +234,6 @@ def _figures_of(row: ResultRow, costs: Costs) -> QuestionFigures:
     """The figures of a question; its cost is also added to `costs`."""
     trace = row.trace
     cost = costs.add(trace)
-    read, written = cost.total.read, cost.total.written
-    knows_roles = _knows_roles(trace)
-    has_sent = knows_roles and "cached" not in trace.not_noted
-    has_dollars = knows_roles and cost.dollars is not None
     figures = QuestionFigures(
         id=row.id,
         type=row.type,
@@ -249,12 +245,12 @@ def _figures_of(row: ResultRow, costs: Costs) -> QuestionFigures:
         rounds=len(trace.steps),
         stop=trace.stop_reason or "error",
         calls=cost.total.calls,
-        tokens_read=read,
-        tokens_written=written,
-        tokens=read + written,
+        tokens_read=cost.total.read,
+        tokens_written=cost.total.written,
+        tokens=cost.total.read + cost.total.written,
         weighted_tokens=cost.weighted_tokens,
-        sent=cost.total.calls - cost.cached.calls if has_sent else None,
-        dollars=1000 * (cost.dollars or 0.0) if has_dollars else None,
+        sent=None,
+        dollars=None,
         seconds=trace.seconds,
         structuring=trace.structuring_seconds,
         tallies=trace.tallies,
@@ -266,6 +262,11 @@ def _figures_of(row: ResultRow, costs: Costs) -> QuestionFigures:
         recall=recalls_of(row),
         kept=None,
     )
+    if _knows_roles(trace):
+        if "cached" not in trace.not_noted:
+            figures.sent = cost.total.calls - cost.cached.calls
+        if cost.dollars is not None:
+            figures.dollars = 1000 * cost.dollars
     facts = kept_facts(row)
     if facts is not None:
         figures.facts_shown = float(sum(len(step.triples) for step in trace.steps))

@@ -9,34 +9,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import chain, combinations, product
 from typing import Any
 
 from tripletune.core.files import few, flatten
 from tripletune.core.options import not_one_of
 from tripletune.eval.report.runs import Run
-from tripletune.eval.results import ChatModel, RunSettings, Session
+from tripletune.eval.results import RunSettings, Session
 from tripletune.rag.chat_generator import READER
+from tripletune.rag.results import present_values
 from tripletune.rag.systems import find_system, system_names
 
-# Settings that must be equal, by their names in `--across`.
-EQUAL = (
-    "data",
-    "limit",
-    "task",
-    "corpus",
-    "retriever",
-    "encoder",
-    "top_k",
-    "triples",
-    "gold",
-    "model",
-    "sampling",
-    "reader",
-    "max_answer_tokens",
-)
 _OWN_CONTEXTS = "contexts of the questions"
 _OWN = "not as in its paper"
 # The calls of a system that write its answer; "answer" also has roles such as "cirag.answer.triples".
@@ -46,41 +31,76 @@ _SEEDS = re.compile(r"(.+[._])?(seed|weights)|control_run|prompt_embeds|model|(m
 _DIGEST = re.compile(r"\b(\w{12})\w{52}\b")
 
 
-def shared_settings(run: Run) -> dict[str, Any]:
-    """The values of `EQUAL`; None for settings that the system does not use or an older run did not note."""
+@dataclass(slots=True, kw_only=True)
+class SharedSettings:
+    """The settings that compared runs must share; None if the system does not use one or an older run did not note it.
+
+    Attributes:
+        data: Digest of the questions; `limit` is their number.
+        task: Name, reader and question template of the task.
+        corpus: Digest of the passages.
+        retriever: With the kind of its index.
+        encoder: With its weights, prompts and similarity.
+        top_k: Passages per round; each system may also have the value of its paper.
+        triples: Digest of the triples, or their extractor.
+        gold: Where the gold passages are from.
+        model: The models that plan and answer, by role.
+        sampling: How they draw, without seeds.
+        reader: "paper", or the common reader with its limit and prompt.
+        max_answer_tokens: Maximum tokens of an answer.
+    """
+
+    data: str | list[str] | None = None
+    limit: int | None = None
+    task: dict[str, str] | None = None
+    corpus: str | None = None
+    retriever: dict[str, str] | None = None
+    encoder: dict[str, str] | None = None
+    top_k: int | None = None
+    triples: str | Mapping[str, Any] | None = None
+    gold: str | None = None
+    model: dict[str, Any] | None = None
+    sampling: list[float] | None = None
+    reader: Any = None
+    max_answer_tokens: int | None = None
+
+
+# The names of these settings, in the order in which they are shown and for `--across`.
+EQUAL = tuple(item.name for item in fields(SharedSettings))
+
+
+def shared_settings(run: Run) -> SharedSettings:
+    """The settings of a run that compared runs must share."""
     settings = run.settings
-    shared: dict[str, Any] = dict.fromkeys(EQUAL)
-    shared["data"] = settings.data
-    shared["limit"] = settings.limit if run.about.questions is None else run.about.questions
+    limit = settings.limit if run.about.questions is None else run.about.questions
+    shared = SharedSettings(data=settings.data, limit=limit)
     if not settings.system:
         return shared
     task = settings.task
-    shared["task"] = _present(name=task.name, reader=task.reader, template=task.template)
+    shared.task = _present(name=task.name, reader=task.reader, template=task.template)
     if settings.retriever:
-        shared["corpus"] = settings.corpus or _OWN_CONTEXTS
-        shared["retriever"] = _present(
-            retriever=settings.retriever, vectors=settings.vectors, language=settings.language
-        )
-        shared["top_k"] = settings.options.get("top_k")
+        shared.corpus = settings.corpus or _OWN_CONTEXTS
+        shared.retriever = _present(retriever=settings.retriever, vectors=settings.vectors, language=settings.language)
+        shared.top_k = settings.options.get("top_k")
     if settings.encoder:
-        shared["encoder"] = _present(
+        shared.encoder = _present(
             encoder=settings.encoder,
             encoder_weights=settings.encoder_weights,
             query_prompt=settings.query_prompt,
             text_prompt=settings.text_prompt,
             similarity=settings.similarity,
         )
-    shared["triples"] = settings.triples
-    shared["gold"] = run.gold or settings.gold
-    shared["model"] = _models(settings) or None
-    shared["sampling"] = _sampling(settings) or None
-    shared["reader"] = _reader(settings)
-    shared["max_answer_tokens"] = settings.options.get("max_answer_tokens")
+    shared.triples = settings.triples
+    shared.gold = run.gold or settings.gold
+    shared.model = _models(settings) or None
+    shared.sampling = _sampling(settings) or None
+    shared.reader = _reader(settings)
+    shared.max_answer_tokens = settings.options.get("max_answer_tokens")
     return shared
 
 
-def _present(**values: Any) -> dict[str, Any]:
-    """The named values, without those that are None or empty."""
+def _present(**values: str | None) -> dict[str, str]:
+    """The named texts, without those that are None or empty."""
     return {name: value for name, value in values.items() if value}
 
 
@@ -92,7 +112,8 @@ def _models(settings: RunSettings) -> dict[str, Any]:
     if settings.planner is not None:
         models["planner"] = settings.planner.to_json()
     if settings.teacher is not None:
-        models["teacher"] = _identity(settings.teacher)
+        teacher = settings.teacher
+        models["teacher"] = teacher.to_json() if teacher.weights else teacher.model
     systems = system_names()
     for role, model in settings.llm.items():
         # A system's name alone stands for all its roles.
@@ -103,21 +124,21 @@ def _models(settings: RunSettings) -> dict[str, Any]:
     return models
 
 
-def _identity(model: ChatModel) -> Any:
-    """A teacher for comparisons: with a digest of its weights, if it runs on this machine."""
-    return model.to_json() if model.weights else model.model
-
-
 def _sampling(settings: RunSettings) -> list[float]:
     """Temperature and top_p of the chat model, then those of the Graph-LLM if they differ; seeds may differ.
 
     A Graph-LLM takes the likeliest token, or with a seed draws at temperature 1.
     """
-    chat_model = list(settings.sampling[:2]) if settings.sampling else []
+    chat_model = []
+    if settings.sampling is not None:
+        chat_model = [settings.sampling.temperature, settings.sampling.top_p]
     if settings.model is None and settings.planner is None:
         return chat_model
-    graph_llm = [0.0 if settings.student_seed is None else 1.0, 1.0]
-    return chat_model if chat_model == graph_llm else chat_model + graph_llm
+    temperature = 0.0 if settings.student_seed is None else 1.0
+    graph_llm = [temperature, 1.0]
+    if chat_model == graph_llm:
+        return chat_model
+    return chat_model + graph_llm
 
 
 def _has_common_reader(settings: RunSettings) -> bool:
@@ -140,10 +161,10 @@ def apart(first: Run, second: Run, across: Collection[str] = ()) -> dict[str, tu
     of_second = shared_settings(second)
     differing = {}
     for name in EQUAL:
-        values = (of_first[name], of_second[name])
+        values = (getattr(of_first, name), getattr(of_second, name))
         if name not in across and None not in values and _content(values[0]) != _content(values[1]):
             differing[name] = values
-    if "top_k" in differing and all(_has_papers_top_k(run) for run in (first, second)):
+    if "top_k" in differing and _has_papers_top_k(first) and _has_papers_top_k(second):
         del differing["top_k"]
     return differing
 
@@ -176,22 +197,28 @@ def check_comparable(groups: Sequence[Sequence[Run]], across: Collection[str]) -
 
 
 def _in_words(differing: Mapping[str, tuple[Any, Any]]) -> str:
-    sentences = [f"{name} ({told_of(one)} and {told_of(other)})" for name, (one, other) in differing.items()]
+    sentences = []
+    for name, (value, other_value) in differing.items():
+        sentences.append(f"{name} ({told_of(value)} and {told_of(other_value)})")
     return few(sentences, len(EQUAL))
 
 
 def _check_seeds(runs: Sequence[Run]) -> None:
     """Raise `ValueError` if runs of one group differ in more than seeds and what was trained with them."""
     # Setting -> its distinct values in words.
-    values: dict[str, dict[str, None]] = {}
-    flat = [flatten({**run.settings.to_json(), "sampling": shared_settings(run)["sampling"]}, ".") for run in runs]
+    words: dict[str, dict[str, None]] = {}
+    flat = []
+    for run in runs:
+        # Of the sampling, only the seed may differ.
+        settings = run.settings.to_json() | {"sampling": shared_settings(run).sampling}
+        flat.append(flatten(settings, "."))
     for name in dict.fromkeys(chain(*flat)):
-        values[name] = dict.fromkeys(told_of(settings.get(name)) for settings in flat)
+        words[name] = dict.fromkeys(told_of(settings.get(name)) for settings in flat)
     differing = []
-    for name, told in values.items():
-        may_differ = _SEEDS.fullmatch(name) or f"{name}_weights" in values
-        if len(told) > 1 and not may_differ:
-            differing.append(f"{name} ({' and '.join(told)})")
+    for name, values in words.items():
+        may_differ = _SEEDS.fullmatch(name) or f"{name}_weights" in words
+        if len(values) > 1 and not may_differ:
+            differing.append(f"{name} ({' and '.join(values)})")
     if differing:
         folders = ",".join(run.folder for run in runs)
         raise ValueError(f"{folders}: name seeds of one system, not runs that differ in {few(differing)}")
@@ -200,8 +227,11 @@ def _check_seeds(runs: Sequence[Run]) -> None:
 def told_of(value: Any) -> str:
     """A setting in words."""
     if isinstance(value, Mapping):
-        told = [f"weights {part}" if "weights" in name else told_of(part) for name, part in value.items()]
-        return ", ".join(dict.fromkeys(told))
+        # The names say little: the values tell settings apart.
+        words: dict[str, None] = {}
+        for name, inner in value.items():
+            words[f"weights {inner}" if "weights" in name else told_of(inner)] = None
+        return ", ".join(words)
     if isinstance(value, (list, tuple)):
         return ",".join(map(told_of, value))
     text = str(value)
@@ -212,15 +242,18 @@ def told_of(value: Any) -> str:
 
 def setting_rows(runs: Sequence[Run], names: Sequence[str]) -> list[list[str]]:
     """Rows of settings: one value if all runs share it, else each value with the names of its runs."""
-    shared = [shared_settings(run) for run in runs]
+    shared = list(map(shared_settings, runs))
     rows = []
     for setting in EQUAL:
-        told = ["" if values[setting] is None else told_of(values[setting]) for values in shared]
-        rows.append([setting, _by_value(told, names)])
-    own = [_own_settings(run) for run in runs]
-    rows.append([_OWN, _by_value(own, names, all_need_it=True)])
-    rows.append(["code", _by_value([_of_sessions(run, _code) for run in runs], names)])
-    rows.append(["date", _by_value([_of_sessions(run, _date) for run in runs], names)])
+        cells = []
+        for settings in shared:
+            value = getattr(settings, setting)
+            cells.append("" if value is None else told_of(value))
+        rows.append([setting, _by_value(cells, names)])
+    own_settings = list(map(_own_settings, runs))
+    rows.append([_OWN, _by_value(own_settings, names, all_need_it=True)])
+    rows.append(["code", _by_value(list(map(_codes, runs)), names)])
+    rows.append(["date", _by_value(list(map(_dates, runs)), names)])
     return rows
 
 
@@ -241,11 +274,11 @@ def _by_value(cells: Sequence[str], names: Sequence[str], all_need_it: bool = Fa
 def _own_settings(run: Run) -> str:
     """Other settings of a run: options that differ from the system's defaults, and settings that some runs have."""
     settings = run.settings
-    own: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
     defaults = defaults_of(run)
     for name, value in settings.options.items():
         if name in defaults and value != defaults[name]:
-            own[name] = value
+            shown[name] = value
     others = {
         "dtype": settings.dtype,
         "student_seed": settings.student_seed,
@@ -255,13 +288,13 @@ def _own_settings(run: Run) -> str:
         "control_run": settings.control_run,
         **settings.others,
     }
-    own |= {name: value for name, value in others.items() if value is not None}
+    shown |= present_values(others)
     for role, model in settings.llm.items():
         if role.split(".")[0] == run.system:
-            own[role] = model.to_json()
+            shown[role] = model.to_json()
     if settings.sampling and settings.sampling.seed is not None:
-        own["seed"] = settings.sampling.seed
-    return ", ".join(f"{name}={told_of(value)}" for name, value in own.items() if name not in EQUAL)
+        shown["seed"] = settings.sampling.seed
+    return ", ".join(f"{name}={told_of(value)}" for name, value in shown.items() if name not in EQUAL)
 
 
 def defaults_of(run: Run) -> dict[str, Any]:
@@ -278,22 +311,22 @@ def _content(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     weights = value.get("weights") or value.get("model_weights")
-    return weights or {name: _content(part) for name, part in value.items()}
+    return weights or {name: _content(inner) for name, inner in value.items()}
 
 
-def _of_sessions(run: Run, fact: Callable[[Session], str]) -> str:
-    """The distinct facts of a run's sessions."""
-    return ", ".join(dict.fromkeys(fact(session) for session in run.sessions))
+def _dates(run: Run) -> str:
+    """The days of a run's sessions."""
+    return ", ".join(dict.fromkeys(session.began[:10] for session in run.sessions))
 
 
-def _date(session: Session) -> str:
-    return session.began[:10]
+def _codes(run: Run) -> str:
+    """The versions of the code of a run's sessions."""
+    return ", ".join(dict.fromkeys(map(_code, run.sessions)))
 
 
 def _code(session: Session) -> str:
     commit, _, changes = (session.commit or "").partition("+")
-    words = [session.version or "", commit[:12]]
-    told = " ".join(words)
+    words = f"{session.version or ''} {commit[:12]}"
     if changes:
-        told += ", changed"
-    return told.strip()
+        words += ", changed"
+    return words.strip()

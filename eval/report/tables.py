@@ -6,8 +6,10 @@ All figures come from the report's JSON, without any date, so the same results g
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, cast
 
 from tripletune.core.files import flatten
@@ -24,7 +26,7 @@ from tripletune.eval.report.loop_tables import (
     recall_blocks,
     rounds_blocks,
 )
-from tripletune.eval.statistics import NO_DIFFERENCE, P_NOTE, SIGNIFICANT, Difference, Interval, correct_table, p_cell
+from tripletune.eval.statistics import NO_DIFFERENCE, P_NOTE, SIGNIFICANT, Difference, Interval, p_cell
 
 SOURCES = "Where the figures come from"
 
@@ -59,26 +61,47 @@ def sections_of(report: Report) -> list[Section]:
 
 def _overview(groups: Sequence[ReportedGroup]) -> list[Section]:
     """Headline scores of runs by name: one column per task, and the mean over tasks if none is missing."""
-    columns = [{run.name: run for run in group.runs} for group in groups]
-    names: dict[str, None] = {}
-    for column in columns:
-        names |= dict.fromkeys(column)
-    shared = [name for name in names if sum(name in column for column in columns) > 1]
-    if not shared:
-        return []
-    has_mean = _have_one_scale(groups)
+    occurrences: Counter[str] = Counter()
+    for group in groups:
+        occurrences.update(set(group.names))
     rows = []
-    for name in shared:
-        cells = [name]
-        for group, column in zip(groups, columns):
-            cells.append(_headline_cell(group, column.get(name)))
-        if has_mean:
-            cells.append(number_of(_mean_headline(groups, [column.get(name) for column in columns])))
-        rows.append(cells)
+    for name in dict.fromkeys(chain.from_iterable(group.names for group in groups)):
+        if occurrences[name] > 1:
+            rows.append(_overview_row(name, groups))
+    if not rows:
+        return []
     head = ["", *(group.column for group in groups)]
-    if has_mean:
+    if _have_one_scale(groups):
         head.append("mean")
     return [Section("All tasks", "", [Table(head, rows)])]
+
+
+def _overview_row(name: str, groups: Sequence[ReportedGroup]) -> list[str]:
+    """The headline scores of the runs of one name, and their mean if it has a meaning."""
+    cells = [name]
+    means: list[float | None] = []
+    for group in groups:
+        run = group.run_named(name)
+        if run is None:
+            cells.append("-")
+            means.append(None)
+        else:
+            score = run.figures.scores[group.headline]
+            cells.append(with_caveats(interval(score), run))
+            means.append(score["mean"] if run.finished else None)
+    if _have_one_scale(groups):
+        cells.append(_mean_of_all(means))
+    return cells
+
+
+def _mean_of_all(means: Sequence[float | None]) -> str:
+    """The mean over all tasks, times 100; a dash if one is missing, since means over fewer tasks do not compare."""
+    total = 0.0
+    for mean in means:
+        if mean is None:
+            return "-"
+        total += 100 * mean
+    return number_of(total / len(means))
 
 
 def _have_one_scale(groups: Sequence[ReportedGroup]) -> bool:
@@ -86,23 +109,6 @@ def _have_one_scale(groups: Sequence[ReportedGroup]) -> bool:
     headlines = {group.headline for group in groups}
     tasks = {group.task for group in groups}
     return len(headlines) == 1 and len(tasks) == len(groups)
-
-
-def _headline_cell(group: ReportedGroup, run: ReportedRun | None) -> str:
-    if run is None:
-        return "-"
-    return with_caveats(interval(run.figures.scores[group.headline]), run)
-
-
-def _mean_headline(groups: Sequence[ReportedGroup], runs: Sequence[ReportedRun | None]) -> float | None:
-    """The mean of the headline scores, times 100; None if a run is missing or not finished."""
-    means = []
-    for group, run in zip(groups, runs):
-        mean = None if run is None or not run.finished else run.figures.scores[group.headline]["mean"]
-        if mean is None:
-            return None
-        means.append(100 * mean)
-    return sum(means) / len(means)
 
 
 def _group(group: ReportedGroup) -> Iterator[Section]:
@@ -131,9 +137,11 @@ def _group(group: ReportedGroup) -> Iterator[Section]:
 def about_of(group: ReportedGroup) -> str:
     """Warnings about a group's figures, shown first."""
     told = dict(group.setting)
-    words = [f"{group.title}; {len(group.runs)} runs"]
-    words += [f"{name}: {told[name]}" for name in ("model", "date", "code") if told[name] != "-"]
-    return "; ".join(words)
+    sentence = f"{group.title}; {len(group.runs)} runs"
+    for name in ("model", "date", "code"):
+        if told[name] != "-":
+            sentence += f"; {name}: {told[name]}"
+    return sentence
 
 
 def _scores(group: ReportedGroup) -> Blocks:
@@ -148,24 +156,19 @@ def _scores(group: ReportedGroup) -> Blocks:
             head += [f"minus {group.runs[0].name}", "p"]
             for row, cells in zip(rows, _difference_cells(group, metric)):
                 row += cells
-    blocks: Blocks = [Table(head, rows)]
     known = find_metrics()
-    blocks += [f"{name}: {known[name].explanation}." for name in group.metrics if name in known]
-    questions = max(run.questions for run in group.runs)
+    explained: Blocks = [f"{name}: {known[name].explanation}." for name in group.metrics if name in known]
     for metric in group.metrics:
         scored = max(run.figures.scores[metric]["n"] for run in group.runs)
-        if scored < questions:
-            blocks.append(f"{metric} is known for {scored} of {questions:,} questions.")
-    return blocks
+        if scored < group.questions:
+            explained.append(f"{metric} is known for {scored} of {group.questions:,} questions.")
+    return [Table(head, rows), *explained]
 
 
 def _difference_cells(group: ReportedGroup, metric: str) -> list[list[str]]:
     """For each run, its difference to the first run and p, corrected for this column alone."""
-    # Copies, since the correction of the whole matrix stays in the report.
-    differences = [None if row[0] is None else row[0].copy() for row in group.pairs[metric]]
-    correct_table(difference for difference in differences if difference is not None)
     cells = []
-    for difference in differences:
+    for difference in group.to_first(metric):
         if difference is None:
             cells.append(["", ""])
         else:
@@ -181,7 +184,7 @@ def _pairs(group: ReportedGroup) -> Blocks:
     for run, differences in zip(group.runs, group.pairs[group.headline]):
         rows.append([name_of(run), *map(_pair_cell, differences)])
     about = f"{group.headline}: row minus column, with p in brackets; p of {SIGNIFICANT} or more means {NO_DIFFERENCE}."
-    return [about, Table(["", *(run.name for run in group.runs)], rows)]
+    return [about, Table(["", *group.names], rows)]
 
 
 def _pair_cell(difference: Difference | None) -> str:
@@ -192,33 +195,37 @@ def _pair_cell(difference: Difference | None) -> str:
 
 def _slices(group: ReportedGroup, kind: str) -> Blocks:
     """The headline by type of question ("type"), or by number of supporting passages ("hops")."""
-    by_run = [(run.figures.by_type if kind == "type" else run.figures.by_hops) or {} for run in group.runs]
-    # Of each kind of question, the most scores that a run has: a run that was stopped has fewer.
+    by_run = [_headline_slices(run, group.headline, kind) for run in group.runs]
+    # The most questions of each kind that a run has, and of all kinds: a run that was stopped has fewer.
     counts: dict[str, int] = {}
+    most = 0
     for slices in by_run:
-        for name, scores in slices.items():
-            counts[name] = max(counts.get(name, 0), scores[group.headline]["n"])
+        total = 0
+        for name, score in slices.items():
+            counts[name] = max(counts.get(name, 0), score["n"])
+            total += score["n"]
+        most = max(most, total)
     if not counts:
         return []
     names = sorted(counts)
     rows = []
     for run, slices in zip(group.runs, by_run):
-        cells = [interval(slices[name][group.headline]) if name in slices else "-" for name in names]
-        rows.append([name_of(run), *cells])
+        rows.append([name_of(run), *(interval(slices.get(name)) for name in names)])
     title = f"{group.headline}, the headline"
     if kind == "hops":
         title += "; the number of hops is the number of supporting passages"
     blocks: Blocks = [f"{title}:", Table(["run", *(f"{name} ({counts[name]:,})" for name in names)], rows)]
-    questions = max(run.questions for run in group.runs)
-    left_out = questions - max(_sliced(slices, group.headline) for slices in by_run)
+    left_out = group.questions - most
     if left_out:
-        blocks.append(f"{left_out:,} of {questions:,} questions are in no column, since their kind is not known.")
+        told = f"{left_out:,} of {group.questions:,} questions are in no column, since their kind is not known."
+        blocks.append(told)
     return blocks
 
 
-def _sliced(slices: Mapping[str, Mapping[str, Interval]], metric: str) -> int:
-    """The number of questions in all slices of a run."""
-    return sum(scores[metric]["n"] for scores in slices.values())
+def _headline_slices(run: ReportedRun, headline: str, kind: str) -> dict[str, Interval]:
+    """A run's headline by kind of question; empty if there is only one kind."""
+    slices = run.figures.by_type if kind == "type" else run.figures.by_hops
+    return {name: scores[headline] for name, scores in (slices or {}).items()}
 
 
 def _other(other: OtherEvaluation) -> Section:
