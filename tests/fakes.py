@@ -81,6 +81,8 @@ class Model(Generator):
 class Shelf:
     """A retriever: two passages named after the query, or what `found` gives for it."""
 
+    comparable = True
+
     def __init__(self, found: Callable[[str], Sequence[Passage]] | None = None) -> None:
         self.queries: list[tuple[str, int]] = []
         self.found = found or (lambda query: [Passage(f"{query} {n}", f"text {n} of {query}") for n in (1, 2)])
