@@ -38,7 +38,8 @@ from tripletune.eval.suites import (
 from tripletune.eval.suites._run_settings import shard_digests
 from tripletune.models.loading import DTYPE_HELP, model_fingerprint, resolve, usual_dtype
 from tripletune.rag.systems.cirag import CiragOptions
-from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, Decision, read_decision, shorten, shown_candidates
+from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, Decision, read_decision
+from tripletune.rag.systems.cirag.shortening import shorten, shown_candidates
 
 SCORES = {
     "core_f1": "overlap of the core triples with the teacher's; two empty sets count as equal",

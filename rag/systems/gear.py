@@ -139,7 +139,7 @@ class _Gear:
         rows: list[int] = []
         if self.options.variant == "naive":
             for hit in hits:
-                rows += self.triples.rows_of(hit.position).tolist()
+                rows += [int(row) for row in self.triples.rows_of(hit.position)]
             return rows
         proximal = await self.read(query, [hit.passage for hit in hits])
         if proximal:
@@ -209,7 +209,7 @@ class _Gear:
         """The distinct passages that state triples, in the order of the triples; without scores."""
         positions: dict[int, None] = {}
         for row in rows:
-            positions |= dict.fromkeys(self.triples.passages_of(row).tolist())
+            positions |= dict.fromkeys(int(position) for position in self.triples.passages_of(row))
         return [(position, 0.0) for position in positions]
 
 
@@ -322,7 +322,8 @@ def _extensions(query: str, beams: Sequence[Beam], graph: TripleIndex, limit: in
 
     extensions = []
     for beam in beams:
-        neighbours = [row for row in graph.neighbours(beam.rows[-1]).tolist() if row not in in_beams]
+        neighbours = [int(row) for row in graph.neighbours(beam.rows[-1])]
+        neighbours = [row for row in neighbours if row not in in_beams]
         if len(neighbours) > limit:
             neighbours = nsmallest(limit, neighbours, key=rank)
         extensions.append([(*beam.rows, row) for row in neighbours])

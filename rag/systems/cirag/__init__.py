@@ -39,11 +39,10 @@ from tripletune.rag.systems.cirag.integration import (
     Decision,
     History,
     Round,
-    fewer_candidates,
     messages_of,
     read_decision,
-    shorten,
 )
+from tripletune.rag.systems.cirag.shortening import fewer_candidates, shorten
 
 Extraction = Literal["two_step", "joint", "store"]
 GRANULARITIES = ("triples", "sentences", "passages")
