@@ -371,7 +371,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             suite.tools = replace(suite.tools, integrator=one)
             ((_, reply),) = await ask_items(suite, [question])
             one.finish(tokenizer.eos_token_id, config.data.max_tokens)
-            return suite.score(question, reply)
+            return suite.score(question, reply).to_json()
 
         context = model.config.get_text_config().max_position_embeddings
         chat, temperature = ChatEncoder(tokenizer, "student"), config.train.temperature

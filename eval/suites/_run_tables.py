@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rich.console import Console
 
 from tripletune.eval.results import RANKINGS, RunMetrics
-from tripletune.eval.suites import interval_cells, listed, show_table
+from tripletune.eval.suites import interval_cells, listed_numbers, show_table
 from tripletune.rag.costs import CACHED, COSTS, DOLLARS, WEIGHTED
 
 
@@ -31,9 +31,10 @@ def show_run(metrics: RunMetrics, explanations: Mapping[str, str], console: Cons
     show_table(console, title, heads, rows, "questions", metrics.failed)
     counts = metrics.counts
     numbers = {name.replace("_", " "): number for name, number in counts.numbers().items()}
-    console.print(f"{listed(numbers)}, ended by {listed(counts.stop_reasons)}, actions {listed(counts.actions)}")
+    stops = listed_numbers(counts.stop_reasons)
+    console.print(f"{listed_numbers(numbers)}, ended by {stops}, actions {listed_numbers(counts.actions)}")
     if counts.tallies:
-        console.print(f"counted by the system: {listed(counts.tallies)}")
+        console.print(f"counted by the system: {listed_numbers(counts.tallies)}")
     console.print(_cost_line("per question", metrics.cost_per_question))
     if metrics.indexing.get("calls"):
         console.print(_cost_line("indexing", metrics.indexing))

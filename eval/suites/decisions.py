@@ -32,7 +32,7 @@ from tripletune.eval.suites import (
     SuiteOptions,
     SuiteRow,
     interval_cells,
-    listed,
+    listed_numbers,
     show_table,
 )
 from tripletune.eval.suites._run_settings import shard_digests
@@ -267,7 +267,7 @@ class DecisionSuite(Suite):
         title = f"{scores.decisions} decisions on {scores.questions} questions, with the teacher's history"
         heads = ("round", "score", "mean", "95 % interval", "decisions", "what it says")
         show_table(console, title, heads, rows, "questions", metrics.failed)
-        console.print(f"errors {scores.errors}, faults of the replies: {listed(scores.faults)}")
+        console.print(f"errors {scores.errors}, faults of the replies: {listed_numbers(scores.faults)}")
 
 
 SUITE = DecisionSuite

@@ -234,7 +234,7 @@ class JudgeSuite(Suite):
             verdict = await ask(
                 self.client,
                 messages,
-                partial(read_verdict, criteria=self.options.criteria),
+                partial(read_winners, criteria=self.options.criteria),
                 role="judge.pair",
                 sampling=self.teacher.sampling(self.options.max_reply_tokens),
                 question_id=pair.id,
@@ -332,7 +332,7 @@ def _answers_of(file: Path) -> dict[str, _Answered]:
     return answers
 
 
-def read_verdict(text: str, criteria: Sequence[str] = CRITERIA) -> Verdict:
+def read_winners(text: str, criteria: Sequence[str] = CRITERIA) -> Verdict:
     """Read a judge's JSON; for each criterion return 1 for the first answer, -1 for the second, 0 for a tie.
 
     A value of the JSON is a number, "Answer 2", a word for a tie, or an object with a "winner" (LightRAG's prompt).
