@@ -65,14 +65,17 @@ class _Reader(LLMClient):
     """
 
     model = "oracle"
+    # Set when the system is open, if it reads triples.
+    triples: StoredTriples | CorpusExtraction
 
     def __init__(self, questions: Sequence[Question]) -> None:
         self.questions = {question.id: question for question in questions}
-        self.triples: StoredTriples | CorpusExtraction | None = None
 
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
     ) -> Completion:
+        if not role.startswith("gear."):
+            return Completion("")  # an answer, which is not scored
         question = self.questions[question_id]
         supports = self._supports(question, messages[-1]["content"])
         if role == "gear.read":
@@ -93,8 +96,7 @@ class _Reader(LLMClient):
         supports = []
         for index in question.supporting:
             passage = question.passages[index]
-            stored = self.triples.get(passage) if self.triples is not None else None
-            best = sorted(stored or (), key=shared_words, reverse=True)[:2]
+            best = sorted(self.triples.get(passage) or (), key=shared_words, reverse=True)[:2]
             kept = any(_row(triple) in prompt for triple in best)
             supports.append(_Support(passage.content in prompt, kept, best))
         return supports
@@ -172,7 +174,8 @@ async def _rankings(
     search = SystemOptions(triples=triples, retriever=retriever, encoder=ENCODER)
     reader = _Reader(questions)
     tools = open_tools(search, system, ranker.loop, folder / "corpus.jsonl", folder / "index", llm=reader)
-    reader.triples = tools.store
+    if tools.store is not None:
+        reader.triples = tools.store
     runs = []
     for question in questions:
         own_tools = replace(tools, question_id=question.id)
