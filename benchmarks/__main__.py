@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from benchmarks import Options, Result, save, show
-from tripletune.core.program import CommandParser, add_arguments, from_arguments, names_in, run_program
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
+from tripletune.core.plugins import names_in
+from tripletune.core.program import run_program
 
 
 class Case(NamedTuple):

@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tripletune.core.program import CommandParser, load_from, names_in, run_program
+from tripletune.core.command_line import CommandParser
+from tripletune.core.plugins import load_from, names_in
+from tripletune.core.program import run_program
 from tripletune.core.tables import plain_console
 from tripletune.rag.costs import PRICE_HELP
 

@@ -26,8 +26,8 @@ from tripletune.core.program import progress
 from tripletune.eval.result_log import ResultLog, this_machine
 from tripletune.eval.results import METRICS, RunAbout, SessionSpeed
 from tripletune.eval.suites import Failure, Suite
+from tripletune.llm.concurrency import in_workers
 from tripletune.llm.ledger_client import RetriesExhausted
-from tripletune.llm.replies import in_workers
 from tripletune.rag import NOTING
 
 logger = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.core.calls import LLMClient, RoleClients
+from tripletune.core.command_line import CommandParser, add_arguments, add_short_flags
 from tripletune.core.options import (
     CheckedOptions,
     ConfigError,
@@ -24,7 +25,6 @@ from tripletune.core.options import (
     rare,
     setting,
 )
-from tripletune.core.program import CommandParser, add_arguments, add_short_flags
 from tripletune.eval import task_names
 from tripletune.eval.controls import Control
 from tripletune.eval.suites import SuiteOptions

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tripletune.core.data.records import normalize_answer
-from tripletune.llm.replies import is_refusal, without_refusals
+from tripletune.core.data.answers import normalize_answer
+from tripletune.llm.refusals import is_refusal, without_refusals
 
 # Chat models write "The answer is (B)." where a trained model writes "B". `_CALLED` is the text before a label that the
 # reply calls an answer or a claim, and `_ANSWERED` only the text before one that it calls the answer.

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Self
 from rich.console import Console
 
 from tripletune.core.calls import Endpoint
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.options import rare, setting
-from tripletune.core.program import CommandParser, add_arguments, from_arguments
 from tripletune.core.tables import Table
 from tripletune.eval.result_log import ResultLog
 from tripletune.eval.results import RunMetrics

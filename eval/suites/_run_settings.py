@@ -12,7 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tripletune.core.data.records import corpus_file, record_files
+from tripletune.core.data.jsonl import record_files
+from tripletune.core.data.passages import corpus_file
 from tripletune.core.data.words import AUTO
 from tripletune.core.files import file_digest
 from tripletune.eval import Task

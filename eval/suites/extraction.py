@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from tripletune.core.calls import Completion
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
+from tripletune.core.data.jsonl import whole_characters
 from tripletune.core.data.pairs import ExtractionPair, read_pairs
-from tripletune.core.data.records import whole_characters
 from tripletune.core.files import flatten, json_line, write_text
 from tripletune.core.options import setting
-from tripletune.core.program import CommandParser, add_arguments, from_arguments
 from tripletune.eval.result_log import ResultLog
 from tripletune.eval.results import SCORES
 from tripletune.eval.suites import (
@@ -38,7 +38,7 @@ from tripletune.eval.suites import (
 from tripletune.eval.suites._run_settings import shard_digests
 from tripletune.eval.triples import ROUGE, THRESHOLDS, Prediction, score_texts, summarise_extractions
 from tripletune.llm.backends import add_chat_model, backend_names
-from tripletune.llm.extraction_replies import read_reply
+from tripletune.llm.reply_triples import read_reply
 from tripletune.models.loading import PYPI
 from tripletune.rag.extractor import (
     PIECE_LIMIT,

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from tripletune.core.calls import Message
+from tripletune.core.calls import Message, UnusableReply
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.files import PROMPTS, file_digest, read_prompt
 from tripletune.core.options import setting
-from tripletune.core.program import CommandParser, add_arguments, from_arguments
 from tripletune.eval.report.runs import open_folder
 from tripletune.eval.report.setting import check_across, check_comparable
 from tripletune.eval.result_log import ResultLog
@@ -40,7 +40,9 @@ from tripletune.eval.suites import (
 )
 from tripletune.eval.suites._run_settings import chat_model
 from tripletune.llm.backends import LLMOptions, add_chat_model, open_client
-from tripletune.llm.replies import UnusableReply, all_of, ask, find_json
+from tripletune.llm.concurrency import all_of
+from tripletune.llm.replies import ask
+from tripletune.llm.reply_json import find_json
 from tripletune.rag.results import RESULTS, ResultRow, read_runs
 
 logger = logging.getLogger(__name__)

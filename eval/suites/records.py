@@ -20,15 +20,9 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from tripletune.core.calls import Completion
-from tripletune.core.data.records import (
-    TASKS,
-    Passage,
-    Record,
-    Step,
-    Task,
-    read_records,
-    record_files,
-)
+from tripletune.core.data.jsonl import record_files
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import TASKS, Record, Step, Task, read_records
 from tripletune.core.data.rendering import Evidence
 from tripletune.core.data.triples import Triple
 from tripletune.core.files import file_digest
