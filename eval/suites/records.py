@@ -89,7 +89,7 @@ class RecordSuite(Suite):
         self.model = model_spec(options.model, options.untrained)
         self.generator: Any = None
         self.store: StoredTriples | None = None
-        # Numbers of passages whose triples were looked up; see `with_triples`.
+        # Numbers of passages whose triples were looked up; see `with_stored_triples`.
         self.looked_up: Counter[str] = Counter()
         self.training = training_files(options) if options.controls else []
         self.rule = Rule(_records_in(self.training))
@@ -121,13 +121,13 @@ class RecordSuite(Suite):
             database = Path(options.output) / "index" / "triples.sqlite"
             self.store = open_triples(options.triples, database, options.extractor)
         if options.controls:
-            shown = with_triples(self.items(), self.store, Counter()) if self.store else self.items()
+            shown = with_stored_triples(self.items(), self.store, Counter()) if self.store else self.items()
             histories = ((record.question_id, record.steps) for record in shown)
             self.controls = Controls(self.generator, OtherFacts(histories, options.seed))
 
     def batches(self, items: Iterable[Record]) -> Iterator[list[Record]]:
         """Yield many records of one task at once, so that the model can group them by length."""
-        stream = with_triples(items, self.store, self.looked_up) if self.store else iter(items)
+        stream = with_stored_triples(items, self.store, self.looked_up) if self.store else iter(items)
         # With controls, each record needs five replies. A kill loses the blocks in progress, so these are smaller.
         size = (2 if self.options.controls else 8) * self.options.batch_size
         while block := list(islice(stream, size)):
@@ -246,7 +246,7 @@ def _accuracy_rows(kind: str, accuracies: Mapping[str, Interval]) -> list[tuple[
     return rows
 
 
-def with_triples(records: Iterable[Record], store: StoredTriples, counts: Counter[str]) -> Iterator[Record]:
+def with_stored_triples(records: Iterable[Record], store: StoredTriples, counts: Counter[str]) -> Iterator[Record]:
     """The records with the store's triples instead of their own.
 
     The text of a step has its passages one below the other, each after its title. Counts `passages`, and passages that
