@@ -33,7 +33,7 @@ from tripletune.core import libraries
 from tripletune.core.calls import CallError, Completion, LLMClient, Message, Sampling
 from tripletune.core.data.questions import Question
 from tripletune.core.data.records import IGNORED
-from tripletune.eval.suites import ask_items, close_clients
+from tripletune.eval.running import ask_items, close_clients
 from tripletune.models.local import Draw, Request
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
@@ -374,7 +374,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             suite.tools = replace(suite.tools, integrator=one)
             ((_, reply),) = await ask_items(suite, [question])
             one.finish(tokenizer.eos_token_id, config.data.max_tokens)
-            return suite.score(question, reply)
+            return suite.score(question, reply).to_json()
 
         context = model.config.get_text_config().max_position_embeddings
         chat, temperature = ChatEncoder(tokenizer, "student"), config.train.temperature

@@ -17,7 +17,7 @@ PROGRAMS = {
     "train": ("train", "train a task: ras, text-to-triples, cirag-distill, … (`tripletune train` lists them)"),
     "iterate": ("recipes.expert_iteration", "train a student on its own best runs, in several rounds"),
     "ray": ("recipes.ray_corpus", "label questions, extract triples and embed a corpus on a Ray cluster"),
-    "ask": ("eval.ask", "answer a question and show every step, or answer a file of questions"),
+    "ask": ("ask", "answer a question and show every step, or answer a file of questions"),
     "serve": ("serve", "answer questions over an OpenAI-compatible HTTP API, with a page to watch"),
     "rag": ("rag", "extract the triples of a corpus, and index a corpus"),
     "eval": ("eval", "run systems on tasks, compare runs and write reports"),

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tripletune.data_builders.trajectories.options import TrajectoryOptions, parse_score
-from tripletune.rag.results import kept_facts
+from tripletune.rag import results
 
 ResultRow = dict[str, Any]
 
@@ -73,11 +73,8 @@ def _repeats_no_query(row: ResultRow, faults: Sequence[str]) -> bool:
 
 
 def _keeps_answer(row: ResultRow, faults: Sequence[str]) -> bool:
-    kept = kept_facts(row)
-    if kept is None:
-        return False
-    _, names_answer = kept
-    return names_answer
+    kept = results.kept_facts(results.ResultRow.from_json(row))
+    return kept is not None and kept.name_answer
 
 
 def _has_recall(least: float, row: ResultRow, faults: Sequence[str]) -> bool:

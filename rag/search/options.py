@@ -11,14 +11,14 @@ from tripletune.core.data.words import AUTO
 from tripletune.core.options import rare, set_values, setting
 from tripletune.llm.backends import LLMOptions
 from tripletune.models.loading import PYPI
-from tripletune.rag.extract import CorpusExtraction
-from tripletune.rag.extractor import LocalOptions, open_local_extractor, teacher_extractor
 from tripletune.rag.search.embedding import Embedder, Similarity, open_embedder
 from tripletune.rag.search.index import PassageStore, check_index
 from tripletune.rag.search.retrievers import open_retriever
 from tripletune.rag.search.text_index import RetrieverKind, VectorSearch, import_vectors
 from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.triple_store import StoredTriples, TripleStore, is_store, open_triples
+from tripletune.rag.search.text_index import RetrieverKind, VectorSearch
+from tripletune.rag.triple_store import TripleSource, TripleStore, is_store, open_triples
 
 # The value of --extractor that makes the run's chat model extract.
 TEACHER = "teacher"
@@ -95,6 +95,8 @@ def build_indexes(options: SearchOptions, embedder: Embedder | None = None, vect
     how = (embedder, options.vectors, options.language, options.overwrite)
     retriever = open_retriever(options.retriever, options.corpus, options.index, *how)
     if options.triples:
+        from tripletune.rag.search.triple_index import TripleIndex
+
         triples = open_triples(options.triples, Path(options.index) / "triples.sqlite", options.extractor)
         TripleIndex(options.retriever, retriever.passages, triples, options.index, *how)
 
@@ -110,13 +112,15 @@ def extracts(options: SearchOptions) -> bool:
     return name not in stored and (name == TEACHER or "/" in name or name.startswith(PYPI) or Path(name).is_dir())
 
 
-def open_source(
-    options: SearchOptions, index: Path, llm: LLMClient | None, teacher: LLMOptions | None
-) -> StoredTriples | CorpusExtraction:
+def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teacher: LLMOptions | None) -> TripleSource:
     """Open the triples of a run, stored or extracted in the loop (see `extracts`); `llm` has the options `teacher`."""
     kept = index / "triples.sqlite"
     if not (options.extractor and extracts(options)):
         return open_triples(str(options.triples), kept, options.extractor)
+    # Imported here, because most runs read triples that were extracted before.
+    from tripletune.rag.extract import CorpusExtraction
+    from tripletune.rag.extractor import LocalOptions, open_local_extractor, teacher_extractor
+
     if options.extractor == TEACHER:
         if llm is None or teacher is None:
             raise ValueError("--extractor teacher needs a chat model: give --llm, or name a trained extractor")

@@ -318,9 +318,16 @@ TextIndex = Bm25Index | VectorIndex | FusedIndex
 
 def shares(scores: Iterable[float]) -> list[float]:
     """Divide the scores of a ranking by the best score, to compare them across queries and indexes."""
-    found = [max(score, 0.0) for score in scores]
-    best = max(found, default=0.0)
-    return [score / best if best else 1.0 for score in found]
+    positive = [max(score, 0.0) for score in scores]
+    best = max(positive, default=0.0)
+    if not best:
+        return [1.0] * len(positive)
+    return [score / best for score in positive]
+
+
+def with_shares(ranking: Ranking) -> Ranking:
+    """A ranking whose scores are divided by the best one; see `shares`."""
+    return list(zip([row for row, _ in ranking], shares(score for _, score in ranking)))
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[tuple[int, float]]], constant: int = 60) -> Ranking:

@@ -187,7 +187,7 @@ class StudentTask(TextTask):
     def metrics(self, replies: list[str]) -> dict[str, Any]:
         from tripletune.eval.suites.decisions import score_reply, summarise_decisions
 
-        return summarise_decisions(map(score_reply, self.scored, replies))["metrics"]
+        return summarise_decisions(map(score_reply, self.scored, replies)).metrics
 
     @cached_property
     def files(self) -> dict[str, str]:

@@ -172,7 +172,7 @@ class GrpoTask(PromptTask):
         return super().step_size(processes).replace(self.unit, f"runs, {self.copies} per question,", 1)
 
     def warnings(self) -> list[str]:
-        from tripletune.eval.systems import other_prompt
+        from tripletune.rag.systems.cirag.student import other_prompt
 
         said = other_prompt(self._start, self.suite.loop.prompts)
         return [said] if said else []
