@@ -32,7 +32,15 @@ from tripletune.checkpoints.verify import (
     weight_digests,
 )
 from tripletune.core.files import check_folder, new_folder, read_json, write_json
-from tripletune.models.loading import LANGUAGE_MODEL_LAYERS, PYPI, changes_base, check_base, resolve
+from tripletune.models.loading import (
+    LANGUAGE_MODEL_LAYERS,
+    PYPI,
+    changes_base,
+    check_base,
+    resolve,
+    split_revision,
+    with_revision,
+)
 from tripletune.models.run_folders import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -66,7 +74,6 @@ def export_adapter(
     output: str | Path,
     *,
     base_model: str | None = None,
-    base_revision: str | None = None,
     encoder: str | None = None,
     licence: str | None = None,
     scores: Sequence[str | Path] = (),
@@ -83,9 +90,7 @@ def export_adapter(
     if base_model not in (None, provenance.base_model):
         if is_adapter(source) and (Path(base_model).is_dir() or base_model.startswith(PYPI)):
             check_base(source, base_model)
-        # The recorded revision is one of the recorded base model.
-        provenance.base_model, provenance.base_revision = str(base_model), None
-    provenance.base_revision = base_revision or provenance.base_revision
+        provenance.base_model, provenance.base_revision = split_revision(base_model)
     adapter = is_adapter(source)
     if adapter and changes_base(read_json(source / ADAPTER_CONFIG)):
         raise ValueError(f"{source} is a checkpoint whose adapter needs changed base weights: export final/ instead")
@@ -99,7 +104,7 @@ def export_adapter(
     provenance.encoder = encoder or provenance.encoder
     if not provenance.base_model:
         raise ValueError("the run names no base model: name the model that it was trained on with --base-model")
-    if adapter and is_adapter(resolve(provenance.base_model)):
+    if adapter and is_adapter(resolve(with_revision(provenance.base_model, provenance.base_revision))):
         raise ValueError(
             f"the base model {provenance.base_model} is an adapter, and PEFT loads no adapter on another: make one "
             f"model of both with tripletune checkpoints merge {run}"
@@ -233,7 +238,7 @@ def _write_merged(loaded: Loaded, dtype: str, alone: bool, scratch: Path) -> dic
     (language_model if alone else merged).save_pretrained(scratch)
     if alone:
         # The run's tokenizer has the graph placeholder, but the plain model has no embedding for it.
-        plain_tokenizer = load_tokenizer(merged.config.base_model, merged.config.base_revision)
+        plain_tokenizer = load_tokenizer(with_revision(merged.config.base_model, merged.config.base_revision))
         (plain_tokenizer if processor.settings.use_graph else loaded.tokenizer).save_pretrained(scratch)
     return reference
 

@@ -1,4 +1,4 @@
-"""Export, check and publish a trained model: `tripletune checkpoints export`, `verify`, `merge`, `gguf` and `push`."""
+"""Export, check, merge, convert and publish models: `tripletune checkpoints export`, `verify`, `merge` and more."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.checkpoints import DTYPES, MADE, export_adapter, merge_adapter
+from tripletune.checkpoints.convert import convert_weights
 from tripletune.checkpoints.gguf_file import TYPES, write_gguf
 from tripletune.checkpoints.verify import TOLERANCE, verify
 from tripletune.core.hub import add_push, push_folder
@@ -19,7 +20,7 @@ from tripletune.models.run_folders import is_run
 def _parser() -> CommandParser:
     top = CommandParser(prog="tripletune checkpoints", description=__doc__)
     top.add_argument("--verbose", action="store_true", help="log more, and show tracebacks")
-    commands = top.add_subparsers(dest="command", required=True, metavar="{export,verify,merge,gguf,push}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="{export,verify,merge,convert,gguf,push}")
 
     def command(run: Callable[..., int | None], about: str, example: str) -> CommandParser:
         name = run.__name__.strip("_")
@@ -33,8 +34,7 @@ def _parser() -> CommandParser:
     add("run", metavar="RUN", help="run folder (its final/ is exported) or checkpoint folder")
     add("--output", required=True, metavar="DIR", help="folder to write")
     add("--scores", action="append", default=[], metavar="FILE", help="a metrics.json for the card")
-    add("--base-model", metavar="SPEC", help="name to write for the base model: hub id, pypi:name, folder")
-    add("--base-revision", metavar="REV", help="hub revision of the base model")
+    add("--base-model", metavar="SPEC", help="name to write for the base model: owner/name@REV, pypi:name, folder")
     add("--encoder", metavar="SPEC", help="name to write for the text encoder: hub id, pypi:name, folder")
     add("--licence", "--license", metavar="ID", help="licence of the folder, for the card")
     about = "write an adapter of the plain base model (only for a Graph-LLM trained without graph)"
@@ -55,6 +55,11 @@ def _parser() -> CommandParser:
     about = "write a plain transformers model, without the graph modules of a Graph-LLM"
     add("--language-model-only", action="store_true", help=about)
 
+    about = "copy a model with pickled weights (pytorch_model.bin) as safetensors, without running its code"
+    change = command(_convert, about, "facebook/contriever-msmarco --output models/contriever")
+    change.add_argument("source", metavar="SPEC", help="folder or owner/name[@revision] of any model, also an encoder")
+    change.add_argument("--output", required=True, metavar="DIR", help="folder to write")
+
     about = "write a merged text model as a GGUF file for llama.cpp and Ollama"
     add = command(_gguf, about, "exports/extractor-merged --output extractor.gguf --quantize q8_0").add_argument
     add("folder", metavar="DIR", help="folder of a whole language model, for example written by merge")
@@ -63,7 +68,7 @@ def _parser() -> CommandParser:
 
     about = "verify a folder, or export a run, and upload it to the Hugging Face Hub"
     add_push(command(_push, about, "exports/h1 me/h1"))
-    for one in (export, merge):
+    for one in (export, merge, change):
         one.add_argument("--overwrite", action="store_true", help="replace an existing model folder")
     return top
 
@@ -96,6 +101,14 @@ def _merge(folder: str, output: str, **options: Any) -> None:
     print(
         f"merged to {output} ({options['dtype']}): log normalisers of adapter and merged model differ by at most "
         f"{found.difference:.1e}, and {found.same_replies} of {found.cases} greedy replies are the same"
+    )
+
+
+def _convert(source: str, output: str, overwrite: bool) -> None:
+    done = convert_weights(source, output, overwrite)
+    also = f"; not copied: {', '.join(done.left_out)}" if done.left_out else ""
+    print(
+        f"converted {done.files} files to {output}; their {done.weights} weights were compared with the pickles{also}"
     )
 
 

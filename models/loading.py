@@ -1,6 +1,7 @@
 """Load a language model from a hub id, a local folder, or `pypi:package` for models in Python packages.
 
-`resolve` turns such a spec into a path or id for `from_pretrained`. A GGUF file in a package is converted once to a
+A hub id may name a revision: `owner/name@revision`, where the revision is a branch, a tag, a commit or `refs/pr/N`.
+`source_of` turns a spec into the arguments of `from_pretrained`. A GGUF file in a package is converted once to a
 safetensors folder in the cache (`TRIPLETUNE_CACHE`, default `~/.cache/tripletune`). A folder with only a PEFT adapter
 stands for the base model (`adapter_base`) plus the adapter.
 
@@ -19,10 +20,12 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tripletune.core.files import file_digest, files_fingerprint, lock_folder, new_folder, read_json, write_json
+from tripletune.core.hub import cached_commit, hub_file
 from tripletune.core.options import nearest
 from tripletune.models.control_tokens import read_text_alone
 from tripletune.models.run_folders import (
@@ -55,6 +58,11 @@ PYPI = "pypi:"
 ALL_LINEAR = "all-linear"
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DTYPE_HELP = "type of the weights: float32, bfloat16, float16 or auto (default: bfloat16 on a GPU, else float32)"
+# owner/name, optionally with a revision of the hub.
+_HUB_SPEC = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+(?:/[\w.-]+)*))?")
+# Files that only an adapter or an export of TripleTune has, and what is fetched of it: no pickles and no code.
+_TRAINED = (ADAPTER_CONFIG, "provenance.json")
+_FETCHED = ("*.safetensors", "*.json", "*.jinja", "*.md", "*.txt", "*.model")
 _MODEL_FILES = (CONFIG, ADAPTER_CONFIG, PROCESSOR, PROMPT_FILE, "generation_config.json", *TOKENIZER_FILES)
 SAY_WHAT_IS_MISSING: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 # The prefix of "(q_proj|v_proj)" in the adapter of a Graph-LLM, the only regular expression that is accepted.
@@ -72,18 +80,95 @@ def cache_dir() -> Path:
     return Path(os.environ.get("TRIPLETUNE_CACHE") or Path.home() / ".cache" / "tripletune")
 
 
+class ModelSource(NamedTuple):
+    """Where the files of a model are.
+
+    Attributes:
+        place: A folder, or a hub id (owner/name).
+        revision: Branch, tag, commit or refs/pr/N of the hub; None: the main branch, or a folder.
+    """
+
+    place: str
+    revision: str | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The revision as an argument of `from_pretrained`."""
+        return {"revision": self.revision} if self.revision else {}
+
+
 def resolve(spec: str | Path) -> str:
-    """Turn a model spec (hub id, folder or `pypi:package`) into a folder or hub id; a run becomes its result folder."""
+    """Turn a model spec into a folder, or into a hub id with its revision (`owner/name@revision`).
+
+    A run becomes its result folder, `pypi:package` the model folder of the package. A hub id of a model that TripleTune
+    trained, or of an adapter, becomes the folder of its snapshot.
+    """
     spec = str(spec)
     if spec.startswith(PYPI):
         return str(_package_model(spec.removeprefix(PYPI)))
     if Path(spec).is_dir():
         return str(trained_folder(spec)) if is_run(spec) else spec
-    if spec.startswith((".", "/", "~")) or not re.fullmatch(r"[\w.-]+/[\w.-]+", spec):
+    hub = None if spec.startswith((".", "/", "~")) else _HUB_SPEC.fullmatch(spec)
+    if hub is None:
         raise FileNotFoundError(
-            f"model {spec!r}: there is no such folder, and it is neither a hub id (owner/name) nor pypi:package"
+            f"model {spec!r}: there is no such folder, and it is neither a hub id (owner/name or owner/name@revision) "
+            "nor pypi:package"
         )
-    return spec
+    if Path(hub["name"]).is_dir():
+        raise ValueError(f"model {spec!r}: {hub['name']} is a folder, and only hub ids have revisions: leave out @…")
+    return _trained_on_hub(spec) or spec
+
+
+def source_of(spec: str | Path) -> ModelSource:
+    """The folder, or the hub id and its revision, that a model spec names; see `resolve`."""
+    place = resolve(spec)
+    if Path(place).is_dir():
+        return ModelSource(place)
+    name, _, revision = place.partition("@")
+    return ModelSource(name, revision or None)
+
+
+def with_revision(name: str, revision: str | None) -> str:
+    """The spec of a model whose name and hub revision a file records apart; folders and packages have no revision."""
+    on_hub = "@" not in name and not name.startswith(PYPI) and not Path(name).is_dir()
+    return f"{name}@{revision}" if revision and on_hub else name
+
+
+def split_revision(spec: str) -> ModelSource:
+    """The name of a model and its hub revision, for files that record them apart; the opposite of `with_revision`."""
+    hub = None if spec.startswith(PYPI) or Path(spec).is_dir() else _HUB_SPEC.fullmatch(spec)
+    return ModelSource(spec) if hub is None else ModelSource(hub["name"], hub["revision"])
+
+
+def pinned(spec: str) -> ModelSource:
+    """The name of a loaded model, and the commit of the hub that was loaded; what a trained model keeps of its base."""
+    source = split_revision(spec)
+    on_hub = _HUB_SPEC.fullmatch(source.place) and not Path(source.place).is_dir()
+    return ModelSource(source.place, cached_commit(*source, CONFIG) or source.revision) if on_hub else source
+
+
+def model_file(source: ModelSource, name: str) -> Path | None:
+    """A file of a model; None if the model has no such file, or the hub is not reached and the cache lacks the file."""
+    if not Path(source.place).is_dir():
+        return hub_file(source.place, source.revision, name)
+    file = Path(source.place, name)
+    return file if file.is_file() else None
+
+
+@cache
+def _trained_on_hub(spec: str) -> str | None:
+    """The folder of the snapshot, if a hub id holds an adapter or an export of TripleTune; else None.
+
+    Such a model is more than its weights (base model, prompt, settings), so its whole folder is read.
+    """
+    from huggingface_hub import snapshot_download
+
+    name, revision = split_revision(spec)
+    # A model whose configuration is in the cache was asked before.
+    in_cache = [file for file in (CONFIG, *_TRAINED) if cached_commit(name, revision, file)]
+    if in_cache == [CONFIG] or not (in_cache or any(hub_file(name, revision, file) for file in _TRAINED)):
+        return None
+    return str(snapshot_download(name, revision=revision, allow_patterns=list(_FETCHED)))
 
 
 def best_dtype() -> torch.dtype:
@@ -118,10 +203,10 @@ def usual_dtype(name: str | None = None) -> str:
 
 
 def model_fingerprint(spec: str | Path) -> str:
-    """A fingerprint of everything in a local model that its replies depend on; "" for other specs.
+    """A fingerprint of everything in a local model that its replies depend on; "" for a model of the hub.
 
-    It covers weights, adapter, base model, quantisation, tokenizer, chat template, prompts, generation settings, text
-    encoder.
+    A model of the hub is identified by its spec, which holds the revision. The fingerprint covers weights, adapter,
+    base model, quantisation, tokenizer, chat template, prompts, generation settings and text encoder.
     """
     folder = Path(resolve(spec))
     if not folder.is_dir():
@@ -146,52 +231,51 @@ def encoder_fingerprint(spec: str) -> str:
     return ""
 
 
-def load_tokenizer(spec: str | Path, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """Load a tokenizer and make sure that it can pad; `revision` is ignored for folders and packages."""
+def load_tokenizer(spec: str | Path) -> PreTrainedTokenizerBase:
+    """Load a tokenizer and make sure that it can pad."""
     from transformers import AutoTokenizer
 
-    source = resolve(spec)
-    folder = Path(source)
+    source = source_of(spec)
+    folder = Path(source.place)
     if folder.is_dir() and not any((folder / name).exists() for name in TOKENIZERS):
         if (base := adapter_base(folder)) is not None:
-            return load_tokenizer(*base)
+            return load_tokenizer(base)
         raise FileNotFoundError(
-            f"model folder {source} has no tokenizer (tokenizer.json or tokenizer.model): "
+            f"model folder {folder} has no tokenizer (tokenizer.json or tokenizer.model): "
             "copy the tokenizer files of the base model into it"
         )
     with telling(spec, "tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(source, **_trust_nothing(source, revision))
+        tokenizer = AutoTokenizer.from_pretrained(source.place, **_trust_nothing(source))
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
-def is_encoder_decoder(spec: str | Path, revision: str | None = None) -> bool:
+def is_encoder_decoder(spec: str | Path) -> bool:
     """Whether a model is an encoder-decoder (T5, BART), according to its configuration."""
     from transformers import AutoConfig
 
-    source = resolve(spec)
-    base = adapter_base(source)
+    source = source_of(spec)
+    base = adapter_base(source.place)
     if base is not None:
-        return is_encoder_decoder(*base)
+        return is_encoder_decoder(base)
     with telling(spec, "configuration"):
-        return bool(AutoConfig.from_pretrained(source, **_trust_nothing(source, revision)).is_encoder_decoder)
+        return bool(AutoConfig.from_pretrained(source.place, **_trust_nothing(source)).is_encoder_decoder)
 
 
 def load_causal_lm(
-    spec: str | Path, dtype: torch.dtype | None = None, revision: str | None = None, **options: Any
+    spec: str | Path, dtype: torch.dtype | None = None, **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a decoder in eval mode and its tokenizer; see `load_weights`."""
-    tokenizer = load_tokenizer(spec, revision)
-    if is_encoder_decoder(spec, revision):
+    tokenizer = load_tokenizer(spec)
+    if is_encoder_decoder(spec):
         raise ValueError(f"model {spec} is an encoder-decoder, but a decoder is needed here")
-    return load_weights(spec, dtype, revision, **options), tokenizer
+    return load_weights(spec, dtype, **options), tokenizer
 
 
 def load_weights(
     spec: str | Path,
     dtype: torch.dtype | None = None,
-    revision: str | None = None,
     merge: bool = True,
     nf4: bool = False,
 ) -> PreTrainedModel:
@@ -208,18 +292,18 @@ def load_weights(
 
     if not sys.stderr.isatty():
         disable_progress_bar()
-    source = resolve(spec)
-    base = adapter_base(source)
+    source = source_of(spec)
+    base = adapter_base(source.place)
     if base is not None:
         if nf4:
             raise ValueError(
                 f"model {spec} is an adapter: merge it first (tripletune checkpoints merge) to train on it in nf4"
             )
-        adapted = load_adapter(load_weights(base[0], dtype, base[1]), source, base)
+        adapted = load_adapter(load_weights(base, dtype), source.place, base)
         # PEFT has frozen the weights, but a run may train them all.
         return (adapted.merge_and_unload(safe_merge=True).requires_grad_() if merge else for_inference(adapted)).eval()
-    kind = AutoModelForSeq2SeqLM if is_encoder_decoder(spec, revision) else AutoModelForCausalLM
-    dtype, options = dtype or best_dtype(), _trust_nothing(source, revision)
+    kind = AutoModelForSeq2SeqLM if is_encoder_decoder(spec) else AutoModelForCausalLM
+    dtype, options = dtype or best_dtype(), _trust_nothing(source)
     if nf4:
         import bitsandbytes  # noqa: F401 - its own error is clearer than that of transformers
 
@@ -227,7 +311,8 @@ def load_weights(
         double = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
         options["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype, **double)
     with telling(spec, "weights"):
-        loaded = kind.from_pretrained(source, dtype=dtype, use_safetensors=True, **SAY_WHAT_IS_MISSING, **options)
+        options |= SAY_WHAT_IS_MISSING | {"dtype": dtype, "use_safetensors": True}
+        loaded = kind.from_pretrained(source.place, **options)
     model: PreTrainedModel = complete(loaded, spec)
     if nf4:
         # Only the adapter is saved; its base model is later loaded in the type of its folder.
@@ -267,16 +352,19 @@ def check_specs(file: Path, *specs: str) -> None:
 _LEFT_OUT = ("inv_freq", "position_ids", "lm_head.weight")
 
 
-def content_fingerprint(spec: str | Path, revision: str | None = None) -> str:
+def content_fingerprint(spec: str | Path) -> str:
     """A digest of some numbers of each weight, independent of files and shards; "" if no weights can be read."""
     from safetensors import safe_open
-    from transformers.utils import cached_file
 
     try:
-        source = resolve(spec)
-        folder = Path(source) if Path(source).is_dir() else Path(cached_file(source, CONFIG, revision=revision)).parent
+        source = source_of(spec)
     except OSError:
         return ""
+    folder = Path(source.place)
+    if not folder.is_dir():
+        if (config := model_file(source, CONFIG)) is None:
+            return ""
+        folder = config.parent
     found = {}
     for file in filter(Path.is_file, weight_files(folder)):
         with safe_open(file, framework="pt") as weights:
@@ -288,8 +376,8 @@ def content_fingerprint(spec: str | Path, revision: str | None = None) -> str:
     return hashlib.blake2b(repr(sorted(found.items())).encode(), digest_size=8).hexdigest() if found else ""
 
 
-def check_base(folder: str | Path, base: str, revision: str | None = None) -> None:
-    """Raise an error if an adapter is put on a model other than its base model, which may have a new name.
+def check_base(folder: str | Path, base: str) -> None:
+    """Raise an error if an adapter is put on a model (spec `base`) other than its base model, which may be renamed.
 
     Runs store the base model's `content_fingerprint` beside the adapter. For other adapters, the names are compared
     first, then the contents.
@@ -299,13 +387,14 @@ def check_base(folder: str | Path, base: str, revision: str | None = None) -> No
         own |= read_json(file) if file.is_file() else {}
     name = str(own.get("base_model_name_or_path") or own.get("base_model"))
     trained, noted = own.get("revision") or own.get("base_revision"), own.get("base_weights")
+    given = split_revision(base)
     if not noted:
-        if name == base and trained in (None, revision):
+        if name == given.place and trained in (None, given.revision):
             return
         with suppress(ValueError):
-            noted = content_fingerprint(name, trained)
-    if not noted or noted != content_fingerprint(base, revision):
-        what = "holds other weights now" if name == base else "is not known to be the same model"
+            noted = content_fingerprint(with_revision(name, trained))
+    if not noted or noted != content_fingerprint(base):
+        what = "holds other weights now" if name == given.place else "is not known to be the same model"
         way = "remove base_weights" if own.get("base_weights") else f"write its new name into {ADAPTER_CONFIG}"
         cure = f" (if you know that the model is the same, {way})"
         raise ValueError(
@@ -314,11 +403,11 @@ def check_base(folder: str | Path, base: str, revision: str | None = None) -> No
         )
 
 
-def load_adapter(model: Any, folder: str | Path, base: tuple[str, str | None]) -> PeftModel:
-    """Put the adapter of a folder on its base model, which was loaded from the spec and revision in `base`."""
+def load_adapter(model: Any, folder: str | Path, base: str) -> PeftModel:
+    """Put the adapter of a folder on its base model, which was loaded from the spec `base`."""
     from peft import PeftModel
 
-    check_base(folder, *base)
+    check_base(folder, base)
     _check_names(read_json(Path(folder) / ADAPTER_CONFIG), str(Path(folder) / ADAPTER_CONFIG))
     check_weights(Path(folder) / ADAPTER)
     check_finite(stored_weights(folder), f"model {folder}")
@@ -381,10 +470,9 @@ def add_lora(
     dropout: float,
     targets: Sequence[str],
     base: str,
-    revision: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> PeftModel:
-    """Freeze a language model and put LoRA on `chosen_layers`; the adapter names `base` and its hub revision."""
+    """Freeze a language model and put LoRA on `chosen_layers`; the adapter names the spec `base`."""
     adapted = put_adapter(
         model,
         options or {},
@@ -396,8 +484,7 @@ def add_lora(
     )
     # PEFT names the folder from which the model was loaded, which for a package is a cache.
     for settings in adapted.peft_config.values():
-        settings.base_model_name_or_path = base
-        settings.revision = revision
+        settings.base_model_name_or_path, settings.revision = pinned(base)
     return adapted
 
 
@@ -466,8 +553,8 @@ def restore_base(folder: Path, start: Mapping[str, torch.Tensor]) -> None:
     write_json(folder / ADAPTER_CONFIG, settings)
 
 
-def take_over(model: PeftModel, folder: str | Path, base: tuple[str, str | None]) -> None:
-    """Copy a trained adapter's weights into a new adapter on the base model (spec, revision), to continue training."""
+def take_over(model: PeftModel, folder: str | Path, base: str) -> None:
+    """Copy a trained adapter's weights into a new adapter on the base model (a spec), to continue training."""
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from safetensors.torch import load_file
 
@@ -475,7 +562,7 @@ def take_over(model: PeftModel, folder: str | Path, base: tuple[str, str | None]
     if not file.is_file():
         raise FileNotFoundError(f"model.adapter {folder}: there is no {ADAPTER}; give a run, a checkpoint or an export")
     check_weights(file)
-    check_base(file.parent, *base)
+    check_base(file.parent, base)
     learned = read_json(config).get("encoder_weights") if (config := file.with_name(CONFIG)).is_file() else ""
     if learned and getattr(model.config, "encoder_weights", "") not in ("", learned):
         raise ValueError(f"model.adapter {folder} was trained with another text encoder: set model.encoder to that one")
@@ -501,36 +588,65 @@ def load_encoder(
 ) -> SentenceTransformer:
     """Load a sentence encoder; the default of `dtype` is the type in its file."""
     from sentence_transformers import SentenceTransformer
-    from transformers import PretrainedConfig, PreTrainedModel
-    from transformers.utils import cached_file
+    from transformers import PretrainedConfig
 
     options: dict[str, Any] = {"use_safetensors": True, "ignore_mismatched_sizes": True}
     options |= {"dtype": dtype} if dtype else {}
-    source = resolve(spec)
-    _trust_nothing(source, None)
+    source = source_of(spec)
+    _trust_nothing(source)
     with telling(spec, "encoder"):
-        kinds = PretrainedConfig.get_config_dict(source)[0].get("architectures") or [""]
-        modules = cached_file(source, "modules.json", _raise_exceptions_for_missing_entries=False)
+        kinds = PretrainedConfig.get_config_dict(source.place, **source.options)[0].get("architectures") or [""]
+        modules = model_file(source, "modules.json")
         if modules is None and kinds[0].endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
             raise ValueError(
                 f"encoder {spec}: {kinds[0]} generates text and is no sentence encoder (it has no modules.json of "
                 "sentence-transformers): use a sentence encoder, for example BAAI/bge-small-en-v1.5"
             )
-        model = SentenceTransformer(source, trust_remote_code=trust_remote_code, model_kwargs=options)
-        # It does not report missing weights, so load the same class again, on the device "meta".
-        core = next((one for one in model.modules() if isinstance(one, PreTrainedModel)), None)
-        if core is not None:
-            parts = json.loads(Path(modules).read_text(encoding="utf-8")) if modules else []
-            options |= {"config": core.config, "output_loading_info": True, "device_map": "meta"}
-            options |= {"subfolder": parts[0].get("path") or ""} if parts else {}
-            pools = any(type(module).__name__ == "Pooling" for module in model)
-            info = type(core).from_pretrained(core.name_or_path, **options)[1]
-            complete((core, info), spec, _MAY_BE_NEW if pools else None)
-    if "message" in getattr(model[0], "modality_config", ()):  # its texts go through a chat template
-        model[0].processing_kwargs = {**model[0].processing_kwargs, "chat_template": {"sanitize_control_tokens": True}}
-    else:
-        read_text_alone(model.tokenizer)
+        model = SentenceTransformer(
+            source.place, revision=source.revision, trust_remote_code=trust_remote_code, model_kwargs=options
+        )
+        first_folder = json.loads(modules.read_text(encoding="utf-8"))[0].get("path") or "" if modules else ""
+        pooled = any(type(module).__name__ == "Pooling" for module in model.modules())
+        options |= {"output_loading_info": True, "device_map": "meta", **source.options}
+        for core, subfolder in _transformers_in(model, source, first_folder):
+            # Sentence-transformers does not report missing weights, so load the same class again, on "meta".
+            info = type(core).from_pretrained(source.place, config=core.config, subfolder=subfolder, **options)[1]
+            complete((core, info), spec, _MAY_BE_NEW if pooled else None)
+    for module in input_modules(model).values():
+        if "message" in getattr(module, "modality_config", ()):  # its texts go through a chat template
+            sanitised = {"chat_template": {"sanitize_control_tokens": True}}
+            module.processing_kwargs = {**module.processing_kwargs, **sanitised}
+        else:
+            read_text_alone(module.tokenizer)
     return model
+
+
+def input_modules(encoder: SentenceTransformer) -> dict[str, Any]:
+    """The modules that read texts, by route ("query", "document" for an encoder with two towers; "" for any other)."""
+    routes = _routes(encoder)
+    return {route: modules[0] for route, modules in routes.items()} if routes else {"": encoder[0]}
+
+
+def _routes(encoder: SentenceTransformer) -> Mapping[str, Sequence[Any]]:
+    """The modules of each route of a `Router`, which puts queries and texts through towers of their own."""
+    return getattr(encoder[0], "sub_modules", {})
+
+
+def _transformers_in(encoder: SentenceTransformer, source: ModelSource, folder: str) -> Iterator[tuple[Any, str]]:
+    """Yield the transformers of an encoder, each once, with its sub-folder; `folder` is that of the first module."""
+    from transformers import PreTrainedModel
+
+    places = {id(encoder[0]): folder}
+    if routes := _routes(encoder):
+        settings = model_file(source, f"{folder}/router_config.json".lstrip("/"))
+        names = read_json(settings)["structure"] if settings else {}
+        for route, modules in routes.items():
+            for module, name in zip(modules, names.get(route, ())):
+                places[id(module)] = f"{folder}/{name}".lstrip("/")
+    for module in encoder.modules():
+        core = getattr(module, "model", None)
+        if id(module) in places and isinstance(core, PreTrainedModel):
+            yield core, places[id(module)]
 
 
 @contextmanager
@@ -553,7 +669,8 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
         elif part in ("weights", "encoder") and "model.safetensors" in reason:
             text = (
                 "the model has no safetensors weights, and pickles (.bin, .pt) are not loaded, since they can run "
-                "code; use a revision with model.safetensors"
+                f"code; convert them with `tripletune checkpoints convert {spec} --output FOLDER`, or name a revision "
+                "that has model.safetensors (owner/name@revision)"
             )
         elif isinstance(error, OSError) and part != "Graph-LLM":
             raise FileNotFoundError(f"model {spec}: the {part} can't be loaded: {reason}") from None
@@ -572,16 +689,15 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
         raise ValueError(f"model {spec}: {text}") from error
 
 
-def _trust_nothing(source: str, revision: str | None) -> dict[str, Any]:
-    for index in Path(source).rglob(INDEX):
+def _trust_nothing(source: ModelSource) -> dict[str, Any]:
+    for index in Path(source.place).rglob(INDEX):
         weight_files(index.parent)
     # Without this setting, transformers asks on the terminal whether to run the model's code.
-    options: dict[str, Any] = {"trust_remote_code": False}
-    return options | {"revision": revision} if revision and not Path(source).is_dir() else options
+    return {"trust_remote_code": False, **source.options}
 
 
-def adapter_base(folder: str | Path) -> tuple[str, str | None] | None:
-    """Spec and hub revision of the base model of a folder with a PEFT adapter; None if the folder has no adapter."""
+def adapter_base(folder: str | Path) -> str | None:
+    """The spec of the base model of a folder with a PEFT adapter; None if the folder has no adapter."""
     path = Path(folder) / ADAPTER_CONFIG
     if not path.is_file():
         return None
@@ -594,12 +710,20 @@ def adapter_base(folder: str | Path) -> tuple[str, str | None] | None:
     if not base:
         raise ValueError(f"{path} names no base model: set base_model_name_or_path to the model that was trained")
     if not (Path(folder) / ADAPTER).is_file():
-        raise FileNotFoundError(f"adapter folder {folder} has no weights ({ADAPTER}): copy the folder again")
-    check_specs(path, str(base))
-    return str(base), settings.get("revision")
+        raise FileNotFoundError(
+            f"adapter folder {folder} has no weights ({ADAPTER}): copy the folder again, or if they are pickled, in "
+            "adapter_model.bin, convert them with `tripletune checkpoints convert`"
+        )
+    base = with_revision(str(base), settings.get("revision"))
+    check_specs(path, base)
+    return base
 
 
 def _package_model(package: str) -> Path:
+    if "@" in package:
+        raise ValueError(
+            f"model {PYPI}{package}: only hub ids have revisions; leave out @…, and let pip choose a version"
+        )
     try:
         distribution = importlib.metadata.distribution(package)
     except importlib.metadata.PackageNotFoundError:

@@ -36,7 +36,7 @@ TOKENIZER_FILES = (
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 # The instruction that a model on plain text was trained with.
 PROMPT_FILE = "prompt.md"
-_WEIGHTS = "model.safetensors"
+WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _ABSOLUTE = re.compile(r"(?:~?/|\\\\|[A-Za-z]:[/\\]|file:)(?=.)")
 # The folders of an absolute path within a text; not "//" of an address, nor "/think", which a chat template may hold.
@@ -130,7 +130,7 @@ def weight_files(folder: str | Path) -> list[Path]:
         if not names or any(re.fullmatch(r"[^/\\]+\.safetensors", name) is None for name in names):
             raise ValueError(f"{folder / INDEX}: weight_map must name safetensors files there; copy the folder again")
         return [folder / name for name in names]
-    return [folder / _WEIGHTS]
+    return [folder / WEIGHTS]
 
 
 def check_weights(file: Path) -> None:

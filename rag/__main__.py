@@ -94,6 +94,11 @@ def export(args: argparse.Namespace) -> None:
     logger.info("%s: %s passages, %s left out", args.output, f"{written:,}", f"{missing:,}")
 
 
+def index(args: argparse.Namespace) -> None:
+    """Build the indexes of a corpus."""
+    build_indexes(from_arguments(SearchOptions, args), vectors=args.vector_file)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run the command."""
     parser = CommandParser(prog="tripletune rag", description=(__doc__ or "").split("\n")[0])
@@ -129,7 +134,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         example="tripletune rag index --corpus corpus.jsonl --retriever dense --encoder SPEC --index runs/index",
     )
     add_arguments(command, SearchOptions)
-    command.set_defaults(run=lambda args: build_indexes(from_arguments(SearchOptions, args)))
+    about = (
+        "NumPy file (.npy) with the vectors of the passages, one row each in the corpus's order: nothing is embedded"
+    )
+    command.add_argument("--vectors", dest="vector_file", metavar="FILE", help=about)
+    command.set_defaults(run=index)
     args = parser.parse_args(argv)
     stopped = "stopped; finished passages are kept, run the same command again to continue"
     return run_program(lambda: args.run(args), stopped=stopped)

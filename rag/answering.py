@@ -24,7 +24,7 @@ from tripletune.core.data.records import read_corpus
 from tripletune.core.options import require
 from tripletune.llm.backends import LLMOptions, open_client
 from tripletune.llm.question_client import load_prompts
-from tripletune.models.loading import resolve, usual_dtype
+from tripletune.models.loading import resolve, usual_dtype, with_revision
 from tripletune.models.run_folders import check_model_folder, read_json, trained_folder
 from tripletune.rag import WATCH, Trace, TraceAction, TraceStep
 from tripletune.rag.search.embedding import Embedder
@@ -348,13 +348,14 @@ def model_spec(spec: str, untrained: bool) -> str:
     resolved = resolve(spec)
     folder = trained_folder(resolved) if Path(resolved).is_dir() else Path(resolved)
     config = folder / "config.json"
-    base = read_json(config).get("base_model") if config.is_file() else None
+    settings = read_json(config) if config.is_file() else {}
+    base = settings.get("base_model")
     if untrained:
-        return str(base) if base else spec
+        return with_revision(str(base), settings.get("base_revision")) if base else spec
     if not base:
         raise ValueError(
-            f"model {spec} is not a folder with a trained Graph-LLM: give a run or export folder, or add --untrained "
-            "to use an untrained base model"
+            f"model {spec} is not a trained Graph-LLM: give a run or export, or add --untrained to use an untrained "
+            "base model"
         )
     return str(folder)
 

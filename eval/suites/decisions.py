@@ -60,7 +60,9 @@ class DecisionOptions(SuiteOptions):
     """Options of `tripletune eval decisions`."""
 
     data: str = setting(dataclasses.MISSING, "folder or file of trajectories (`build trajectories`)")
-    model: str = setting(dataclasses.MISSING, "the student: run, adapter or model folder, hub id or pypi:<package>")
+    model: str = setting(
+        dataclasses.MISSING, "the student: run, adapter or model folder, owner/name[@revision] or pypi:<package>"
+    )
     split: str = setting("validation", "split of the folder")
     batch_size: int = setting(16, "prompts per forward pass", at_least=1)
     dtype: str | None = setting(None, DTYPE_HELP)

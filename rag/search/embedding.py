@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,8 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 import numpy as np
 
 from tripletune.core.calls import CallError, PromptTooLong
-from tripletune.models.loading import encoder_fingerprint, load_encoder
+from tripletune.llm.backends import URL_FORM, is_plain_url
+from tripletune.models.loading import encoder_fingerprint, input_modules, load_encoder
 
 logger = logging.getLogger(__name__)
 _warn_once = cache(logger.warning)
@@ -29,7 +31,8 @@ Similarity = Literal["cosine", "dot"]
 # Maps texts of one kind to vectors, one row per text.
 Encode = Callable[[list[str], Kind], np.ndarray]
 Prompts = Mapping[Kind, str | None]
-ENDPOINT = "openai:"
+# An encoder behind a server: the name of its model and optionally the server's base URL.
+_SERVED = re.compile(r"openai:(?P<model>.+?)(?:@(?P<url>https?://.+))?")
 _BATCH, _PATIENCE = 64, 0.002
 # Maximum texts that are compared in one step of the event loop.
 _COMPARED = 4096
@@ -169,9 +172,11 @@ class Embedder:
         vectors = np.asarray(self._encode(list(texts), kind), dtype=np.float32)
         if not np.isfinite(vectors).all():
             raise ValueError(f"encoder {self.name}: a vector is not finite (NaN or infinite): use another encoder")
-        if not self._cosine:
-            return vectors
-        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return self.scale(vectors)
+
+    def scale(self, vectors: np.ndarray) -> np.ndarray:
+        """Scale vectors, shape (rows, width), to length one, unless they are compared by dot product."""
+        return to_length_one(vectors) if self._cosine else vectors
 
     def stream(self, texts: Iterable[str], chunk: int) -> Iterator[np.ndarray]:
         """Yield the vectors of many texts, in order, in arrays of at most `chunk` rows."""
@@ -188,6 +193,11 @@ class Embedder:
         return [found[key] for key in keys]
 
 
+def to_length_one(vectors: np.ndarray) -> np.ndarray:
+    """Scale vectors, shape (rows, width), to length one; a vector of zeros stays one."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+
 @lru_cache(maxsize=4)
 def open_embedder(
     spec: str,
@@ -198,10 +208,11 @@ def open_embedder(
 ) -> Embedder:
     """Open an encoder, only once per process. For the arguments see `rag.search.SearchOptions`."""
     prompts: Prompts = {"query": query_prompt, "text": text_prompt}
-    name = " ".join([spec, *(f"{kind}={prompt!r}" for kind, prompt in prompts.items() if prompt is not None)])
+    set_here = (f"{kind}={prompt!r}" for kind, prompt in prompts.items() if prompt is not None)
+    name = " ".join([encoder_name(spec), *set_here])
     weights, threads = "", 1
-    if spec.startswith(ENDPOINT):
-        encode, threads = _endpoint(spec.removeprefix(ENDPOINT), prompts), _REQUESTS
+    if served := _SERVED.fullmatch(spec):
+        encode, threads = _endpoint(served["model"], served["url"], prompts), _REQUESTS
     else:
         model = load_encoder(spec, trust_remote_code=trust_remote_code)
         encode, weights = _local(model, prompts), encoder_fingerprint(spec)
@@ -210,28 +221,48 @@ def open_embedder(
     return Embedder(name, encode, weights, similarity or "cosine", threads=threads)
 
 
+def encoder_name(spec: str) -> str:
+    """The spec of an encoder without the address of its server, at which the same encoder may be another day."""
+    served = _SERVED.fullmatch(spec)
+    return f"openai:{served['model']}" if served else spec
+
+
 def _local(model: Any, prompts: Prompts) -> Encode:
     own = {"query": model.prompts.get("query"), "text": model.prompts.get("document") or model.prompts.get("passage")}
+    towers = input_modules(model)
+    tasks: dict[Kind, str] = {"query": "query", "text": "document"}
+    if len(towers) > 1 and (missing := [task for task in tasks.values() if task not in towers]):
+        raise ValueError(
+            f"the encoder has towers for {', '.join(towers)}, but none for {' and '.join(missing)}: use an encoder for "
+            "retrieval"
+        )
 
     def encode(texts: list[str], kind: Kind) -> np.ndarray:
         prompt = own[kind] if prompts[kind] is None else prompts[kind]
+        options: dict[str, Any] = {"batch_size": _BATCH, "show_progress_bar": False}
+        tower = next(iter(towers.values()))
+        if len(towers) > 1:
+            tower, options["task"] = towers[tasks[kind]], tasks[kind]
         vectors: dict[int, np.ndarray] = {}
-        for places in _equally_long(model, [f"{prompt or ''}{text}" for text in texts]):
+        for places in _equally_long(tower, [f"{prompt or ''}{text}" for text in texts]):
             batch = [texts[place] for place in places]
             # The encoder adds the prompt itself, since some encoders exclude its tokens from pooling.
-            done = model.encode(batch, prompt=prompt or None, batch_size=_BATCH, show_progress_bar=False)
+            done = model.encode(batch, prompt=prompt or None, **options)
             vectors.update(zip(places, done))
         return np.stack([vectors[place] for place in range(len(texts))])
 
     return encode
 
 
-def _equally_long(model: Any, texts: list[str]) -> Iterator[list[int]]:
-    """Group the positions of texts by number of tokens; encoders without a transformer's tokenizer get one group."""
+def _equally_long(tower: Any, texts: list[str]) -> Iterator[list[int]]:
+    """Group the positions of texts by number of tokens; encoders without a transformer's tokenizer get one group.
+
+    `tower` is the module of the encoder that reads the texts.
+    """
     counts = [0] * len(texts)
-    if callable(model.tokenizer):
-        counts = [len(ids) for ids in model.tokenizer(texts, verbose=False)["input_ids"]]
-        if (limit := model.max_seq_length) and max(counts) > limit:
+    if callable(tower.tokenizer):
+        counts = [len(ids) for ids in tower.tokenizer(texts, verbose=False)["input_ids"]]
+        if (limit := tower.max_seq_length) and max(counts) > limit:
             _warn_once(
                 "the encoder reads only the first %d tokens of a text, and some texts are longer: shorten the "
                 "passages, or use --retriever hybrid", limit,
@@ -241,13 +272,20 @@ def _equally_long(model: Any, texts: list[str]) -> Iterator[list[int]]:
         yield list(places)
 
 
-def _endpoint(model: str, prompts: Prompts) -> Encode:
+def _endpoint(model: str, url: str | None, prompts: Prompts) -> Encode:
     import openai
 
+    name = f"openai:{model}"
+    if re.search("@[^@]*[:/]", model):
+        raise ValueError(f"encoder {name}: write the URL behind @ with http:// or https://")
+    if url is not None and not is_plain_url(url):
+        raise ValueError(f"encoder {name}: the URL behind @ {URL_FORM}")
     try:
-        client = openai.OpenAI(http_client=openai.DefaultHttpxClient(follow_redirects=False))
+        # OpenAI's key is not sent to another server.
+        key = None if url is None else "none"
+        client = openai.OpenAI(api_key=key, base_url=url, http_client=openai.DefaultHttpxClient(follow_redirects=False))
     except openai.OpenAIError as error:
-        raise ValueError(f"encoder {ENDPOINT}{model}: {error}") from None
+        raise ValueError(f"encoder {name}: {error}") from None
 
     def encode(texts: list[str], kind: Kind) -> np.ndarray:
         # Servers reject an empty text.
@@ -258,7 +296,7 @@ def _endpoint(model: str, prompts: Prompts) -> Encode:
                 reply = client.embeddings.create(model=model, input=asked[start : start + _BATCH])
             except openai.OpenAIError as error:
                 failure = PromptTooLong if isinstance(error, openai.BadRequestError) else CallError
-                raise failure(f"encoder {ENDPOINT}{model}: {error}") from None
+                raise failure(f"encoder {name}: {error}") from None
             rows += [item.embedding for item in sorted(reply.data, key=lambda item: item.index)]
         return np.array(rows)
 

@@ -12,7 +12,7 @@ import logging
 import shutil
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -73,19 +73,26 @@ def check_same(folder: Path, key: str, value: str, name: str = "") -> None:
     )
 
 
-def prepare(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[str, Any] | None]) -> dict[str, Any]:
+def prepare(
+    folder: Path,
+    wanted: dict[str, Any],
+    build: Callable[[Path], dict[str, Any] | None],
+    made_from: Mapping[str, str] = {},
+) -> dict[str, Any]:
     """Make sure that `folder` holds an index built from `wanted`; replace any other index.
 
     Args:
         wanted: Corpus digest and settings of the index, as JSON values.
         build: Writes the index files into the given folder, which may hold an interrupted build with the same `wanted`.
             The manifest stores the result of `build`, which this and later calls return.
+        made_from: Entries that the result of `build` must have, else the index is built again. Later calls may leave
+            them out, and then take the index as it is.
     """
     wanted = json.loads(json.dumps(wanted))
-    if not _is_there(folder, wanted):
+    if not _is_there(folder, wanted, made_from):
         with lock_folder(folder.parent, f"{folder.parent}: another program is building an index", wait=True):
-            if not _is_there(folder, wanted):
-                _build(folder, wanted, build)
+            if not _is_there(folder, wanted, made_from):
+                _build(folder, wanted, build, made_from)
     return manifest(folder).get("about", {})
 
 
@@ -127,12 +134,12 @@ def rows_of(folder: Path, digests: np.ndarray, **made_by: Any) -> OldRows:
     return OldRows(places, is_dropped, f"{(places < 0).sum():,} rows added, {is_dropped.sum():,} dropped")
 
 
-def _is_there(folder: Path, wanted: dict[str, Any] | None) -> bool:
+def _is_there(folder: Path, wanted: dict[str, Any] | None, made_from: Mapping[str, str] = {}) -> bool:
     """Whether a folder holds an index built from `wanted` (None: any index); a damaged file is a `ValueError`."""
     built_from = manifest(folder)
     sizes = built_from.pop("files", {})
-    built_from.pop("about", None)
-    if wanted is not None and built_from != wanted:
+    about = built_from.pop("about", {})
+    if wanted is not None and (built_from != wanted or not made_from.items() <= about.items()):
         return False
     for name, size in sizes.items():
         path = folder / name
@@ -141,16 +148,22 @@ def _is_there(folder: Path, wanted: dict[str, Any] | None) -> bool:
     return True
 
 
-def _build(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[str, Any] | None]) -> None:
+def _build(
+    folder: Path,
+    wanted: dict[str, Any],
+    build: Callable[[Path], dict[str, Any] | None],
+    made_from: Mapping[str, str],
+) -> None:
     """Build an index in a scratch folder, which replaces `folder` when it is complete; see `prepare`."""
     with new_folder(folder, _MADE, overwrite=True, resume=True) as scratch:
         # An unfinished build of other sources is of no use.
         building = scratch / _BUILDING
-        if not building.is_file() or read_json(building) != wanted:
+        sources = {**wanted, **made_from}
+        if not building.is_file() or read_json(building) != sources:
             for path in scratch.iterdir():
                 if path.name != LOCK:
                     path.unlink()
-            write_json(building, wanted)
+            write_json(building, sources)
         _is_there(folder, None)  # rows of a damaged index must not be used again
         try:
             about = build(scratch) or {}
@@ -161,7 +174,7 @@ def _build(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[st
         replaced = manifest(folder)
         if replaced:
             changed = sorted(key for key in wanted if wanted[key] != replaced.get(key))
-            logger.info("index %s was built with another %s: %s", folder, ", ".join(changed), changes)
+            logger.info("index %s was built with another %s: %s", folder, ", ".join(changed or made_from), changes)
         building.unlink()
         sizes = {path.name: path.stat().st_size for path in sorted(scratch.iterdir()) if path.name != LOCK}
         write_json(scratch / MANIFEST, {**wanted, "about": about, "files": sizes})
@@ -243,6 +256,11 @@ class PassageStore(Lines[Passage]):
 
     def __iter__(self) -> Iterator[Passage]:
         return read_corpus(self.corpus)
+
+    def texts(self) -> Iterator[str]:
+        """Yield the text of each passage that is searched: its title and its text."""
+        for passage in self:
+            yield passage.content
 
 
 def _check(corpus: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import nsmallest
@@ -71,15 +71,12 @@ def open_retriever(
         overwrite: Whether an index of another corpus or encoder is replaced.
     """
     passages = PassageStore(corpus, index_dir, overwrite)
-
-    def texts() -> Iterator[str]:
-        for passage in passages:
-            yield passage.content
-
     if language == AUTO:
         language = passages.language
     wanted = {"corpus_sha256": passages.sha256}
-    index = open_text_index(kind, index_dir, wanted, texts, len(passages), embedder, search, language, overwrite)
+    index = open_text_index(
+        kind, index_dir, wanted, passages.texts, len(passages), embedder, search, language, overwrite
+    )
     return CorpusRetriever(passages, index, kind == "dense")
 
 

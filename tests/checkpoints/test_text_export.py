@@ -123,7 +123,7 @@ def test_verify_knows_an_export(extractor, exported):
 
 
 def test_a_base_model_gets_another_name(extractor, tmp_path):
-    folder = export_adapter(extractor, tmp_path / "out", base_model="owner/name", base_revision="abc")
+    folder = export_adapter(extractor, tmp_path / "out", base_model="owner/name@abc")
     adapter = json.loads((folder / "adapter_config.json").read_text())
     assert (adapter["base_model_name_or_path"], adapter["revision"]) == ("owner/name", "abc")
     about = json.loads((folder / "extractor.json").read_text())

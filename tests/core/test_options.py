@@ -231,6 +231,24 @@ def test_set_values():
     ]
 
 
+def test_a_text_keeps_its_spaces_and_nothing_else_does():
+    """`--set query_prompt="query: "`: the encoder e5 was trained with the space."""
+    values, found = set_values(Inner, ["revision=query: ", "rate= 3 ", "kind= cosine "], "system 'x'")
+    assert (values, found) == ({"revision": "query: ", "rate": 3.0, "kind": "cosine"}, [])
+    values, found = set_values(Inner, ["revision= none", "rate=  "], "system 'x'")
+    assert (values, len(found)) == ({"revision": None}, 1)
+
+    @dataclass
+    class Rare:
+        prompt: str | None = rare(None, "prompt")
+        rate: float = rare(1.0, "rate")
+
+    parser = CommandParser(prog="x")
+    add_arguments(parser, Rare)
+    words = ["--set", "prompt=Instruct: a\nQuery: ", "--set", "rate= 2 "]
+    assert from_arguments(Rare, parser.parse_args(words)) == Rare("Instruct: a\nQuery: ", 2.0)
+
+
 def test_an_option_that_has_no_effect_alone_is_refused():
     @dataclass
     class Pair:

@@ -134,7 +134,7 @@ def adapter(tiny_llama, tmp_path):
 def test_an_adapter_folder_means_base_and_adapter(adapter, tiny_llama):
     from peft import PeftModel
 
-    assert adapter_base(adapter) == (str(tiny_llama), None)
+    assert adapter_base(adapter) == str(tiny_llama)
     assert adapter_base(tiny_llama) is None
     model, tokenizer = load_causal_lm(adapter, torch.float32)
     assert type(model).__name__ == "LlamaForCausalLM"

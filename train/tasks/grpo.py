@@ -73,7 +73,6 @@ class GrpoTrainSection(TrainSection):
     kl: float = setting(0.04, "weight of the KL divergence from the teacher; 0.04 in GRPO's paper", at_least=0)
     kl_on: str = setting("all", "KL divergence in all or in failed runs (DGPO)", choices=("all", "failed"), needs="kl")
     teacher: str = setting("", "local model with the student's vocabulary (default: the initial student)", needs="kl")
-    teacher_revision: str | None = setting(None, "hub revision of the teacher", needs="teacher")
 
     def check(self) -> list[str]:
         wrong = f"train.save_steps {self.save_steps} must be a multiple of train.rollout_steps {self.rollout_steps}"

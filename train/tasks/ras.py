@@ -179,7 +179,7 @@ class GraphTask(TrainingTask):
         )
         adapted = add_adapter(base, tune=model.tune, **model.lora())
         if model.adapter is not None:
-            take_over(adapted, model.adapter, (model.base, model.revision))
+            take_over(adapted, model.adapter, model.base)
         longest = data.max_input_tokens + data.max_label_tokens
         base.end_to_end = model.attention == "blocks" and lies_end_to_end(base.language_model, longest)
         return adapted, processor

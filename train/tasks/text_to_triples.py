@@ -32,7 +32,7 @@ from tripletune.core.data.triples import Triple, format_triples
 from tripletune.core.files import json_line
 from tripletune.core.options import other_default, setting
 from tripletune.models.control_tokens import text_ids
-from tripletune.models.loading import content_fingerprint
+from tripletune.models.loading import content_fingerprint, pinned
 from tripletune.models.run_folders import EXTRACTOR, PROMPT_FILE
 from tripletune.train.tasks import DataSection, Examples, RunConfig, TrainSection
 from tripletune.train.text import TextSection, TextTask, TextTrainSection, choose_examples, generate_replies
@@ -133,11 +133,12 @@ class PairTask(TextTask):
 
     @cached_property
     def files(self) -> dict[str, str]:
+        base, commit = pinned(self.config.model.base)
         about = {
             "task": "text_to_triples",
-            "base_model": self.config.model.base,
-            "base_revision": self.config.model.revision,
-            "base_weights": content_fingerprint(self.config.model.base, self.config.model.revision),
+            "base_model": base,
+            "base_revision": commit,
+            "base_weights": content_fingerprint(self.config.model.base),
             "encoder_decoder": self.seq2seq,
             "max_source_tokens": self.config.data.max_source_tokens,
             "max_target_tokens": self.config.data.max_target_tokens,

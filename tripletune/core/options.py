@@ -311,11 +311,16 @@ def _build(kind: type[T], tree: Any, prefix: str, found: list[str], whole: type)
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """Convert a value from YAML or a command line to the type of its field."""
+    """Convert a value from YAML or a command line to the type of its field.
+
+    A text keeps its spaces, such as the one behind `query_prompt="query: "`.
+    """
+    if isinstance(value, str) and hint not in (str, str | None):
+        value = value.strip()
     if value == "" and hint is not str:  # a script may have left a variable unset: never read this as "no limit"
         raise ValueError(EMPTY)
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        if value is None or (isinstance(value, str) and value.lower() in ("none", "null", "~")):
+        if value is None or (isinstance(value, str) and value.strip().lower() in ("none", "null", "~")):
             return None
         hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
     origin = typing.get_origin(hint)
@@ -379,7 +384,7 @@ def set_values(kind: type, settings: Sequence[str], owner: str) -> tuple[dict[st
             found.append(f"--set {given}: {no_option(owner, name, hints)}")
         else:
             try:
-                values[name] = convert(text.strip(), hints[name])
+                values[name] = convert(text, hints[name])
             except ValueError as error:
                 found.append(f"--set {given}: {error}")
     return values, found

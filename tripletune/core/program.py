@@ -328,7 +328,7 @@ class _Set(argparse.Action):
         name, equals, value = text.partition("=")
         dest, _ = parser.settable.get(name.strip().replace("-", "_"), ("", ""))
         if dest and equals:
-            setattr(namespace, dest, value.strip())
+            setattr(namespace, dest, value)
         elif parser.others:
             namespace.set = [*namespace.set, text]
         else:

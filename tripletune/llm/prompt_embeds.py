@@ -43,7 +43,7 @@ class PromptEmbedsGenerator(LocalGenerator):
     """
 
     def __init__(self, local: LocalGenerator, where: str, ledger: str | Path | None = None) -> None:
-        served, _, url = where.partition("@")
+        served, _, url = where.rpartition("@")
         if not served or not is_plain_url(url):
             raise ValueError(f"prompt_embeds {where}: write NAME@URL, for example merged@http://127.0.0.1:8000/v1")
         model, processor, name = local.graph_llm, local.processor, f"{local.model} in {served}"

@@ -40,7 +40,9 @@ class LLMOptions(CheckedOptions):
     """How to call a model; the help texts explain the fields."""
 
     backend: str = setting("openai", f"backend that runs the model: {', '.join(names_in(_BACKENDS))}", is_prefix=True)
-    model: str = setting("", "name of the model, for example gpt-4o-mini; for hf a hub id, a folder or pypi:NAME")
+    model: str = setting(
+        "", "name of the model, for example gpt-4o-mini; for hf owner/name[@revision], a folder or pypi:NAME"
+    )
     url: str | None = setting(
         None, "base URL of the server (default: the provider's); several servers, separated by commas, share the calls"
     )
@@ -76,6 +78,8 @@ class LLMOptions(CheckedOptions):
             found.append("api_key_env must be the NAME of an environment variable, in capitals, not the key itself")
         if not all(url is None or is_plain_url(url) for url in self.urls):
             found.append(f"url {URL_FORM}")
+        elif self.url is not None and self.backend in backend_names() and self.is_local:
+            found.append(f"url {self.url} has no effect with backend {self.backend}, which runs the model here")
         try:
             self.extra_fields  # noqa: B018
         except ValueError as error:
