@@ -132,7 +132,7 @@ class TextExtractor(Endpoint):
         # All that changes replies, as JSON for stores.
         depends: dict[str, Any] = {"instruction": "\n\n".join([*self._entity_prompts, instruction])}
         if shots:
-            depends["shots"] = [list(shot) for shot in shots]
+            depends["shots"] = list(map(list, shots))
         depends |= self.sampling.to_json() | dict(settings or {})
         self.settings = json.dumps(depends, ensure_ascii=False)
 
@@ -155,9 +155,11 @@ class TextExtractor(Endpoint):
         reply = await client.chat([system, *self._examples, user], role=ROLE, sampling=self.sampling)
         if not steps:
             return reply
-        sent = [completion for completion in (*steps, reply) if not completion.cached]
-        prompt_tokens = sum(completion.prompt_tokens for completion in sent)
-        completion_tokens = sum(completion.completion_tokens for completion in sent)
+        prompt_tokens, completion_tokens = 0, 0
+        for completion in (*steps, reply):
+            if not completion.cached:
+                prompt_tokens += completion.prompt_tokens
+                completion_tokens += completion.completion_tokens
         return replace(reply, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cached=False)
 
     def reject(self, replies: Iterable[Completion]) -> bool:
@@ -316,8 +318,10 @@ def read_entities(text: str) -> tuple[str, ...]:
     """Read `{"entities": ["...", ...]}`, also with the paper's key "named entities", or only the list."""
     value = find_json(text, advice=_ENTITIES)
     if isinstance(value, dict):
-        keys = [key for key in ("entities", "named entities", "named_entities") if key in value]
-        value = value[keys[0]] if keys else None
+        for key in ("entities", "named entities", "named_entities"):
+            if key in value:
+                value = value[key]
+                break
     if not isinstance(value, list) or not all(isinstance(name, (str, int, float)) for name in value):
         raise UnusableReply("no_entities", f"The reply holds no list of entities; {_ENTITIES}.")
     names = dict.fromkeys(" ".join(str(name).split()) for name in value)

@@ -98,8 +98,11 @@ def prepare(
 
 def digest_rows(rows: Iterable[str]) -> np.ndarray:
     """A digest of 16 bytes for each text."""
-    codes = (row.encode("utf-8", "surrogatepass") for row in rows)
-    return np.fromiter((hashlib.blake2b(code, digest_size=16).digest() for code in codes), "S16")
+    return np.fromiter(map(_digest, rows), "S16")
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class OldRows(NamedTuple):

@@ -14,7 +14,7 @@ from tripletune.models.loading import PYPI
 from tripletune.rag.search.embedding import Embedder, Similarity, open_embedder
 from tripletune.rag.search.index import PassageStore, check_index
 from tripletune.rag.search.retrievers import open_retriever
-from tripletune.rag.search.text_index import RetrieverKind, VectorSearch, import_vectors
+from tripletune.rag.search.text_index import RetrieverKind, VectorSearch
 from tripletune.rag.triple_store import TripleSource, TripleStore, is_store, open_triples
 
 # The value of --extractor that makes the run's chat model extract.
@@ -85,6 +85,8 @@ def build_indexes(options: SearchOptions, embedder: Embedder | None = None, vect
     if vectors:
         if embedder is None:
             raise ValueError(f"--vectors {vectors}: queries need the encoder that made the vectors: give --encoder")
+        from tripletune.rag.search.imported_vectors import import_vectors
+
         passages = PassageStore(options.corpus, options.index, options.overwrite)
         wanted = {"corpus_sha256": passages.sha256}
         import_vectors(vectors, options.index, wanted, passages.texts, len(passages), embedder, options.overwrite)

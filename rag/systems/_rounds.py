@@ -16,7 +16,7 @@ from tripletune.llm.question_client import load_prompts
 from tripletune.llm.replies import UnusableReply, asks_nothing, without_thoughts
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, answer_from, finish
-from tripletune.rag.search.retrievers import Retriever
+from tripletune.rag.search.retrievers import Retriever, passages_of
 from tripletune.rag.systems import AnswerOptions, Tools, client_of, need
 
 
@@ -63,7 +63,7 @@ class Rounds:
         self._searched.add(normalize_answer(query))
         hits = await self.retriever.retrieve(query, self._options.top_k)
         self.trace.add_step(Step(query), hits)
-        return [hit.passage for hit in hits]
+        return passages_of(hits)
 
     @property
     def shown(self) -> list[Passage]:
