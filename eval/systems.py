@@ -26,8 +26,8 @@ from tripletune.llm.backends import LLMOptions, open_client, read_spec
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient
 from tripletune.models.loading import model_fingerprint, usual_dtype
-from tripletune.rag.answering import model_spec
 from tripletune.rag.extractor import TEACHER_PROMPT
+from tripletune.rag.graph_models import model_spec
 from tripletune.rag.search.options import TEACHER, SearchOptions
 from tripletune.rag.system_options import SystemOptions, system_problems
 from tripletune.rag.systems import SHORT, LoopOptions, System, find_system, system_names

@@ -32,7 +32,7 @@ from tripletune.eval.statistics import bootstrap_pairs
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.systems import triples_settings
 from tripletune.models.loading import DTYPE_HELP, model_fingerprint, usual_dtype
-from tripletune.rag.answering import model_spec, open_generator
+from tripletune.rag.graph_models import model_spec, open_generator
 from tripletune.rag.search.options import SearchOptions
 from tripletune.rag.systems import LoopOptions
 from tripletune.rag.triple_store import StoredTriples, open_triples

@@ -33,8 +33,8 @@ from tripletune.models.loading import (
     split_revision,
     with_revision,
 )
-from tripletune.rag.answering import model_spec, open_generator
 from tripletune.rag.extractor import open_local_extractor
+from tripletune.rag.graph_models import model_spec, open_generator
 from tripletune.rag.search.embedding import open_embedder
 
 
