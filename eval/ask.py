@@ -11,9 +11,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from tripletune.core.command_line import from_arguments
 from tripletune.core.files import json_line, new_file, read_json
 from tripletune.core.options import default_of
-from tripletune.core.program import from_arguments
 from tripletune.eval.results import METRICS, read_results
 from tripletune.eval.suites import run_suites
 from tripletune.eval.suites.questions import suites_of

@@ -20,8 +20,10 @@ from itertools import islice
 from pathlib import Path
 
 from tripletune.core.calls import SetupError
-from tripletune.core.data.records import Passage, corpus_file, read_corpus
-from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
+from tripletune.core.data.pairs import load_instruction
+from tripletune.core.data.passages import Passage, corpus_file, read_corpus
+from tripletune.core.program import run_program
 from tripletune.llm.prices import cost_lines
 from tripletune.rag.extract import (
     CorpusExtraction,
@@ -30,7 +32,7 @@ from tripletune.rag.extract import (
     add_extract_arguments,
     export_triples,
 )
-from tripletune.rag.extractor import ROLE, TEACHER_PROMPT, load_instruction, open_extractor, source_pieces
+from tripletune.rag.extractor import ROLE, TEACHER_PROMPT, open_extractor, source_pieces
 from tripletune.rag.search.options import SearchOptions, build_indexes
 from tripletune.rag.triple_store import TripleStore
 

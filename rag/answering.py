@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tripletune.core.calls import Endpoint, LLMClient, Sampling
-from tripletune.core.data.records import read_corpus
+from tripletune.core.data.passages import read_corpus
 from tripletune.core.options import require
 from tripletune.llm.backends import LLMOptions, open_client
 from tripletune.llm.question_client import load_prompts

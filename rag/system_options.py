@@ -11,8 +11,8 @@ import dataclasses
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
+from tripletune.core.command_line import add_arguments, add_short_flags, from_arguments
 from tripletune.core.options import default_of, rare, setting
-from tripletune.core.program import add_arguments, add_short_flags, from_arguments
 from tripletune.llm.backends import LLMOptions, add_chat_model
 from tripletune.models.loading import DTYPE_HELP
 from tripletune.rag.search.options import SearchOptions, extracts

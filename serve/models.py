@@ -15,7 +15,8 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from tripletune.core.calls import Completion, Generator, LLMClient, Sampling
-from tripletune.core.data.records import ModelInput, Passage, Step, Task
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import ModelInput, Step, Task
 from tripletune.core.data.triples import Triple
 from tripletune.core.options import require
 from tripletune.llm.backends import LLMOptions, load_backend

@@ -12,7 +12,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
+from tripletune.core.program import run_program
 from tripletune.rag.ask import ask_question
 from tripletune.rag.costs import PRICE_HELP, read_prices
 from tripletune.rag.system_options import SystemOptions, add_system_arguments, teacher_of

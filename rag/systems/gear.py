@@ -20,11 +20,16 @@ from heapq import nsmallest
 from itertools import chain, zip_longest
 from typing import Literal, NamedTuple
 
-from tripletune.core.data.records import Passage, Step, normalize_answer, one_line
+from tripletune.core.calls import UnusableReply
+from tripletune.core.data.answers import normalize_answer
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import Step, one_line
 from tripletune.core.data.triples import Triple
 from tripletune.core.options import setting
 from tripletune.llm.question_client import load_prompts
-from tripletune.llm.replies import UnusableReply, asks_nothing, find_triples, without_thoughts
+from tripletune.llm.refusals import asks_nothing
+from tripletune.llm.reply_json import without_thoughts
+from tripletune.llm.reply_triples import find_triples
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, answer_from, finish, prompt_files, show_passages
 from tripletune.rag.search.retrievers import (
@@ -198,7 +203,7 @@ class _Gear:
         """Ask whether the memory answers the question (eq. 6), and record the reply; None if it is unreadable."""
         user = f"Facts:\n{_shown(self.gist)}\n\nQuestion: {one_line(self.question)}"
         try:
-            verdict = await self.llm.ask("reason", user, read_verdict, self.options.max_thought_tokens)
+            verdict = await self.llm.ask("reason", user, read_answerability, self.options.max_thought_tokens)
         except UnusableReply as error:
             self.trace.malformed += 1
             self.trace.add_action(error.reply, None)
@@ -237,7 +242,7 @@ class Verdict(NamedTuple):
     reply: str
 
 
-def read_verdict(text: str) -> Verdict:
+def read_answerability(text: str) -> Verdict:
     """Read "Answerable: Yes" or "Answerable: No", then "Why not: ..." in any words."""
     text = without_thoughts(text)
     match = _ANSWERABLE.search(text)

@@ -15,7 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tripletune.core.data.records import record_files, stored_parts, stored_rows
+from tripletune.core.data.jsonl import record_files, stored_parts, stored_rows
 from tripletune.core.files import file_digest, flatten
 from tripletune.core.options import rare, setting
 from tripletune.models.loading import ALL_LINEAR, DTYPES, changes_base, encoder_fingerprint, model_fingerprint

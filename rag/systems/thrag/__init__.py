@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
+from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import Step, one_line
 from tripletune.core.options import setting
+from tripletune.llm.concurrency import all_of
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.replies import UnusableReply, all_of, find_json
+from tripletune.llm.reply_json import find_json
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, bare_answer, finish, prompt_files, show_passages
 from tripletune.rag.search.embedding import Embedder

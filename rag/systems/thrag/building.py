@@ -11,11 +11,12 @@ from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from tripletune.core.calls import LLMClient, Sampling
-from tripletune.core.data.records import Passage
+from tripletune.core.calls import LLMClient, Sampling, UnusableReply
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import triple_of
+from tripletune.llm.concurrency import in_workers
 from tripletune.llm.question_client import PromptSet, QuestionClient
-from tripletune.llm.replies import UnusableReply, in_workers, json_values
+from tripletune.llm.reply_json import json_values
 from tripletune.rag import Trace
 from tripletune.rag.extractor import ask_of_passage
 from tripletune.rag.search.index import PassageStore
