@@ -15,7 +15,7 @@ from tripletune.core.data.rendering import render
 from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.reply_json import without_thoughts
 from tripletune.rag import Trace
-from tripletune.rag.search.retrievers import Retrieved, passages_of
+from tripletune.rag.search.retrievers import Retrieved, passages_of_hits
 from tripletune.rag.systems import AnswerOptions, LoopOptions, Tools, client_of, need
 
 T = TypeVar("T")
@@ -303,7 +303,7 @@ async def answer_once(
     if hits is None:
         trace.stop_reason = "retrieval_off"
     else:
-        passages = passages_of(hits)
+        passages = passages_of_hits(hits)
         steps = (Step(query, (), "\n".join(passage.content for passage in passages)),)
         trace.add_step(steps[0], hits)
 

@@ -90,7 +90,7 @@ def ranking_of(hits: Iterable[Retrieved]) -> Ranking:
     return [(hit.position, hit.score) for hit in hits]
 
 
-def passages_of(hits: Iterable[Retrieved]) -> list[Passage]:
+def passages_of_hits(hits: Iterable[Retrieved]) -> list[Passage]:
     """The passages of hits."""
     return [hit.passage for hit in hits]
 

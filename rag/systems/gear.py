@@ -37,7 +37,7 @@ from tripletune.rag.search.retrievers import (
     Retriever,
     fact_lines,
     hits_of,
-    passages_of,
+    passages_of_hits,
     ranking_of,
     verbalise,
     verbalise_all,
@@ -155,7 +155,7 @@ class _Gear:
             for hit in hits:
                 rows += [int(row) for row in self.triples.rows_of(hit.position)]
             return rows
-        proximal = await self.read(query, passages_of(hits))
+        proximal = await self.read(query, passages_of_hits(hits))
         if proximal:
             # tripleLink (eq. 2): the stored triple that is most like each proximal triple.
             for ranking in await self.triples.search(verbalise_all(proximal), 1):
@@ -199,7 +199,7 @@ class _Gear:
             return []
         return list(reply.triples)
 
-    async def reason(self) -> Verdict | None:
+    async def reason(self) -> Answerability | None:
         """Ask whether the memory answers the question (eq. 6), and record the reply; None if it is unreadable."""
         user = f"Facts:\n{_shown(self.gist)}\n\nQuestion: {one_line(self.question)}"
         try:
@@ -230,7 +230,7 @@ class _Gear:
         return [(position, 0.0) for position in positions]
 
 
-class Verdict(NamedTuple):
+class Answerability(NamedTuple):
     """Whether the memory answers the question, and if not, why.
 
     Attributes:
@@ -242,14 +242,14 @@ class Verdict(NamedTuple):
     reply: str
 
 
-def read_answerability(text: str) -> Verdict:
+def read_answerability(text: str) -> Answerability:
     """Read "Answerable: Yes" or "Answerable: No", then "Why not: ..." in any words."""
     text = without_thoughts(text)
     match = _ANSWERABLE.search(text)
     if match is None:
         raise UnusableReply("no_verdict", 'Begin with the line "Answerable: Yes" or "Answerable: No".')
     reason = re.sub(r"\A\W*why\W*", "", match[2], flags=re.IGNORECASE).strip()
-    return Verdict(match[1].lower() == "yes", reason, text)
+    return Answerability(match[1].lower() == "yes", reason, text)
 
 
 def read_query(text: str) -> str:

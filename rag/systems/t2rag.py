@@ -29,7 +29,7 @@ from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.reply_triples import triple_rows
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, bare_answer, finish, prompt_files, show_passages
-from tripletune.rag.search.retrievers import CorpusRetriever, Retrieved, fact_lines, hits_of, passages_of
+from tripletune.rag.search.retrievers import CorpusRetriever, Retrieved, fact_lines, hits_of, passages_of_hits
 from tripletune.rag.search.text_index import shares
 from tripletune.rag.search.triple_index import TripleIndex, entity_key
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
@@ -237,7 +237,7 @@ async def _search(queries: list[str], tools: Tools, options: T2RAGOptions, trace
     trace.add_step(Step("; ".join(queries), tuple(triples)), hits)
     evidence = [f"Propositions:\n{_lines(fact_lines(triples))}"]
     if options.passages:
-        evidence.append(show_passages(passages_of(hits)))
+        evidence.append(show_passages(passages_of_hits(hits)))
     return evidence
 
 

@@ -26,7 +26,7 @@ from tripletune.llm.reply_json import find_json
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, bare_answer, finish, prompt_files, show_passages
 from tripletune.rag.search.embedding import Embedder
-from tripletune.rag.search.retrievers import Retrieved, passages_of, top
+from tripletune.rag.search.retrievers import Retrieved, passages_of_hits, top
 from tripletune.rag.search.triple_index import entity_key
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
 from tripletune.rag.systems.thrag.building import EXTRACT, graph_of
@@ -104,7 +104,7 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     if options.sentences:
         evidence.append("Sentences:\n" + ("\n".join(shown) or "(nothing was found)"))
     if options.chunks:
-        evidence.append(show_passages(passages_of(hits)))
+        evidence.append(show_passages(passages_of_hits(hits)))
     prompt = "thrag_answer" if options.answer == "short" else "thrag_answer_long"
     chat = prompts.chat(prompt, "\n\n".join([*evidence, f"Question: {one_line(question)}"]))
 
@@ -112,7 +112,7 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
         reply = await llm.chat(chat, role="thrag.answer", sampling=llm.up_to(options.max_answer_tokens))
         return bare_answer(reply.text, options.answer == "long")
 
-    await finish(trace, options, llm, Found(passages_of(hits), shown), answer)
+    await finish(trace, options, llm, Found(passages_of_hits(hits), shown), answer)
     trace.seconds = time.perf_counter() - started
     return trace
 
@@ -136,7 +136,7 @@ async def _select_subtopics(
             user = f"Topic: {topic}\n\n{user}"
         try:
             selected = await llm.ask(
-                kind, f"{user}\n\nQuestion: {one_line(question)}", read_labels, options.max_selection_tokens
+                kind, f"{user}\n\nQuestion: {one_line(question)}", read_selection, options.max_selection_tokens
             )
         except UnusableReply as error:
             trace.tally(f"{kind}.{error.reason}")
@@ -159,7 +159,7 @@ async def _select_subtopics(
     return list(dict.fromkeys(chain.from_iterable(subtopics)))
 
 
-def read_labels(text: str) -> list[str]:
+def read_selection(text: str) -> list[str]:
     """Read `{"topics": ["…", …]}`, a list alone, or a list of objects with a label as their first value."""
     value = find_json(text, dict, list, advice='write {"topics": ["…", …]} or {"subtopics": ["…", …]}')
     if isinstance(value, dict):
