@@ -24,9 +24,6 @@ from tripletune.core.data.passages import read_corpus
 from tripletune.core.options import require
 from tripletune.llm.backends import LLMOptions, open_client
 from tripletune.llm.question_client import load_prompts
-from tripletune.models.loading import DTYPE_HELP, resolve, usual_dtype, with_revision
-from tripletune.models.loading import resolve, usual_dtype
-from tripletune.models.run_folders import check_model_folder, read_json, trained_folder
 from tripletune.rag import WATCH, Trace, TraceAction, TraceStep
 from tripletune.rag.search.embedding import Embedder
 from tripletune.rag.search.index import PassageStore, check_index
@@ -303,6 +300,8 @@ class _Parts:
 
     def open_graph_llm(self, spec: str, prompt_embeds: str | None = None) -> LocalGenerator:
         """Open a Graph-LLM; `prompt_embeds` names the server that runs its language model."""
+        from tripletune.rag.graph_models import open_generator
+
         options = self._options
         settings = (options.untrained, options.batch_size, options.dtype, options.ledger, options.student_seed)
         has_graph_token = not isinstance(self._loop, LoopOptions) or self._loop.graph
@@ -342,57 +341,3 @@ def clients_of(tools: Tools) -> list[Endpoint]:
     if tools.store is not None:
         models += tools.store.models
     return list(dict.fromkeys(models))
-
-
-def model_spec(spec: str, untrained: bool) -> str:
-    """The folder or spec of a Graph-LLM; with `untrained`, the base model of a run folder."""
-    resolved = resolve(spec)
-    folder = trained_folder(resolved) if Path(resolved).is_dir() else Path(resolved)
-    config = folder / "config.json"
-    settings = read_json(config) if config.is_file() else {}
-    base = settings.get("base_model")
-    if untrained:
-        return with_revision(str(base), settings.get("base_revision")) if base else spec
-    if not base:
-        raise ValueError(
-            f"model {spec} is not a trained Graph-LLM: give a run or export, or add --untrained to use an untrained "
-            "base model"
-        )
-    return str(folder)
-
-
-def open_generator(
-    spec: str,
-    untrained: bool = False,
-    batch_size: int = 16,
-    dtype: str | None = None,
-    ledger: str | None = None,
-    seed: int | None = None,
-    graph: bool = True,
-    prompt_embeds: str | None = None,
-) -> LocalGenerator:
-    """Load a Graph-LLM.
-
-    Args:
-        spec: Run, checkpoint or export folder; with `untrained`, also a base model.
-        seed: Sample replies at temperature 1; None: greedy.
-        graph: Whether prompts have the graph token.
-        prompt_embeds: `NAME@URL` of a vLLM server that runs the language model.
-    """
-    spec = model_spec(spec, untrained)
-    if not untrained:
-        check_model_folder(spec)
-    from tripletune.llm.graph_generator import load_generator
-
-    # With a server, the ledger stores the server's calls instead.
-    own_ledger = None if prompt_embeds else ledger
-    generator = load_generator(spec, batch_size=batch_size, dtype=usual_dtype(dtype), ledger=own_ledger)
-    if prompt_embeds:
-        from tripletune.llm.prompt_embeds import PromptEmbedsGenerator
-
-        generator = PromptEmbedsGenerator(generator, prompt_embeds, ledger)
-    if seed is not None:
-        generator.sampling = Sampling(1.0, seed=seed)
-    if not graph:
-        generator.processor = generator.processor.without_graph()
-    return generator

@@ -65,24 +65,25 @@ def answer_of(trace: Trace, question: str, prices: Prices) -> AnsweredQuestion:
         for passage in step.passages:
             named = {"id": passage["id"], "title": passage["title"]}
             passages[passage["id"]] = named | passage.get("source", {})
-        triples |= dict.fromkeys(tuple(triple) for triple in step.triples)
+        triples |= dict.fromkeys(map(tuple, step.triples))
     if "shown" in trace.details.get("unknown", ()):
         shown = list(passages)
     else:
         shown = [name for name in trace.shown if name in passages]
     dollars, paid = None, None
     if prices:
-        costs = spent(trace, prices).values()
-        all_dollars = sum(cost.dollars or 0.0 for cost in costs)
-        dollars = round(all_dollars, 8)
-        paid = round(all_dollars - sum(cost.cached_dollars or 0.0 for cost in costs), 8)
+        dollars, paid = 0.0, 0.0
+        for cost in spent(trace, prices).values():
+            dollars += cost.dollars or 0.0
+            paid += (cost.dollars or 0.0) - (cost.cached_dollars or 0.0)
+        dollars, paid = round(dollars, 8), round(paid, 8)
     return AnsweredQuestion(
         id=trace.question_id,
         question=question,
         answer=trace.answer,
         sources=[passages[name] for name in shown],
         not_shown=[passage for name, passage in passages.items() if name not in shown],
-        triples=[list(triple) for triple in triples],
+        triples=list(map(list, triples)),
         rounds=len(trace.steps),
         calls=trace.calls,
         tokens={"read": trace.prompt_tokens, "written": trace.completion_tokens},
@@ -118,7 +119,7 @@ def event_lines(event: TraceAction | TraceStep) -> Iterator[str]:
     if isinstance(event, TraceAction):
         yield f"  plan      {on_one_line(event.reply)}"
         return
-    titles = ", ".join(cited(passage) for passage in event.passages)
+    titles = ", ".join(map(cited, event.passages))
     yield f"  search    {on_one_line(event.query)}"
     yield f"  retrieve  {on_one_line(titles or 'nothing found')}"
     for triple in event.triples:
@@ -131,7 +132,8 @@ def end_lines(trace: Trace, answer: AnsweredQuestion) -> Iterator[str]:
     """Lines that show why the loop stopped, the sources, the cost and the answer."""
     titles: dict[str, str] = {}
     for step in trace.steps:
-        titles |= {passage["id"]: cited(passage) for passage in step.passages}
+        for passage in step.passages:
+            titles[passage["id"]] = cited(passage)
     sources = dict.fromkeys(titles[source["id"]] for source in answer.sources)
     cost = cost_text(answer.calls, answer.tokens["read"], answer.tokens["written"], answer.dollars, answer.paid)
     yield f"  stop      {trace.stop_reason}"

@@ -15,7 +15,7 @@ from tripletune.core.data.rendering import render
 from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.reply_json import without_thoughts
 from tripletune.rag import Trace
-from tripletune.rag.search.retrievers import Retrieved
+from tripletune.rag.search.retrievers import Retrieved, passages_of_hits
 from tripletune.rag.systems import AnswerOptions, LoopOptions, Tools, client_of, need
 
 T = TypeVar("T")
@@ -213,7 +213,7 @@ class Found:
         """The part that fits a budget of tokens (4 bytes each): facts up to half of the budget, then passages."""
         left = 4 * tokens
         facts = _fitting(self.facts, left // 2, lambda text: text)
-        left -= sum(len(text.encode()) for text in facts)
+        left -= len("".join(facts).encode())
         passages = _fitting(self.passages, left, lambda passage: passage.content)
         if self.passages and not passages:  # the first passage is longer than the budget: keep its beginning
             cut = self.passages[0].text.encode()[:left].decode(errors="ignore")
@@ -259,11 +259,17 @@ def _shown_passages(trace: Trace, evidence: Found, llm: QuestionClient | None) -
     sent = llm.sent if llm is not None else None
     if sent is None and trace.truncated_words:  # which passages lost words is not known
         return []
-    shown: dict[str, None] = {}
-    ids_by_text = [(passage.content, [passage.id]) for passage in evidence.passages]
-    for text, ids in [*ids_by_text, *trace.origins.items()]:
+
+    def was_sent(text: str) -> bool:
         # A Graph-LLM reads all evidence; a client may have shortened the prompt.
-        if sent is None or " ".join(text.split()) in sent:
+        return sent is None or " ".join(text.split()) in sent
+
+    shown: dict[str, None] = {}
+    for passage in evidence.passages:
+        if was_sent(passage.content):
+            shown[passage.id] = None
+    for fact, ids in trace.origins.items():
+        if was_sent(fact):
             shown |= dict.fromkeys(ids)
     return list(shown)
 
@@ -297,7 +303,7 @@ async def answer_once(
     if hits is None:
         trace.stop_reason = "retrieval_off"
     else:
-        passages = [hit.passage for hit in hits]
+        passages = passages_of_hits(hits)
         steps = (Step(query, (), "\n".join(passage.content for passage in passages)),)
         trace.add_step(steps[0], hits)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tripletune.core.calls import in_role
@@ -59,10 +59,22 @@ class Usage:
     into_cache: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
+        return Usage(
+            self.calls + other.calls,
+            self.read + other.read,
+            self.written + other.written,
+            self.from_cache + other.from_cache,
+            self.into_cache + other.into_cache,
+        )
 
     def __sub__(self, other: Usage) -> Usage:
-        return Usage(*(getattr(self, item.name) - getattr(other, item.name) for item in fields(self)))
+        return Usage(
+            self.calls - other.calls,
+            self.read - other.read,
+            self.written - other.written,
+            self.from_cache - other.from_cache,
+            self.into_cache - other.into_cache,
+        )
 
     def dollars(self, price: Price) -> float:
         """What these calls cost."""
@@ -100,8 +112,8 @@ class Cost:
         """The costs by the names that `metrics.json` and reports have."""
         values: dict[str, float] = {}
         for prefix, usage, dollars in (("", self.total, self.dollars), (CACHED, self.cached, self.cached_dollars)):
-            numbers = (usage.calls, usage.read, usage.written)
-            values |= {f"{prefix}{name}": number for name, number in zip(COSTS, numbers)}
+            for name, number in zip(COSTS, (usage.calls, usage.read, usage.written)):
+                values[f"{prefix}{name}"] = number
             if dollars is not None:
                 values[f"{prefix}{DOLLARS}"] = dollars
         values[WEIGHTED] = self.weighted_tokens

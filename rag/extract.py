@@ -179,9 +179,9 @@ class CorpusExtraction(TripleSource):
             if self.extractor.by_length:
                 # The longest passages come first, so that a lack of memory shows at once.
                 block.sort(key=lambda passage: -len(passage.text))
-            keyed = [(passage.key, passage) for passage in block]
-            stored = self.store.stored_among(self.id, [key for key, _ in keyed])
-            for key, passage in keyed:
+            keys = [passage.key for passage in block]
+            stored = self.store.stored_among(self.id, keys)
+            for key, passage in zip(keys, block):
                 if key in stored:
                     self.counts.stored += 1
                 else:

@@ -40,8 +40,8 @@ from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
 from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.reply_json import find_json
-from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, model_fingerprint, resolve, usual_dtype
-from tripletune.models.run_folders import CONFIG, PROMPT_FILE
+from tripletune.models.loading import DTYPES, adapter_base, model_fingerprint, resolve, usual_dtype
+from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, PROMPT_FILE
 from tripletune.rag import NOTING
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class TextExtractor(Endpoint):
         # All that changes replies, as JSON for stores.
         depends: dict[str, Any] = {"instruction": "\n\n".join([*self._entity_prompts, instruction])}
         if shots:
-            depends["shots"] = [list(shot) for shot in shots]
+            depends["shots"] = list(map(list, shots))
         depends |= self.sampling.to_json() | dict(settings or {})
         self.settings = json.dumps(depends, ensure_ascii=False)
 
@@ -165,9 +165,11 @@ class TextExtractor(Endpoint):
         reply = await client.chat([system, *self._examples, user], role=ROLE, sampling=self.sampling)
         if not steps:
             return reply
-        sent = [completion for completion in (*steps, reply) if not completion.cached]
-        prompt_tokens = sum(completion.prompt_tokens for completion in sent)
-        completion_tokens = sum(completion.completion_tokens for completion in sent)
+        prompt_tokens, completion_tokens = 0, 0
+        for completion in (*steps, reply):
+            if not completion.cached:
+                prompt_tokens += completion.prompt_tokens
+                completion_tokens += completion.completion_tokens
         return replace(reply, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cached=False)
 
     def reject(self, replies: Iterable[Completion]) -> bool:
@@ -326,8 +328,10 @@ def read_entities(text: str) -> tuple[str, ...]:
     """Read `{"entities": ["...", ...]}`, also with the paper's key "named entities", or only the list."""
     value = find_json(text, advice=_ENTITIES)
     if isinstance(value, dict):
-        keys = [key for key in ("entities", "named entities", "named_entities") if key in value]
-        value = value[keys[0]] if keys else None
+        for key in ("entities", "named entities", "named_entities"):
+            if key in value:
+                value = value[key]
+                break
     if not isinstance(value, list) or not all(isinstance(name, (str, int, float)) for name in value):
         raise UnusableReply("no_entities", f"The reply holds no list of entities; {_ENTITIES}.")
     names = dict.fromkeys(" ".join(str(name).split()) for name in value)

@@ -26,9 +26,14 @@ class SystemOptions(SearchOptions):
     """Options for the models and the search of a system."""
 
     system: str = setting("ras", "system that answers", choices=system_names())
-    model: str | None = setting(None, "folder of a Graph-LLM: run, checkpoint or export; for a chat model see --llm")
-    planner_model: str | None = rare(None, "Graph-LLM that plans, while --model or the teacher answers")
-    integrator: str | None = setting(None, "with --system cirag: local model that integrates, instead of the teacher")
+    model: str | None = setting(
+        None,
+        "Graph-LLM: folder (run, checkpoint, export) or owner/name[@revision] of an export; for a chat model see --llm",
+    )
+    planner_model: str | None = rare(None, "Graph-LLM that plans, as --model, while --model or the teacher answers")
+    integrator: str | None = setting(
+        None, "with --system cirag: local model (folder, owner/name[@revision]) that integrates, instead of the teacher"
+    )
     untrained: bool = setting(False, "use the untrained base model, as a reference")
     batch_size: int = rare(16, "inputs per forward pass of --model", at_least=1)
     dtype: str | None = setting(None, DTYPE_HELP)

@@ -94,6 +94,13 @@ class TripleStore:
         )
         return [ExtractorInfo(*row) for row in rows]
 
+    def info(self, extractor: int) -> ExtractorInfo:
+        """The extractor with this number."""
+        for info in self.extractors():
+            if info.id == extractor:
+                return info
+        raise KeyError(f"{self.path} has no extractor {extractor}")
+
     def stored_among(self, extractor: int, keys: Sequence[str]) -> set[str]:
         """Those of the passages' keys that the store has."""
         query = "SELECT passage FROM extractions WHERE extractor = ? AND passage IN (SELECT value FROM json_each(?))"
@@ -220,7 +227,7 @@ class StoredTriples(TripleSource):
     @property
     def identity(self) -> list[Any]:
         """What identifies these triples: the model, and digests of its prompt and its triples or of the file."""
-        (info,) = [info for info in self.store.extractors() if info.id == self.extractor]
+        info = self.store.info(self.extractor)
         # The digest of a file is its "prompt", so its triples need none.
         content = info.passages if info.model == _FILE else self.store.digest(self.extractor)
         return [info.model, info.prompt, content]

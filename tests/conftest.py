@@ -225,7 +225,7 @@ def serve(tmp_path, monkeypatch):
     """`serve(model)`: `--model tmp_path/model` is that object, a Graph-LLM that a test writes."""
 
     def put(model):
-        monkeypatch.setattr("tripletune.rag.answering.check_model_folder", lambda spec: None)
+        monkeypatch.setattr("tripletune.rag.graph_models.check_model_folder", lambda spec: None)
         monkeypatch.setattr("tripletune.llm.graph_generator.load_generator", lambda spec, **options: model)
         (tmp_path / "model").mkdir()
         (tmp_path / "model" / "config.json").write_text('{"model_type": "graph_llm", "base_model": "pypi:none"}')

@@ -21,9 +21,10 @@ from tripletune.eval.results import ChatModel, LocalModel, RunSettings, Sampling
 from tripletune.eval.systems import QuestionOptions, chat_models
 from tripletune.llm.backends import LLMOptions
 from tripletune.models.loading import encoder_fingerprint, model_fingerprint, usual_dtype
-from tripletune.rag.answering import model_spec
 from tripletune.rag.extractor import TEACHER_PROMPT
+from tripletune.rag.graph_models import model_spec
 from tripletune.rag.results import RESULTS
+from tripletune.rag.search.embedding import encoder_name
 from tripletune.rag.search.options import TEACHER, SearchOptions, extracts
 from tripletune.rag.systems import System
 from tripletune.rag.triple_store import TripleStore, is_store
@@ -66,7 +67,7 @@ def run_settings(
     if embeds:
         settings = replace(
             settings,
-            encoder=options.encoder,
+            encoder=encoder_name(options.encoder) if options.encoder else None,
             encoder_weights=encoder_fingerprint(str(options.encoder)) or None,
             query_prompt=options.query_prompt,
             text_prompt=options.text_prompt,
@@ -87,7 +88,7 @@ def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> RunS
         planner=_graph_llm(planner, options.untrained),
         student_seed=options.student_seed,
         # Without the server's address.
-        prompt_embeds=options.prompt_embeds and options.prompt_embeds.partition("@")[0],
+        prompt_embeds=options.prompt_embeds and options.prompt_embeds.rpartition("@")[0],
     )
     if teacher is None:
         return settings

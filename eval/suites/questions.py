@@ -54,9 +54,6 @@ from tripletune.rag.answering import Opened, OpenSystem, clients_of, open_tools
 from tripletune.rag.costs import read_prices
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
-from tripletune.rag.results import RESULTS
-from tripletune.rag.search.embedding import encoder_name
-from tripletune.rag.search.options import extracts
 from tripletune.rag.results import ResultRow, StoredTrace
 from tripletune.rag.systems import Tools, find_system, make_options, system_names
 from tripletune.rag.triple_store import read_gold

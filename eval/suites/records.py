@@ -47,7 +47,7 @@ from tripletune.eval.suites._record_scores import (
 )
 from tripletune.eval.suites._run_settings import shard_digests, triples_settings
 from tripletune.models.loading import DTYPE_HELP, model_fingerprint, usual_dtype
-from tripletune.rag.answering import model_spec, open_generator
+from tripletune.rag.graph_models import model_spec, open_generator
 from tripletune.rag.search.options import SearchOptions
 from tripletune.rag.systems import LoopOptions
 from tripletune.rag.triple_store import StoredTriples, open_triples

@@ -99,8 +99,11 @@ def prepare(
 
 def digest_rows(rows: Iterable[str]) -> np.ndarray:
     """A digest of 16 bytes for each text."""
-    codes = (row.encode("utf-8", "surrogatepass") for row in rows)
-    return np.fromiter((hashlib.blake2b(code, digest_size=16).digest() for code in codes), "S16")
+    return np.fromiter(map(_digest, rows), "S16")
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class OldRows(NamedTuple):
@@ -139,8 +142,8 @@ def _is_there(folder: Path, wanted: dict[str, Any] | None, made_from: Mapping[st
     """Whether a folder holds an index built from `wanted` (None: any index); a damaged file is a `ValueError`."""
     built_from = manifest(folder)
     sizes = built_from.pop("files", {})
-    built_from.pop("about", None)
-    if wanted is not None and built_from != wanted:
+    about = built_from.pop("about", {})
+    if wanted is not None and (built_from != wanted or not made_from.items() <= about.items()):
         return False
     for name, size in sizes.items():
         path = folder / name
@@ -149,16 +152,22 @@ def _is_there(folder: Path, wanted: dict[str, Any] | None, made_from: Mapping[st
     return True
 
 
-def _build(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[str, Any] | None]) -> None:
+def _build(
+    folder: Path,
+    wanted: dict[str, Any],
+    build: Callable[[Path], dict[str, Any] | None],
+    made_from: Mapping[str, str],
+) -> None:
     """Build an index in a scratch folder, which replaces `folder` when it is complete; see `prepare`."""
     with new_folder(folder, _MADE, overwrite=True, resume=True) as scratch:
         # An unfinished build of other sources is of no use.
         building = scratch / _BUILDING
-        if not building.is_file() or read_json(building) != {**wanted, **made_from}:
+        sources = {**wanted, **made_from}
+        if not building.is_file() or read_json(building) != sources:
             for path in scratch.iterdir():
                 if path.name != LOCK:
                     path.unlink()
-            write_json(building, wanted)
+            write_json(building, sources)
         _is_there(folder, None)  # rows of a damaged index must not be used again
         try:
             about = build(scratch) or {}
@@ -169,7 +178,7 @@ def _build(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[st
         replaced = manifest(folder)
         if replaced:
             changed = sorted(key for key in wanted if wanted[key] != replaced.get(key))
-            logger.info("index %s was built with another %s: %s", folder, ", ".join(changed), changes)
+            logger.info("index %s was built with another %s: %s", folder, ", ".join(changed or made_from), changes)
         building.unlink()
         sizes = {path.name: path.stat().st_size for path in sorted(scratch.iterdir()) if path.name != LOCK}
         write_json(scratch / MANIFEST, {**wanted, "about": about, "files": sizes})
@@ -251,6 +260,11 @@ class PassageStore(Lines[Passage]):
 
     def __iter__(self) -> Iterator[Passage]:
         return read_corpus(self.corpus)
+
+    def texts(self) -> Iterator[str]:
+        """Yield the text of each passage that is searched: its title and its text."""
+        for passage in self:
+            yield passage.content
 
 
 def _check(corpus: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import nsmallest
@@ -14,7 +14,7 @@ from tripletune.core.data.triples import Triple
 from tripletune.core.data.words import AUTO, detect, fold, words
 from tripletune.rag.search.embedding import Embedder
 from tripletune.rag.search.index import PassageStore
-from tripletune.rag.search.text_index import RetrieverKind, TextIndex, VectorSearch, open_text_index
+from tripletune.rag.search.text_index import Ranking, RetrieverKind, TextIndex, VectorSearch, open_text_index
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class CorpusRetriever:
     async def retrieve(self, query: str, k: int) -> list[Retrieved]:
         """The at most `k` best passages for a query, best first."""
         (ranking,) = await self.index.rank([query], k)
-        return [Retrieved(self.passages[position], score, position) for position, score in ranking]
+        return hits_of(ranking, self.passages)
 
 
 def open_retriever(
@@ -71,21 +71,43 @@ def open_retriever(
         overwrite: Whether an index of another corpus or encoder is replaced.
     """
     passages = PassageStore(corpus, index_dir, overwrite)
-
-    def texts() -> Iterator[str]:
-        for passage in passages:
-            yield passage.content
-
     if language == AUTO:
         language = passages.language
     wanted = {"corpus_sha256": passages.sha256}
-    index = open_text_index(kind, index_dir, wanted, texts, len(passages), embedder, search, language, overwrite)
+    index = open_text_index(
+        kind, index_dir, wanted, passages.texts, len(passages), embedder, search, language, overwrite
+    )
     return CorpusRetriever(passages, index, kind == "dense")
+
+
+def hits_of(ranking: Ranking, passages: PassageStore) -> list[Retrieved]:
+    """The hits of a ranking of positions."""
+    return [Retrieved(passages[position], score, position) for position, score in ranking]
+
+
+def ranking_of(hits: Iterable[Retrieved]) -> Ranking:
+    """The positions and scores of hits."""
+    return [(hit.position, hit.score) for hit in hits]
+
+
+def passages_of_hits(hits: Iterable[Retrieved]) -> list[Passage]:
+    """The passages of hits."""
+    return [hit.passage for hit in hits]
 
 
 def verbalise(triple: Triple) -> str:
     """A triple as the text that is embedded: its fields, separated by spaces."""
     return " ".join(triple.as_list())
+
+
+def verbalise_all(triples: Iterable[Triple]) -> list[str]:
+    """The text of each triple; see `verbalise`."""
+    return [verbalise(triple) for triple in triples]
+
+
+def fact_lines(triples: Iterable[Triple]) -> list[str]:
+    """Triples as prompts show them as facts, one per line: fields separated by bars."""
+    return [" | ".join(triple.as_list()) for triple in triples]
 
 
 def top(items: Sequence[T], scores: Sequence[float], count: int) -> list[T]:

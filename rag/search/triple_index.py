@@ -49,6 +49,8 @@ class TripleIndex(Lines[Triple]):
         comparable: Whether scores of different queries are comparable, like cosines.
     """
 
+    comparable = True
+
     def __init__(
         self,
         kind: RetrieverKind,

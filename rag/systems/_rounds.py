@@ -19,7 +19,7 @@ from tripletune.llm.refusals import asks_nothing
 from tripletune.llm.reply_json import without_thoughts
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, answer_from, finish
-from tripletune.rag.search.retrievers import Retriever
+from tripletune.rag.search.retrievers import Retriever, passages_of_hits
 from tripletune.rag.systems import AnswerOptions, Tools, client_of, need
 
 
@@ -66,7 +66,7 @@ class Rounds:
         self._searched.add(normalize_answer(query))
         hits = await self.retriever.retrieve(query, self._options.top_k)
         self.trace.add_step(Step(query), hits)
-        return [hit.passage for hit in hits]
+        return passages_of_hits(hits)
 
     @property
     def shown(self) -> list[Passage]:

@@ -73,7 +73,9 @@ async def answers(question: str, search: str, tools: Tools, options: AnswersOpti
     if given.passages:
         # With the ids of the corpus or of the question's context, passages can be compared with the gold passages.
         named = {passage.key: passage for passage in tools.context} | file.corpus_passages
-        hits = [Retrieved(named.get(passage.key, passage), 0.0) for passage in given.passages]
+        hits = []
+        for passage in given.passages:
+            hits.append(Retrieved(named.get(passage.key, passage), 0.0))
         trace.add_step(Step(search), hits)
         trace.shown = list(trace.found)
     return trace

@@ -32,7 +32,17 @@ from tripletune.llm.reply_json import without_thoughts
 from tripletune.llm.reply_triples import find_triples
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, answer_from, finish, prompt_files, show_passages
-from tripletune.rag.search.retrievers import Retrieved, Retriever, verbalise, words_in
+from tripletune.rag.search.retrievers import (
+    Retrieved,
+    Retriever,
+    fact_lines,
+    hits_of,
+    passages_of_hits,
+    ranking_of,
+    verbalise,
+    verbalise_all,
+    words_in,
+)
 from tripletune.rag.search.text_index import Ranking, reciprocal_rank_fusion
 from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.systems import System, Tools, client_of, need
@@ -74,7 +84,7 @@ async def gear(question: str, search: str, tools: Tools, options: GearOptions) -
     trace = agent.trace
     trace.details["ranking"] = [agent.passages[position].id for position, _ in ranking]
     best = agent.first(ranking, options.read_k)
-    facts = [" | ".join(triple.as_list()) for triple in agent.gist]
+    facts = fact_lines(agent.gist)
     answer = partial(answer_from, question, best, agent.llm, options)
     return await finish(trace, options, agent.llm, Found(best, facts), answer)
 
@@ -133,10 +143,9 @@ class _Gear:
         seeds = await self.seeds(query, hits)
         beams = await diverse_beam_search(query, seeds, self.triples, self.similarity, self.options)
         rows = breadth_first(beams)
-        retrieved = [(hit.position, hit.score) for hit in hits]
-        fused = reciprocal_rank_fusion([self.passages_of(rows), retrieved])
-        expanded = [Retrieved(self.passages[position], score, position) for position, score in fused]
-        self.trace.add_step(Step(query, tuple(self.triples[row] for row in rows)), expanded)
+        fused = reciprocal_rank_fusion([self.passages_of(rows), ranking_of(hits)])
+        triples = tuple(self.triples[row] for row in rows)
+        self.trace.add_step(Step(query, triples), hits_of(fused, self.passages))
         return fused
 
     async def seeds(self, query: str, hits: Sequence[Retrieved]) -> list[int]:
@@ -146,20 +155,20 @@ class _Gear:
             for hit in hits:
                 rows += [int(row) for row in self.triples.rows_of(hit.position)]
             return rows
-        proximal = await self.read(query, [hit.passage for hit in hits])
+        proximal = await self.read(query, passages_of_hits(hits))
         if proximal:
             # tripleLink (eq. 2): the stored triple that is most like each proximal triple.
-            for ranking in await self.triples.search([verbalise(triple) for triple in proximal], 1):
+            for ranking in await self.triples.search(verbalise_all(proximal), 1):
                 rows += [row for row, _ in ranking]
         return rows
 
     async def link(self) -> list[Ranking]:
         """passageLink (eq. 8 to 11): rank the passages for each remembered triple, found directly and by triples."""
         k = self.options.top_k
-        texts = [verbalise(triple) for triple in self.gist]
+        texts = verbalise_all(self.gist)
         rankings: list[Ranking] = []
         for text, by_triples in zip(texts, await self.gather(texts, k)):
-            directly = [(hit.position, hit.score) for hit in await self.retriever.retrieve(text, k)]
+            directly = ranking_of(await self.retriever.retrieve(text, k))
             rankings.append(reciprocal_rank_fusion([directly, by_triples])[:k])
         return rankings
 
@@ -169,10 +178,13 @@ class _Gear:
             return []
         depth = k  # triples that are searched; several of them may come from one passage
         while True:
-            rankings = await self.triples.search(texts, depth)
-            passages = [self.passages_of(row for row, _ in ranking)[:k] for ranking in rankings]
-            is_complete = [len(own) == k or len(ranking) < depth for own, ranking in zip(passages, rankings)]
-            if all(is_complete):
+            all_found = True
+            passages: list[Ranking] = []
+            for ranking in await self.triples.search(texts, depth):
+                passages.append(self.passages_of(row for row, _ in ranking)[:k])
+                if len(passages[-1]) < k and len(ranking) == depth:
+                    all_found = False
+            if all_found:
                 return passages
             depth *= 4
 
@@ -187,11 +199,11 @@ class _Gear:
             return []
         return list(reply.triples)
 
-    async def reason(self) -> Verdict | None:
+    async def reason(self) -> Answerability | None:
         """Ask whether the memory answers the question (eq. 6), and record the reply; None if it is unreadable."""
         user = f"Facts:\n{_shown(self.gist)}\n\nQuestion: {one_line(self.question)}"
         try:
-            verdict = await self.llm.ask("reason", user, read_verdict, self.options.max_thought_tokens)
+            verdict = await self.llm.ask("reason", user, read_answerability, self.options.max_thought_tokens)
         except UnusableReply as error:
             self.trace.malformed += 1
             self.trace.add_action(error.reply, None)
@@ -218,7 +230,7 @@ class _Gear:
         return [(position, 0.0) for position in positions]
 
 
-class Verdict(NamedTuple):
+class Answerability(NamedTuple):
     """Whether the memory answers the question, and if not, why.
 
     Attributes:
@@ -230,14 +242,14 @@ class Verdict(NamedTuple):
     reply: str
 
 
-def read_verdict(text: str) -> Verdict:
+def read_answerability(text: str) -> Answerability:
     """Read "Answerable: Yes" or "Answerable: No", then "Why not: ..." in any words."""
     text = without_thoughts(text)
     match = _ANSWERABLE.search(text)
     if match is None:
         raise UnusableReply("no_verdict", 'Begin with the line "Answerable: Yes" or "Answerable: No".')
     reason = re.sub(r"\A\W*why\W*", "", match[2], flags=re.IGNORECASE).strip()
-    return Verdict(match[1].lower() == "yes", reason, text)
+    return Answerability(match[1].lower() == "yes", reason, text)
 
 
 def read_query(text: str) -> str:
@@ -273,19 +285,21 @@ async def diverse_beam_search(
     gamma = 2 * options.width if options.gamma is None else options.gamma
     compare = partial(_similarities, query, graph, similarity, options.scoring)
     starts = [(row,) for row in sorted(set(seeds))]
-    beams = [Beam(rows, score) for rows, score in zip(starts, await compare(starts))]
-    beams = _best(beams, width)
+    beams = _best([Beam(rows, score) for rows, score in zip(starts, await compare(starts))], width)
     for _ in range(options.length - 1):
         # This runs in a thread, because an entity may have tens of thousands of neighbours.
         extensions = await asyncio.to_thread(_extensions, query, beams, graph, options.neighbours)
         if not any(extensions):
             break
         scores = iter(await compare(list(chain.from_iterable(extensions))))
-        groups = []
+        groups: list[list[Beam]] = []
+        zero = 0.0
         for beam, longer in zip(beams, extensions):
-            groups.append([Beam(rows, beam.score + next(scores)) for rows in longer])
-        extended = list(chain.from_iterable(groups))
-        zero = min(0.0, *(beam.score for beam in extended))
+            groups.append([])
+            for rows in longer:
+                score = beam.score + next(scores)
+                groups[-1].append(Beam(rows, score))
+                zero = min(zero, score)
         weighted: list[Beam] = []
         for group in groups:
             weighted += _diverse(group, gamma, zero)
@@ -327,8 +341,7 @@ def _extensions(query: str, beams: Sequence[Beam], graph: TripleIndex, limit: in
 
     extensions = []
     for beam in beams:
-        neighbours = [int(row) for row in graph.neighbours(beam.rows[-1])]
-        neighbours = [row for row in neighbours if row not in in_beams]
+        neighbours = [int(row) for row in graph.neighbours(beam.rows[-1]) if row not in in_beams]
         if len(neighbours) > limit:
             neighbours = nsmallest(limit, neighbours, key=rank)
         extensions.append([(*beam.rows, row) for row in neighbours])
@@ -347,11 +360,19 @@ async def _similarities(
     if not beams:
         return []
     if scoring == "concat":
-        texts = [". ".join(verbalise(graph[row]) for row in beam) for beam in beams]
+        texts = [". ".join(_texts(beam, graph)) for beam in beams]
         return list(await similarity(query, texts))
     rows = sorted(set(chain.from_iterable(beams)))
-    score_of = dict(zip(rows, await similarity(query, [verbalise(graph[row]) for row in rows])))
-    return [sum(score_of[row] for row in beam) / len(beam) for beam in beams]
+    score_of = dict(zip(rows, await similarity(query, _texts(rows, graph))))
+    means = []
+    for beam in beams:
+        scores = [score_of[row] for row in beam]
+        means.append(sum(scores) / len(scores))
+    return means
+
+
+def _texts(rows: Iterable[int], graph: TripleIndex) -> list[str]:
+    return verbalise_all(graph[row] for row in rows)
 
 
 def breadth_first(beams: Sequence[Beam]) -> list[int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from tripletune.llm.reply_json import find_json
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, answer_from, finish, prompt_files
 from tripletune.rag.search.embedding import Embedder
-from tripletune.rag.search.retrievers import Retrieved, Retriever, verbalise
+from tripletune.rag.search.retrievers import Retrieved, Retriever, hits_of, passages_of_hits, ranking_of, verbalise
 from tripletune.rag.search.text_index import Ranking, with_shares
 from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
@@ -67,10 +68,10 @@ async def ppr(question: str, search: str, tools: Tools, options: PprOptions) -> 
     index: TripleIndex = need(tools, "triples", "ppr")
     llm = client_of("ppr", tools, trace, load_prompts(_NAMES, options.prompts), options.repairs)
     starts, ranking = await PageRank("ppr", tools, options, llm, trace).rank(search, question)
-    hits = [Retrieved(index.passages[position], score, position) for position, score in ranking[: options.top_k]]
+    hits = hits_of(ranking[: options.top_k], index.passages)
     trace.add_step(Step(search, tuple(index[row] for row, _ in starts)), hits)
     trace.details["ranking"] = [index.passages[position].id for position, _ in ranking[:_RANKED]]
-    passages = [hit.passage for hit in hits]
+    passages = passages_of_hits(hits)
     return await finish(trace, options, llm, Found(passages), partial(answer_from, question, passages, llm, options))
 
 
@@ -105,13 +106,13 @@ class PageRank:
     async def retrieve(self, query: str, k: int) -> list[Retrieved]:
         """The best passages for a query, at most `k`, best first."""
         ranked = await self.rank(query, query)
-        return [Retrieved(self._index.passages[position], score, position) for position, score in ranked.passages[:k]]
+        return hits_of(ranked.passages[:k], self._index.passages)
 
     async def rank(self, search: str, question: str) -> Ranked:
         """Rank passages for the query `search`; the filter reads the question."""
         options = self._options
         hits = await self._retriever.retrieve(search, options.retrieved)
-        passages: Ranking = [(hit.position, hit.score) for hit in hits]
+        passages = ranking_of(hits)
         (triples,) = await self._index.search([search], options.triples)
         triples = with_shares(triples)
         if options.filter and triples:
@@ -122,8 +123,8 @@ class PageRank:
 
     async def _filter(self, triples: Ranking, question: str) -> Ranking:
         """The triples that the model keeps, in its order; all of them if its reply is unreadable."""
-        facts = "\n".join(f"{number}. {verbalise(self._index[row])}" for number, (row, _) in enumerate(triples, 1))
-        user = f"Facts:\n{facts}\n\nQuestion: {one_line(question)}"
+        facts = [f"{number}. {verbalise(self._index[row])}" for number, (row, _) in enumerate(triples, 1)]
+        user = "\n".join(["Facts:", *facts, "", f"Question: {one_line(question)}"])
         chat = load_prompts(_NAMES, self._options.prompts).chat("ppr_filter", user)
         read = partial(_kept_numbers, len(triples))
         try:
@@ -166,8 +167,8 @@ def _walk(
         named_in = max(1, int((adjacency[[entity], entities:] > 0).sum()))
         seeds[entity] = float(np.mean(scores)) / named_in
     if retrieved and options.passage_weight:
-        nodes = [entities + position for position, _ in retrieved]
-        seeds[nodes] = options.passage_weight * _scaled(np.array([score for _, score in retrieved]))
+        positions, scores_of_hits = (np.array(column) for column in zip(*retrieved))
+        seeds[entities + positions] = options.passage_weight * _scaled(scores_of_hits)
     # Rounded, so that the order of equal scores does not depend on the order of sums.
     ranks = personalised_pagerank(adjacency, seeds, options.damping)[entities:].round(12)
     best_first = np.lexsort((np.arange(len(ranks)), -ranks))
@@ -228,7 +229,7 @@ def _graph(index: TripleIndex, embedder: Embedder | None, threshold: float | Non
     groups = [_edges_of_triples(index), _edges_of_passages(index, size)]
     if embedder is not None and threshold is not None:
         groups.append(_synonyms(index, embedder, threshold))
-    first, second, weights = (np.concatenate(columns) for columns in zip(*groups))
+    first, second, weights = _concatenated(groups)
     differ = first != second
     edges = coo_array((weights[differ], (first[differ], second[differ])), shape=(size, size))
     return (edges + edges.T).tocsr()
@@ -236,17 +237,16 @@ def _graph(index: TripleIndex, embedder: Embedder | None, threshold: float | Non
 
 def _edges_of_triples(index: TripleIndex) -> _Edges:
     """An edge between subject and object of each triple."""
-    subjects, objects = (column.astype(np.int64) for column in index.entities)
+    subjects, objects = index.entities.astype(np.int64)
     return _Edges(subjects, objects, np.ones(len(subjects)))
 
 
 def _edges_of_passages(index: TripleIndex, size: int) -> _Edges:
     """One edge between a passage and each entity of its triples; the graph has `size` nodes."""
-    pairs = []
-    for row in range(len(index)):
-        pairs += [(row, int(position)) for position in index.passages_of(row)]
-    rows, positions = np.array(pairs, dtype=np.int64).T
-    subjects, objects = (column.astype(np.int64) for column in index.entities)
+    positions_of_rows = [index.passages_of(row) for row in range(len(index))]
+    positions = np.concatenate(positions_of_rows).astype(np.int64)
+    rows = np.repeat(np.arange(len(index)), list(map(len, positions_of_rows)))
+    subjects, objects = index.entities.astype(np.int64)
     entities = np.concatenate([subjects[rows], objects[rows]])
     passages = np.tile(_entity_count(index) + positions, 2)
     # A pair as one number, since a passage may state several triples of an entity.
@@ -268,8 +268,12 @@ def _synonyms(index: TripleIndex, embedder: Embedder, threshold: float) -> _Edge
         # Above the diagonal, so that each pair is compared once.
         cosines = np.triu(vectors[start : start + _COMPARED] @ vectors.T, start + 1)
         first, second = np.nonzero(cosines >= threshold)
-        blocks.append((first + start, second, cosines[first, second]))
-    return _Edges(*(np.concatenate(columns) for columns in zip(*blocks)))
+        blocks.append(_Edges(first + start, second, cosines[first, second]))
+    return _concatenated(blocks)
+
+
+def _concatenated(groups: Sequence[_Edges]) -> _Edges:
+    return _Edges(*(np.concatenate(columns) for columns in zip(*groups)))
 
 
 SYSTEM = System(

@@ -24,7 +24,7 @@ from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.refusals import asks_nothing
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import ANSWER, PLAN, PROMPTS, ChatGenerator, Found, finish, prompt_files
-from tripletune.rag.search.retrievers import Retrieved
+from tripletune.rag.search.retrievers import Retrieved, passages_of_hits
 from tripletune.rag.systems import LoopOptions, System, Tools, client_of, need
 
 
@@ -127,13 +127,13 @@ async def _retrieve_and_structure(
     # By hit; None for a passage that the store lacks.
     stated: list[tuple[Triple, ...] | None] = []
     if store is not None:
-        stated = await store.read([hit.passage for hit in hits])
+        stated = await store.read(passages_of_hits(hits))
     trace.structuring_seconds += time.perf_counter() - started
     triples: dict[Triple, None] = {}
     for triples_of_hit in stated:
         triples |= dict.fromkeys(triples_of_hit or ())
     shown = _share_of(list(triples), f"{options.share_seed} {trace.question} {query}", options)
-    text = "\n".join(hit.passage.content for hit in hits)
+    text = "\n".join(passage.content for passage in passages_of_hits(hits))
     step = Step(query, tuple(shown[: options.triples_per_step]), text)
     trace.add_step(step, hits, stated.count(None))
     for hit, triples_of_hit in zip(hits, stated):

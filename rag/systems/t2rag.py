@@ -29,7 +29,7 @@ from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.reply_triples import triple_rows
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, bare_answer, finish, prompt_files, show_passages
-from tripletune.rag.search.retrievers import CorpusRetriever, Retrieved
+from tripletune.rag.search.retrievers import CorpusRetriever, Retrieved, fact_lines, hits_of, passages_of_hits
 from tripletune.rag.search.text_index import shares
 from tripletune.rag.search.triple_index import TripleIndex, entity_key
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
@@ -196,7 +196,7 @@ async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions)
 
 
 def _by_kind(clues: Iterable[Clue]) -> dict[ClueKind, list[Clue]]:
-    kinds: dict[ClueKind, list[Clue]] = {kind: [] for kind in ClueKind}
+    kinds: dict[ClueKind, list[Clue]] = {ClueKind.RESOLVED: [], ClueKind.SEARCHABLE: [], ClueKind.FUZZY: []}
     for clue in clues:
         kinds[clue.kind].append(clue)
     return kinds
@@ -235,9 +235,9 @@ async def _search(queries: list[str], tools: Tools, options: T2RAGOptions, trace
     else:
         hits = await _find_passages(distinct, tools, options)
     trace.add_step(Step("; ".join(queries), tuple(triples)), hits)
-    evidence = [f"Propositions:\n{_lines(' | '.join(triple.as_list()) for triple in triples)}"]
+    evidence = [f"Propositions:\n{_lines(fact_lines(triples))}"]
     if options.passages:
-        evidence.append(show_passages(hit.passage for hit in hits))
+        evidence.append(show_passages(passages_of_hits(hits)))
     return evidence
 
 
@@ -247,8 +247,7 @@ async def _find_triples(
     """The best triples of all queries together, and the passages that state them (algorithm 2)."""
     index: TripleIndex = need(tools, "triples", "t2rag")
     rows, scores = await index.gather(queries, options.top_k, options.candidates)
-    hits = [Retrieved(index.passages[position], score, position) for position, score in scores.items()]
-    return [index[row] for row in rows], hits
+    return [index[row] for row in rows], hits_of(list(scores.items()), index.passages)
 
 
 async def _find_passages(queries: list[str], tools: Tools, options: T2RAGOptions) -> list[Retrieved]:

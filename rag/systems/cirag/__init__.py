@@ -35,7 +35,7 @@ from tripletune.llm.reply_triples import find_triples
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, REFUSAL, Found, finish, prompt_files, read_answer
 from tripletune.rag.extractor import ask_of_passage, read_entities, titled_source, with_entities
-from tripletune.rag.search.retrievers import Fact, Retrieved, provenance, top, verbalise
+from tripletune.rag.search.retrievers import Fact, Retrieved, fact_lines, provenance, top, verbalise_all
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
 from tripletune.rag.systems._rounds import reason_to_stop
 from tripletune.rag.systems.cirag.integration import (
@@ -137,7 +137,7 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
         facts = await asyncio.to_thread(_facts_of, hits, triples_by_passage)
         candidates = tuple(facts)
         if options.rerank and candidates:
-            texts = [verbalise(triple) for triple in candidates]
+            texts = verbalise_all(candidates)
             scores = await need(tools, "reranker", "cirag").scores(query, texts)
             candidates = tuple(top(candidates, scores, options.candidates))
         without_triples = [hit for hit in hits if triples_by_passage[hit.passage.id] is None]
@@ -162,7 +162,7 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
 
     core_passages = {fact.passage.id: fact.passage for fact in pools.values()}
     trace.details["core_passages"] = list(core_passages)
-    core_facts = dict.fromkeys(" | ".join(fact.triple.as_list()) for fact in pools.values())
+    core_facts = dict.fromkeys(fact_lines(fact.triple for fact in pools.values()))
     _note_origins(pools, trace)
     # Generation: section 3.4.
     answer = partial(generate, question, pools, llm, options, trace)
@@ -318,7 +318,7 @@ def context_of(pools: Pools, granularity: str) -> list[str]:
 def _note_origins(pools: Pools, trace: Trace) -> None:
     """Note which passage states a fact, under every text that a prompt may have for the fact."""
     for key, fact in pools.items():
-        texts = [" | ".join(fact.triple.as_list())]
+        texts = fact_lines([fact.triple])
         for granularity in GRANULARITIES:
             texts += context_of({key: fact}, granularity)
         for text in texts:

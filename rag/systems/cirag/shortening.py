@@ -81,11 +81,13 @@ class _Shown(NamedTuple):
 
 def _earlier(messages: Sequence[Message]) -> list[_Shown]:
     """The candidates of all earlier rounds, oldest first, in either layout."""
-    users = [place for place, turn in enumerate(messages) if turn["role"] == "user"]
     shown = []
-    for place in users:
+    for place, turn in enumerate(messages):
+        if turn["role"] != "user":
+            continue
         # In the layout "section" they are in the last turn; in the layout "chat" in the turns before it.
-        pattern = _FOUND if place == users[-1] else _SHOWN
+        is_last = not any(later["role"] == "user" for later in messages[place + 1 :])
+        pattern = _FOUND if is_last else _SHOWN
         for match in pattern.finditer(messages[place]["content"]):
             shown.append(_Shown(place, match[1], match[2]))
     return shown

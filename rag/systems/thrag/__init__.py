@@ -26,7 +26,7 @@ from tripletune.llm.reply_json import find_json
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, bare_answer, finish, prompt_files, show_passages
 from tripletune.rag.search.embedding import Embedder
-from tripletune.rag.search.retrievers import Retrieved, top
+from tripletune.rag.search.retrievers import Retrieved, passages_of_hits, top
 from tripletune.rag.search.triple_index import entity_key
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
 from tripletune.rag.systems.thrag.building import EXTRACT, graph_of
@@ -91,19 +91,20 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     if sentences:
         scores = await (graph.kept or reranker).scores(search, sentences)
         sentences = top(sentences, scores, max(options.sentences, options.chunks, _RANKED))
+    positions = [statements[sentence].position for sentence in sentences]
+    best_positions = dict.fromkeys(positions[: options.chunks])
+    hits = [Retrieved(passages[position], 1 / rank, position) for rank, position in enumerate(best_positions, 1)]
     shown = sentences[: options.sentences]
-    positions = dict.fromkeys(statements[sentence].position for sentence in sentences[: options.chunks])
-    hits = [Retrieved(passages[position], 1 / rank, position) for rank, position in enumerate(positions, 1)]
     trace.add_step(Step(search, tuple(statements[sentence].triple for sentence in shown)), hits)
-    ranked = dict.fromkeys(statements[sentence].position for sentence in sentences[:_RANKED])
-    trace.details["ranking"] = [passages[position].id for position in ranked]
-    trace.origins |= {sentence: [passages[statements[sentence].position].id] for sentence in shown}
+    trace.details["ranking"] = [passages[position].id for position in dict.fromkeys(positions[:_RANKED])]
+    for sentence, position in zip(shown, positions):
+        trace.origins[sentence] = [passages[position].id]
 
     evidence = []
     if options.sentences:
         evidence.append("Sentences:\n" + ("\n".join(shown) or "(nothing was found)"))
     if options.chunks:
-        evidence.append(show_passages(hit.passage for hit in hits))
+        evidence.append(show_passages(passages_of_hits(hits)))
     prompt = "thrag_answer" if options.answer == "short" else "thrag_answer_long"
     chat = prompts.chat(prompt, "\n\n".join([*evidence, f"Question: {one_line(question)}"]))
 
@@ -111,7 +112,7 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
         reply = await llm.chat(chat, role="thrag.answer", sampling=llm.up_to(options.max_answer_tokens))
         return bare_answer(reply.text, options.answer == "long")
 
-    await finish(trace, options, llm, Found([hit.passage for hit in hits], shown), answer)
+    await finish(trace, options, llm, Found(passages_of_hits(hits), shown), answer)
     trace.seconds = time.perf_counter() - started
     return trace
 
@@ -135,7 +136,7 @@ async def _select_subtopics(
             user = f"Topic: {topic}\n\n{user}"
         try:
             selected = await llm.ask(
-                kind, f"{user}\n\nQuestion: {one_line(question)}", read_labels, options.max_selection_tokens
+                kind, f"{user}\n\nQuestion: {one_line(question)}", read_selection, options.max_selection_tokens
             )
         except UnusableReply as error:
             trace.tally(f"{kind}.{error.reason}")
@@ -158,7 +159,7 @@ async def _select_subtopics(
     return list(dict.fromkeys(chain.from_iterable(subtopics)))
 
 
-def read_labels(text: str) -> list[str]:
+def read_selection(text: str) -> list[str]:
     """Read `{"topics": ["…", …]}`, a list alone, or a list of objects with a label as their first value."""
     value = find_json(text, dict, list, advice='write {"topics": ["…", …]} or {"subtopics": ["…", …]}')
     if isinstance(value, dict):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from typing import NamedTuple
 
 import numpy as np
@@ -82,12 +82,17 @@ class TopicGraph:
             entities.update(self._entities.get(entity_key(subtopic), ()))
         rows = self._rows_of(entities)
         for _ in range(hops - 1):
-            entities = set(chain.from_iterable(self.statements[row].entities for row in rows))
+            entities = set()
+            for row in rows:
+                entities.update(self.statements[row].entities)
             rows = self._rows_of(entities)
         return sorted(rows)
 
     def _rows_of(self, entities: Iterable[str]) -> set[int]:
-        return set(chain.from_iterable(self._rows[entity] for entity in entities))
+        rows: set[int] = set()
+        for entity in entities:
+            rows.update(self._rows[entity])
+        return rows
 
     def sentences(self, subtopics: Iterable[str], hops: int) -> dict[str, Statement]:
         """The texts of `candidates` (or of all triples if there are none), each with its first triple."""
@@ -106,8 +111,8 @@ class TopicGraph:
             "topics": len(self._subtopics),
             "subtopics": len(self._entities),
             "entities": len(self._rows),
-            "topic_subtopic_edges": _members(self._subtopics.values()),
-            "subtopic_entity_edges": _members(self._entities.values()),
+            "topic_subtopic_edges": sum(map(len, self._subtopics.values())),
+            "subtopic_entity_edges": sum(map(len, self._entities.values())),
             "triples": len(self.statements),
             "components": components,
             "largest_share": np.bincount(component_of_node, minlength=1).max() / max(1, nodes),
@@ -115,9 +120,10 @@ class TopicGraph:
 
     def _edges(self) -> Iterator[tuple[int, int]]:
         """Yield all edges as pairs of numbers: topics are numbered first, then subtopics, then entities."""
-        topics = {topic: number for number, topic in enumerate(self._subtopics)}
-        subtopics = {subtopic: number for number, subtopic in enumerate(self._entities, len(topics))}
-        entities = {entity: number for number, entity in enumerate(self._rows, len(topics) + len(subtopics))}
+        numbers = count()
+        topics = dict(zip(self._subtopics, numbers))
+        subtopics = dict(zip(self._entities, numbers))
+        entities = dict(zip(self._rows, numbers))
         for topic, below in self._subtopics.items():
             for subtopic in below:
                 yield topics[topic], subtopics[subtopic]
@@ -127,7 +133,3 @@ class TopicGraph:
         for statement in self.statements:
             subject, object_ = statement.entities
             yield entities[subject], entities[object_]
-
-
-def _members(groups: Iterable[Collection[str]]) -> int:
-    return sum(len(group) for group in groups)
