@@ -226,14 +226,14 @@ def test_differences_are_paired_by_text(tmp_path):
     places = [finished(tmp_path / "a", 0), finished(tmp_path / "b", 1)]
     found = compare_folders(places)
     for name in ("exact/micro/f1", "exact/macro/f1", "accuracy/object", "rougeL"):
-        runs = found["scores"][name]
-        means = [run["score"]["mean"] for run in runs]
-        assert runs[1]["difference"]["mean"] == pytest.approx(means[1] - means[0])
-        assert runs[0]["difference"] is None
+        runs = found.scores[name]
+        means = [run.score["mean"] for run in runs]
+        assert runs[1].difference["mean"] == pytest.approx(means[1] - means[0])
+        assert runs[0].difference is None
     same = compare_folders([places[0], finished(tmp_path / "c", 0)])
-    gaps = [runs[1]["difference"] for runs in same["scores"].values()]
+    gaps = [runs[1].difference for runs in same.scores.values()]
     assert all((gap["mean"], gap["p_value"]) == (0, 1) for gap in gaps)
     names = [f"exact/{kind}/{name}" for kind in ("micro", "macro") for name in ("precision", "recall", "f1")]
-    assert list(compare_folders(places, "exact")["scores"]) == names
+    assert list(compare_folders(places, "exact").scores) == names
     with pytest.raises(ValueError, match="no text in common"):
         compare_folders([places[0], finished(tmp_path / "d", 0, "x")])
