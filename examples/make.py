@@ -21,7 +21,7 @@ from pathlib import Path
 
 import yaml
 
-from tripletune.core.data.records import normalize_answer as key
+from tripletune.core.data.answers import normalize_answer as key
 from tripletune.core.data.triples import Triple, format_triples, parse_triples
 from tripletune.core.options import load_config
 from tripletune.data_builders.questions.teacher import READ_ROLE, RECALL_ROLE, WORD_ROLE, load_question_prompts

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tripletune.core.data.answers import mentions, normalize_answer
 from tripletune.core.data.fields import checked
-from tripletune.core.data.records import mentions, normalize_answer, read_jsonl
+from tripletune.core.data.jsonl import read_jsonl
 from tripletune.rag import Trace, TraceAction, TraceStep
 
 RESULTS = "results.jsonl"

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tripletune.core.command_line import parse_command_line
 from tripletune.core.options import setting
-from tripletune.core.program import parse_command_line, run_program
+from tripletune.core.program import run_program
 from tripletune.recipes.demo import follow
 from tripletune.recipes.demo import run as run_step
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tripletune.core.command_line import parse_command_line
 from tripletune.core.options import setting
-from tripletune.core.program import parse_command_line, run_program
+from tripletune.core.program import run_program
 from tripletune.recipes.demo import follow
 
 _NEEDED = ("task", "data", "corpus", "triples", "calls")

@@ -22,8 +22,9 @@ import yaml
 from tests.cli import write_lines
 from tripletune import docs
 from tripletune.__main__ import PROGRAMS
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Question
-from tripletune.core.data.records import Passage, Record
+from tripletune.core.data.records import Record
 from tripletune.data_builders.subq import label_question
 from tripletune.data_builders.subq.annotations import RecordedTeacher
 from tripletune.eval import load_task

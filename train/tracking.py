@@ -19,7 +19,7 @@ from typing import Any
 
 from transformers.integrations.integration_utils import WandbCallback, WandbLogModel, rewrite_logs
 
-from tripletune.core.data.records import read_jsonl, record_files
+from tripletune.core.data.jsonl import read_jsonl, record_files
 from tripletune.core.files import flatten, read_json, write_json
 from tripletune.core.program import code_version, versions
 from tripletune.models.run_folders import public

@@ -10,7 +10,7 @@ PROGRAMS = {
     "build subq": ("data_builders.subq", "make HotpotQA-SUBQ records from questions and a teacher"),
     "build questions": ("data_builders.questions", "make questions about your own corpus, checked by a teacher"),
     "build pairs": ("data_builders.text_to_triples", "make text-to-triples pairs"),
-    "build trajectories": ("data_builders.trajectories", "collect a teacher's chats in a loop, for distillation"),
+    "build trajectories": ("data_builders.trajectories.build", "collect a teacher's chats in a loop, for distillation"),
     "build corpus": ("data_builders.corpus", "collect the passages of benchmark files, for retrieval"),
     "build world": ("data_builders.world.build", "make questions about a fictional world"),
     "data": ("data_builders", "show, check and push a data set; read released records"),
@@ -69,7 +69,7 @@ def _words_before_tab() -> list[str]:
     _, _, _, (_, *words), _ = argcomplete.split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))
     programs = dict(PROGRAMS)
     if words[:1] == ["train"]:
-        from tripletune.core.program import names_in
+        from tripletune.core.plugins import names_in
 
         tasks = [name.replace("_", "-") for name in names_in("tripletune.train.tasks")]
         programs = dict.fromkeys((f"train {task}" for task in tasks), programs["train"])

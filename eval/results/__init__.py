@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tripletune.core.data.fields import checked
-from tripletune.core.data.records import read_jsonl
+from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.files import read_json
 from tripletune.eval.metrics import recall
 from tripletune.eval.results.metrics import MetricsHead, RunCounts, RunMetrics, SessionSpeed

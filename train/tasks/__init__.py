@@ -15,7 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tripletune.core.data.records import record_files, stored_parts, stored_rows
+from tripletune.core.data.jsonl import record_files, stored_parts, stored_rows
 from tripletune.core.files import file_digest, flatten
 from tripletune.core.options import rare, setting
 from tripletune.models.loading import ALL_LINEAR, DTYPES, changes_base, encoder_fingerprint, model_fingerprint
@@ -315,7 +315,8 @@ class Examples:
 
 def _row_parts(path: str, split: str, whole: bool) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
     """Yield the rows of a place, each with its location, in one or several parts."""
-    from tripletune.core.rows import array_opening, source_rows
+    from tripletune.core.data.arrays import array_opening
+    from tripletune.core.rows import source_rows
 
     if (rows := _dataset(path, split)) is not None:
         yield ((f"{path}:row {number}", row) for number, row in enumerate(rows, 1))
