@@ -28,7 +28,7 @@ from tripletune.data_builders.datasets.kinds import facts_name
 from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.readers.qa import read_question
 from tripletune.data_builders.subq import label_question, record_of, step_of
-from tripletune.data_builders.subq.searches import BRACKETED, with_triples
+from tripletune.data_builders.subq.searches import BRACKETED, facts_with_triples
 from tripletune.rag.triple_store import open_triples
 
 PROMPT_FOLDER = PROMPTS / "data"
@@ -198,7 +198,7 @@ class PartTeacher(GoldTeacher):
 
     async def records(self, question: Question, label: object = None) -> list[Record]:
         """The one answering record of a question."""
-        facts = list(with_triples(question.passages, self.triples_of)) if self.triples_of else []
+        facts = list(facts_with_triples(question.passages, self.triples_of)) if self.triples_of else []
         if facts:
             step = step_of(question.search or question.question, facts)
             record = record_of(question, "answer", Action.SUFFICIENT, (step,))
