@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tripletune.data_builders.trajectories.options import TrajectoryOptions, parse_score
-from tripletune.rag import results
+from tripletune.rag.results import ResultRow as StoredRow
+from tripletune.rag.results import kept_facts
 
 ResultRow = dict[str, Any]
 
@@ -73,7 +74,7 @@ def _repeats_no_query(row: ResultRow, faults: Sequence[str]) -> bool:
 
 
 def _keeps_answer(row: ResultRow, faults: Sequence[str]) -> bool:
-    kept = results.kept_facts(results.ResultRow.from_json(row))
+    kept = kept_facts(StoredRow.from_json(row))
     return kept is not None and kept.name_answer
 
 

@@ -54,7 +54,13 @@ class SeedRuns:
 
 @dataclass(frozen=True, slots=True)
 class RunScore:
-    """One score of one run: over its seeds, of each seed, and minus the score of the first run."""
+    """One score of one system.
+
+    Attributes:
+        score: The mean of its seeds.
+        seeds: The score of each seed.
+        difference: `score` minus the first system's; None for the first system.
+    """
 
     score: Interval
     seeds: list[float | None]
@@ -63,7 +69,14 @@ class RunScore:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """A run in a comparison: the folders as they were named, the systems or models, cost per item, failed items."""
+    """One system in a comparison.
+
+    Attributes:
+        folder: The folder, or the folders of the seeds, as the command named them.
+        name: The system, or the model of an evaluation without systems.
+        cost: Mean cost per item, by the names in `metrics.json`.
+        failed: Number of failed items of all seeds.
+    """
 
     folder: str
     name: str
@@ -79,7 +92,8 @@ class RunComparison:
         what: The task, or "extraction".
         unit: "question" or "text".
         items: Number of items that all runs have.
-        scores: By score, the runs in order.
+        runs: The systems in the order in which they were named.
+        scores: By score, in the same order.
     """
 
     what: str

@@ -61,7 +61,7 @@ class UnknownLatency:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class FactFigures:
     """CIRAG's candidate triples (`facts_shown`) and core triples, and how often a core triple names the answer."""
 
     facts_shown: Interval
@@ -98,7 +98,7 @@ class RunFigures:
     roles: dict[str, dict[str, float]] | None
     latency: Latency | UnknownLatency
     granularity: dict[str, dict[str, Interval]] | None
-    facts: Facts | None
+    facts: FactFigures | None
     recall: dict[str, Interval]
     kept: Interval
     decisions: dict[str, int]
@@ -184,13 +184,13 @@ def _latency(run: Run) -> Latency | UnknownLatency:
     )
 
 
-def _facts(rows: pd.DataFrame) -> Facts | None:
+def _facts(rows: pd.DataFrame) -> FactFigures | None:
     facts = rows[_FACTS].dropna()
     if not len(facts):
         return None
     shown = bootstrap_mean(facts["facts_shown"], None)
     kept = bootstrap_mean(facts["facts_kept"], None)
-    return Facts(shown, kept, bootstrap_mean(facts["answer_kept"]))
+    return FactFigures(shown, kept, bootstrap_mean(facts["answer_kept"]))
 
 
 def _granularity(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, dict[str, Interval]] | None:

@@ -59,8 +59,8 @@ def facts_blocks(runs: Runs) -> Blocks:
             rows.append([name_of(run), interval(facts.answer_kept), *numbers])
     if not rows:
         return []
-    told = "Of questions (not yes/no): share whose answer is in a core triple; core triples and candidates of each."
-    return [Table(["run", "answer kept", "facts kept", "facts shown"], rows), told]
+    sentence = "Of questions (not yes/no): share whose answer is in a core triple; core triples and candidates of each."
+    return [Table(["run", "answer kept", "facts kept", "facts shown"], rows), sentence]
 
 
 def recall_blocks(runs: Runs) -> Blocks:
@@ -79,13 +79,13 @@ def recall_blocks(runs: Runs) -> Blocks:
     for name in names:
         ranking, _, budget = name.partition("@")
         head.append(f"{RANKINGS[ranking]} R@{budget}")
-    told = (
+    sentence = (
         "Share of the supporting passages among the first 2, 5 and 15, over all questions with known supporting "
         "passages; a passage counts once."
     )
     if has_kept:
         head.append("kept")
-        told += " Kept: share among all passages of core triples."
+        sentence += " Kept: share among all passages of core triples."
     rows = []
     for run in measured:
         cells = [name_of(run)]
@@ -95,7 +95,7 @@ def recall_blocks(runs: Runs) -> Blocks:
         if has_kept:
             cells.append(interval(run.figures.kept))
         rows.append(cells)
-    return [Table(head, rows), told]
+    return [Table(head, rows), sentence]
 
 
 def rounds_blocks(runs: Runs) -> Blocks:

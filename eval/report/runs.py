@@ -99,7 +99,7 @@ class Run:
         return bool(self.metrics) and self.results == self.about.questions
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class QuestionFigures:
     """The figures of one question, which are columns of `Run.rows`; None for what is not known.
 
@@ -135,18 +135,18 @@ class QuestionFigures:
     tokens_written: int | None
     tokens: int | None
     weighted_tokens: int | None
-    sent: int | None
-    dollars: float | None
+    sent: int | None = None
+    dollars: float | None = None
     seconds: float | None
     structuring: float
     tallies: dict[str, int]
     malformed: int
     granularity: str | None
-    facts_shown: float | None
-    facts_kept: float | None
-    answer_kept: float | None
+    facts_shown: float | None = None
+    facts_kept: float | None = None
+    answer_kept: float | None = None
     recall: dict[str, float]
-    kept: float | None
+    kept: float | None = None
 
 
 def named_folder(spec: str) -> tuple[str, Path]:
@@ -203,8 +203,8 @@ def _with_questions(run: Run, prices: Prices) -> Run:
         lacking = [name for name in metrics if name not in row.scores]
         if row.answers and lacking:
             raise ValueError(f"{Path(run.folder) / RESULTS}: question {row.id!r} has no score {', '.join(lacking)}")
-        figures = part_json(_figures_of(row, costs))
-        rows.append({**dict.fromkeys(metrics), **row.scores, **figures})
+        figures = _figures_of(row, costs.add(row.trace))
+        rows.append({**dict.fromkeys(metrics), **row.scores, **part_json(figures)})
         added |= dict.fromkeys(name for name in row.scores if name not in metrics)
     table = pd.DataFrame(rows)
     whole = replace(run, results=len(table), rows=table, added=tuple(added), indexing=costs.indexing, roles=costs.roles)
@@ -230,10 +230,9 @@ def untimed(run: Run) -> str:
     return ""
 
 
-def _figures_of(row: ResultRow, costs: Costs) -> QuestionFigures:
-    """The figures of a question; its cost is also added to `costs`."""
+def _figures_of(row: ResultRow, cost: Cost) -> QuestionFigures:
+    """The figures of a question, from its row and the cost of its own calls."""
     trace = row.trace
-    cost = costs.add(trace)
     figures = QuestionFigures(
         id=row.id,
         type=row.type,
@@ -249,18 +248,12 @@ def _figures_of(row: ResultRow, costs: Costs) -> QuestionFigures:
         tokens_written=cost.total.written,
         tokens=cost.total.read + cost.total.written,
         weighted_tokens=cost.weighted_tokens,
-        sent=None,
-        dollars=None,
         seconds=trace.seconds,
         structuring=trace.structuring_seconds,
         tallies=trace.tallies,
         malformed=trace.malformed,
         granularity=None if row.error else trace.granularity,
-        facts_shown=None,
-        facts_kept=None,
-        answer_kept=None,
         recall=recalls_of(row),
-        kept=None,
     )
     if _knows_roles(trace):
         if "cached" not in trace.not_noted:

@@ -136,11 +136,11 @@ def _group(group: ReportedGroup) -> Iterator[Section]:
 
 def about_of(group: ReportedGroup) -> str:
     """Warnings about a group's figures, shown first."""
-    told = dict(group.setting)
+    settings = dict(group.setting)
     sentence = f"{group.title}; {len(group.runs)} runs"
     for name in ("model", "date", "code"):
-        if told[name] != "-":
-            sentence += f"; {name}: {told[name]}"
+        if settings[name] != "-":
+            sentence += f"; {name}: {settings[name]}"
     return sentence
 
 
@@ -156,8 +156,8 @@ def _scores(group: ReportedGroup) -> Blocks:
             head += [f"minus {group.runs[0].name}", "p"]
             for row, cells in zip(rows, _difference_cells(group, metric)):
                 row += cells
-    known = find_metrics()
-    explained: Blocks = [f"{name}: {known[name].explanation}." for name in group.metrics if name in known]
+    metrics = find_metrics()
+    explained: Blocks = [f"{name}: {metrics[name].explanation}." for name in group.metrics if name in metrics]
     for metric in group.metrics:
         scored = max(run.figures.scores[metric]["n"] for run in group.runs)
         if scored < group.questions:
@@ -217,8 +217,8 @@ def _slices(group: ReportedGroup, kind: str) -> Blocks:
     blocks: Blocks = [f"{title}:", Table(["run", *(f"{name} ({counts[name]:,})" for name in names)], rows)]
     left_out = group.questions - most
     if left_out:
-        told = f"{left_out:,} of {group.questions:,} questions are in no column, since their kind is not known."
-        blocks.append(told)
+        sentence = f"{left_out:,} of {group.questions:,} questions are in no column, since their kind is not known."
+        blocks.append(sentence)
     return blocks
 
 
