@@ -29,7 +29,7 @@ from tripletune.llm.question_client import load_prompts
 from tripletune.rag.chat_generator import ANSWER, PLAN
 from tripletune.rag.extractor import TEACHER_PROMPT
 from tripletune.recipes.own_documents import RoadConfig
-from tripletune.recipes.own_documents import road as walk
+from tripletune.recipes.own_documents import steps_of
 
 HOME = Path(__file__).parent
 DOCUMENTS, RECORDED = HOME / "documents", HOME / "teacher.jsonl.gz"

@@ -39,9 +39,11 @@ from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.service import DecodingService
 from tripletune.models.losses import evaluating
-from tripletune.train.batches import pad_batch, pair_batch
-from tripletune.train.engine import EngineMixin, shared_arguments
-from tripletune.train.resume import StepLog
+from tripletune.train.arguments import shared_arguments
+from tripletune.train.callbacks import StepLog
+from tripletune.train.engine import EngineMixin
+from tripletune.train.rows.batches import pad_batch
+from tripletune.train.rows.pairs import pair_batch
 
 REWARDS = "rewards.jsonl"
 PARTS = ("answer", "recall", "format", "searches")
