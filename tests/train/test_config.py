@@ -73,7 +73,7 @@ def test_settings_that_cannot_work(settings, message):
         ({"model.lora_options": "{r: 8}"}, r"unknown setting 'r' \(here it is model\.lora_rank\)"),
         ({"model.lora_options": "{init_lora_weights: pissa_niter_4}"}, "'pissa_niter_4' is not .*'pissa'"),
         ({"model.lora_options": "{layers_to_transform: all}"}, r"layers_to_transform 'all' is not .*list\[int\]"),
-        ({"report_to": "[wand]"}, r"report_to: 'wand' is not one of .*\(did you mean wandb\?\)"),
+        ({"report_to": "wand"}, r"report_to: 'wand' is not one of .*\(did you mean wandb\?\)"),
         ({"train.arguments": "{learning_rate: 1}"}, r"\(here it is train\.learning_rate\)"),
         ({"train.arguments": "{neftune_noise: 1}"}, r"\(did you mean neftune_noise_alpha\?\)"),
         ({"train.arguments": "{hub_model_id: me/m}"}, r"unknown setting 'hub_model_id' \(here it is push_to_hub\)"),

@@ -201,7 +201,7 @@ class GrpoTask(PromptTask):
         return cached_rows(["questions", source.digest, length, self._start], cache, [make], _COLUMNS)
 
     def trainer(self) -> Any:
-        from tripletune.train.trl_trainers import GrpoTrainer
+        from tripletune.train.grpo_trainer import GrpoTrainer
 
         return GrpoTrainer(self)
 
