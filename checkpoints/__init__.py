@@ -168,7 +168,9 @@ def _kind_of(source: Path, plain: bool) -> Kind:
     """What an export of a trained folder holds."""
     if plain:
         return "plain_adapter"
-    return "adapter" if is_adapter(source) else "merged"
+    if is_adapter(source):
+        return "adapter"
+    return "merged"
 
 
 def _write_plain_adapter(loaded: Loaded, folder: Path) -> None:

@@ -183,7 +183,9 @@ def base_licence(base: str) -> str | None:
         if base.startswith(PYPI):
             package = metadata.metadata(base.removeprefix(PYPI))
             return (package["License-Expression"] or package["License"]).lower()
-        return ModelCard.load(Path(base) / CARD if Path(base).is_dir() else base).data.license
+        if Path(base).is_dir():
+            return ModelCard.load(Path(base) / CARD).data.license
+        return ModelCard.load(base).data.license
     return None
 
 
@@ -275,7 +277,9 @@ def _tune(provenance: Provenance, is_text_model: bool) -> str:
 
 def _trained_parts(tune: str, use_graph: bool) -> str:
     weights = {"lora": "LoRA weights, ", "all": "all weights, "}.get(tune, "")
-    return weights + ("graph encoder and projector" if use_graph else "no graph")
+    if use_graph:
+        return f"{weights}graph encoder and projector"
+    return f"{weights}no graph"
 
 
 def _training_rows(provenance: Provenance) -> Iterator[list[str]]:
@@ -322,7 +326,9 @@ def _scores_title(name: str, content: dict[str, Any]) -> str:
         if content.get(key):
             details.append(f"{key} {code_span(content[key])}")
     title = code_span(name)
-    return f"{title} ({', '.join(details)})" if details else title
+    if details:
+        title += f" ({', '.join(details)})"
+    return title
 
 
 def _table_of_scores(content: dict[str, Any], title: str) -> Table:

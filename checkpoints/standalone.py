@@ -110,7 +110,10 @@ class _ModelingFile:
         lines = []
         for origin, names in sorted(self._imports.items()):
             for name in sorted(names):
-                lines.append(f"from {origin} import {name}" if name else f"import {origin}")
+                if name:
+                    lines.append(f"from {origin} import {name}")
+                else:
+                    lines.append(f"import {origin}")
         return _HEAD + "\n".join(lines) + "\n\n\n" + "\n\n\n".join(self._sources.values()) + "\n"
 
 

@@ -42,6 +42,7 @@ PAGES = {
 }
 # File endings of single documents; places are HTML, and all others Markdown.
 ENDINGS = {("River", "projects"): "txt", ("Snow", "partners"): "txt", ("Coast", "partners"): "html"}
+LIST_HEADINGS = {"people": "Who has designed and leads what", "partners": "What they do for us"}
 LISTS = {"people": ("designed", "leads"), "partners": ("supplies sensors for", "pays for")}
 PHRASES = {
     "designed": "{0} designed the {1} and the {2}.",
@@ -91,7 +92,12 @@ def things() -> Iterator[Thing]:
                 yield Thing(division, kind, name, [str(value) for value in values])
 
 
-KINDS = {key(thing.name): thing.kind for thing in things()}
+KINDS: dict[str, str] = {}
+NAMES: dict[str, str] = {}
+for thing in things():
+    KINDS[key(thing.name)] = thing.kind
+    # The first of two things with the same key counts.
+    NAMES.setdefault(key(thing.name), thing.name)
 
 
 def draw(text: str, count: int) -> int:
@@ -101,10 +107,11 @@ def draw(text: str, count: int) -> int:
 
 def section_of(thing: Thing) -> Section:
     """Write the section about a thing, in one of the table's ways."""
-    he = "she" if thing.values[0] == "she" else "he"
-    his = "her" if thing.values[0] == "she" else "his"
+    words = {"he": "he", "his": "his", "He": "He", "His": "His"}
+    if thing.values[0] == "she":
+        words = {"he": "she", "his": "her", "He": "She", "His": "Her"}
     article = "an" if thing.values[0][0] in "aeiou" else "a"
-    words = {"he": he, "his": his, "He": he.capitalize(), "His": his.capitalize(), "a1": f"{article} {thing.values[0]}"}
+    words["a1"] = f"{article} {thing.values[0]}"
     columns = TABLE["columns"][thing.kind]
     ways = TABLE["sentences"][thing.kind]
     sentences = []
@@ -141,11 +148,15 @@ def documents() -> Iterator[Document]:
                     sections.append(section_of(thing))
             sentences = lists(division, name)
             if sentences:
-                heading = "Who has designed and leads what" if name == "people" else "What they do for us"
-                sections.append(Section(heading, sentences))
-            ending = ENDINGS.get((division, name), "html" if name == "places" else "md")
-            file = f"{division.lower()}-{name}.{ending}"
+                sections.append(Section(LIST_HEADINGS[name], sentences))
+            file = f"{division.lower()}-{name}.{ending_of(division, name)}"
             yield Document(file, page.heading.format(d=division), page.introduction, sections)
+
+
+def ending_of(division: str, page: str) -> str:
+    if page == "places":
+        return "html"
+    return ENDINGS.get((division, page), "md")
 
 
 def write_documents(folder: Path = DOCUMENTS) -> None:
@@ -231,7 +242,7 @@ def owned(facts: set[Fact], owner: str, predicate: str) -> set[str]:
 
 def full_name(normal: str) -> str:
     """Return the name of the thing with this key."""
-    return next(thing.name for thing in things() if key(thing.name) == normal)
+    return NAMES[normal]
 
 
 def called(name: str) -> str:

@@ -85,8 +85,11 @@ def tripletune(words: list[str]) -> None:
 def two_hop_question(home: str) -> str:
     """The exam's first question with two hops."""
     lines = Path(home, "questions/test.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    return next(row["question"] for row in rows if row["type"] == "2-hop")
+    for line in lines:
+        row = json.loads(line)
+        if row["type"] == "2-hop":
+            return str(row["question"])
+    raise ValueError("the exam has no question with two hops")
 
 
 def write_recorded(calls: Path) -> None:
@@ -95,7 +98,9 @@ def write_recorded(calls: Path) -> None:
     for line in calls.read_text(encoding="utf-8").splitlines():
         rows.append(json.loads(line) | {"seconds": 0.0, "time": "2026-01-01T00:00:00+00:00"})
     rows.sort(key=lambda row: row["key"])
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    text = ""
+    for row in rows:
+        text += json.dumps(row, ensure_ascii=False) + "\n"
     RECORDED.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 

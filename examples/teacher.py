@@ -32,7 +32,9 @@ class Teacher:
     def __init__(self) -> None:
         question_prompts = load_question_prompts().texts
         # Roles by their system prompts.
-        self.roles = {question_prompts[role.replace(".", "_")]: role for role in (WORD_ROLE, READ_ROLE, RECALL_ROLE)}
+        self.roles = {}
+        for role in (WORD_ROLE, READ_ROLE, RECALL_ROLE):
+            self.roles[question_prompts[role.replace(".", "_")]] = role
         self.roles[TEACHER_PROMPT.read_text(encoding="utf-8").strip()] = "extract"
         for role, prompt in load_prompts((PLAN, ANSWER)).texts.items():
             self.roles[prompt] = role
@@ -87,7 +89,9 @@ class Teacher:
         history, question = text.rsplit("Question: ", 1)
         done = history.count("[SUBQ]")
         subqueries = self.questions[question].subqueries
-        return f"[SUBQ] {subqueries[done]}" if done < len(subqueries) else "[SUFFICIENT]"
+        if done == len(subqueries):
+            return "[SUFFICIENT]"
+        return f"[SUBQ] {subqueries[done]}"
 
 
 def chain(facts: list[Fact]) -> Question | None:
@@ -110,8 +114,11 @@ def chain(facts: list[Fact]) -> Question | None:
     def answer(known_facts: set[Fact]) -> str:
         names = {start}
         for _, predicate, _ in facts:
-            names = set().union(*[objects_of(known_facts, name, predicate) for name in names])
-        return names.pop() if len(names) == 1 else ""
+            objects: set[str] = set()
+            for name in names:
+                objects |= objects_of(known_facts, name, predicate)
+            names = objects
+        return only_name(names)
 
     subqueries = []
     for forms, (subject, _, _) in zip(asks, facts):
@@ -119,6 +126,14 @@ def chain(facts: list[Fact]) -> Question | None:
     # The second form is for short phrases.
     last_form = asks[-1][draw(chance + "!", 2) if len(facts) < 3 else 0]
     return Question(last_form.format(x=phrase), subqueries, answer)
+
+
+def only_name(names: set[str]) -> str:
+    """Return the only name, or "" if a question has no or several answers."""
+    if len(names) != 1:
+        return ""
+    (name,) = names
+    return name
 
 
 def comparison(facts: list[Fact], wanted: str) -> Question | None:
@@ -142,7 +157,7 @@ def comparison(facts: list[Fact], wanted: str) -> Question | None:
         return a if a_is_less == (test == "less") else b
 
     ask = TABLE["ask"][predicate][0]
-    subqueries = [ask.format(x=called(name)) for name in (a, b)]
+    subqueries = [ask.format(x=called(a)), ask.format(x=called(b))]
     return Question(form.format(a=called(a), b=called(b)), subqueries, answer)
 
 
@@ -185,9 +200,9 @@ def intersection(facts: list[Fact]) -> Question | None:
 
     def answer(known_facts: set[Fact]) -> str:
         names = owned(known_facts, a.owner, a.predicate) & owned(known_facts, b.owner, b.predicate)
-        return names.pop() if len(names) == 1 else ""
+        return only_name(names)
 
     first = a.phrase.format(x=called(a.owner))
     second = b.phrase.format(x=called(b.owner))
-    subqueries = [condition.ask.format(x=called(condition.owner)) for condition in conditions]
+    subqueries = [a.ask.format(x=called(a.owner)), b.ask.format(x=called(b.owner))]
     return Question(f"Which {a.kind} {first} and {second}?", subqueries, answer)

@@ -293,10 +293,11 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
                 model, input_ids, attention_mask, logits_to_keep, *args, compute_entropy=compute_entropy, **options
             )
         else:
-            written = self._written
             if compute_entropy:
                 # In a training step, TRL gives a micro-batch of the rollout.
                 written = self._batch["tool_mask"] * self._batch["completion_mask"]
+            else:
+                written = self._written
             log_probs, entropies = self._of_rows(model, input_ids, attention_mask.bool(), written)
             more = None
         name = "ref_per_token_logps"

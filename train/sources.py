@@ -32,7 +32,7 @@ class Examples:
         limit: The number of examples to take of each place; None for all.
         keep: Tells whether to take an example, given the `share` of its place; None keeps all.
         selection: Settings of `keep`, for the digest.
-        what: What the examples are, in error messages.
+        name: What the examples are called in error messages.
     """
 
     read: Callable[[dict[str, Any], str], Any]
@@ -41,7 +41,7 @@ class Examples:
     limit: int | None = None
     keep: Callable[[Any, float], bool] | None = None
     selection: tuple[Any, ...] = ()
-    what: str = "records"
+    name: str = "records"
 
     def __iter__(self) -> Iterator[Any]:
         for examples in self.parts(whole=True):
@@ -84,7 +84,7 @@ class Examples:
         """Make sure that a first example exists and can be read."""
         for _ in self:
             return
-        raise ValueError(f"{', '.join(self.paths)} (split {self.split!r}) holds no {self.what}")
+        raise ValueError(f"{', '.join(self.paths)} (split {self.split!r}) holds no {self.name}")
 
 
 class Sources(NamedTuple):

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
-ROWS, META = "rows.arrow", "meta.json"
+ROWS = "rows.arrow"
+# The counts of `rows_meta`.
+META = "meta.json"
 # A row by column. Rows of tokens have `input_ids`, `labels` (-100 where nothing is learned) and `length` in tokens.
 Row = dict[str, Any]
 # Names and types of columns; "[int32]" is a list, "[[int32]]" a list of lists.

@@ -318,5 +318,5 @@ def _trajectories(
         is_drawn = int.from_bytes(digest) < share * _HASHES
         return is_drawn and trajectory.question_id not in held_out
 
-    what = "trajectories but those of validation questions" if held_out else "trajectories"
-    return Examples(Trajectory.from_json, tuple(places), split, limit, keep, (sorted(held_out),), what)
+    name = "trajectories but those of validation questions" if held_out else "trajectories"
+    return Examples(Trajectory.from_json, tuple(places), split, limit, keep, (sorted(held_out),), name)

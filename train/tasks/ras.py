@@ -168,7 +168,7 @@ class GraphTask(TrainingTask):
             _read_records,
             keep=lambda record, share: record.task in tasks,
             selection=tasks,
-            what=f"records of the tasks {', '.join(tasks)}",
+            name=f"records of the tasks {', '.join(tasks)}",
         )
 
     def load(self) -> tuple[Any, GraphLLMProcessor]:

@@ -90,7 +90,7 @@ class PairTask(TextTask):
 
     @cached_property
     def sources(self) -> Sources:
-        return self.source_pair(ExtractionPair.from_json, what="text-to-triples pairs")
+        return self.source_pair(ExtractionPair.from_json, name="text-to-triples pairs")
 
     @cached_property
     def instruction(self) -> str | None:
