@@ -16,7 +16,7 @@ import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tripletune.checkpoints.card import CARD, PROVENANCE, Kind, Provenance, collect_provenance, write_model_card
 from tripletune.checkpoints.standalone import MODELING, write_modeling
@@ -50,6 +50,9 @@ from tripletune.models.run_folders import (
     task_of,
     trained_folder,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 if __name__ == "checkpoints":
     raise ImportError("import it as tripletune.checkpoints; under its short name it would be loaded twice")
@@ -312,16 +315,18 @@ def _write_merged(loaded: Loaded, dtype: str, plain: bool, scratch: Path) -> dic
     return reference
 
 
-def _rounded_away(model: Any, dtype: Any) -> float:
+def _rounded_away(model: torch.nn.Module, dtype: torch.dtype) -> float:
     """Return the share of the LoRA update that rounding loses: norm of the error divided by norm of the update."""
     from peft.tuners.lora import LoraLayer
 
     # Sums of squares.
     error = 0.0
     update = 0.0
-    for layer in model.modules():
-        if not isinstance(layer, LoraLayer):
+    for module in model.modules():
+        if not isinstance(module, LoraLayer):
             continue
+        # PEFT declares `get_delta_weight` only in the kinds of LoRA layers.
+        layer: Any = module
         weight = layer.get_base_layer().weight
         for adapter in layer.active_adapters:
             delta = layer.get_delta_weight(adapter)

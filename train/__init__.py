@@ -28,6 +28,7 @@ from tripletune.core.options import ConfigError, misfits, not_one_of, to_yaml
 from tripletune.core.program import load_from, parse_command_line, run_program
 from tripletune.core.tables import printable
 from tripletune.models.run_folders import RESULT
+from tripletune.train.settings import RunConfig
 from tripletune.train.tasks import TrainingTask
 
 if __name__ == "train":
@@ -155,7 +156,7 @@ def check(task: TrainingTask, dry_run: bool) -> Path | None:
     return checkpoint_to_continue(config, task.digest)
 
 
-def library_misfits(config: Any) -> list[str]:
+def library_misfits(config: RunConfig) -> list[str]:
     """Settings that the installed PEFT and transformers would refuse."""
     return [
         *_lora_misfits(config),
@@ -166,7 +167,7 @@ def library_misfits(config: Any) -> list[str]:
     ]
 
 
-def _lora_misfits(config: Any) -> list[str]:
+def _lora_misfits(config: RunConfig) -> list[str]:
     from peft import LoraConfig
 
     hints = typing.get_type_hints(LoraConfig)
@@ -175,7 +176,7 @@ def _lora_misfits(config: Any) -> list[str]:
     return misfits("model.lora_options", config.model.lora_options, hints, _OWN_LORA_FIELDS, type(config))
 
 
-def _argument_misfits(config: Any) -> list[str]:
+def _argument_misfits(config: RunConfig) -> list[str]:
     from transformers import TrainingArguments
 
     from tripletune.train.arguments import own_arguments
@@ -205,7 +206,7 @@ def _optimizer_misfits(optimizer: str | None) -> list[str]:
     return []
 
 
-def _schedule_misfits(config: Any) -> list[str]:
+def _schedule_misfits(config: RunConfig) -> list[str]:
     from transformers import SchedulerType
 
     name = config.train.scheduler

@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 
 from tripletune.models.loading import best_dtype
 from tripletune.train.resume import process_count
+from tripletune.train.settings import AnyConfig
 
 # Settings that have the same name in TrainingArguments.
 _SAME_NAME = (
@@ -18,16 +19,12 @@ _SAME_NAME = (
 )  # fmt: skip
 
 
-def shared_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
-    """Return keyword arguments for `TrainingArguments` and its subclasses, for a run with or without evaluations.
-
-    Args:
-        config: `EngineConfig` or `RunConfig`.
-    """
+def shared_arguments(config: AnyConfig, evaluates: bool = True) -> dict[str, Any]:
+    """Return keyword arguments for `TrainingArguments` and its subclasses, for a run with or without evaluations."""
     return config.train.arguments | own_arguments(config, evaluates)
 
 
-def own_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
+def own_arguments(config: AnyConfig, evaluates: bool = True) -> dict[str, Any]:
     """Return the arguments that follow from our settings, so that `train.arguments` can't set them."""
     train = config.train
     use_cpu = not torch.cuda.is_available()

@@ -34,7 +34,7 @@ from tripletune.train.arguments import shared_arguments
 from tripletune.train.callbacks import Keeper, LossLog, StepLog, scores_of
 from tripletune.train.evaluation import Evaluation, EvaluationMixin
 from tripletune.train.rows.cache import rows_meta
-from tripletune.train.settings import EngineConfig, RunConfig
+from tripletune.train.settings import AnyConfig
 from tripletune.train.tasks import TrainingTask
 from tripletune.train.tracking import Reports
 
@@ -322,7 +322,7 @@ class Engine(EngineMixin, Trainer):
         model: nn.Module,
         rows: Any,
         collator: Callable[[list[dict[str, Any]]], dict[str, Any]],
-        config: EngineConfig | RunConfig,
+        config: AnyConfig,
         *,
         validation: Any = None,
         task: TrainingTask | None = None,

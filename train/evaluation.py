@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from tripletune.core.data.records import IGNORED
 from tripletune.train.callbacks import Keeper, LossLog, Preempted, StepLog, scores_of, weights_broken
-from tripletune.train.settings import EngineConfig, RunConfig
+from tripletune.train.settings import AnyConfig
 from tripletune.train.tasks import TrainingTask
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class EvaluationMixin(Mixed):
     """The evaluations of `train.engine.EngineMixin`, before a trainer's own."""
 
     task: TrainingTask
-    config: EngineConfig | RunConfig
+    config: AnyConfig
     keeper: Keeper
     losses: LossLog
     evaluations: StepLog

@@ -25,6 +25,7 @@ from tripletune.core.files import LOGS, check_folder, few, flatten, read_json, w
 from tripletune.core.options import default_of, leaves, read_yaml, to_yaml
 from tripletune.core.program import code_version, versions
 from tripletune.models.run_folders import FINAL, RESULT, check_finite, check_weights, stored_weights
+from tripletune.train.settings import AnyConfig
 
 logger = logging.getLogger(__name__)
 SETTINGS = "config.yaml"
@@ -56,7 +57,7 @@ _FREE = {
 _Flat = Mapping[str, Any]
 
 
-def grouped_rows(config: Any, continues: bool) -> int:
+def grouped_rows(config: AnyConfig, continues: bool) -> int:
     """Return the number of rows grouped by length: a micro-batch on all processes at the start of the run."""
     processes = process_count()
     rows = int(config.train.batch_size * processes)
@@ -67,7 +68,7 @@ def grouped_rows(config: Any, continues: bool) -> int:
     return int(read_json(file).get(GROUPED) or rows * config.train.micro_batches(processes))
 
 
-def save_run_settings(config: Any, digest: Mapping[str, str], grouped: int | None = None) -> None:
+def save_run_settings(config: AnyConfig, digest: Mapping[str, str], grouped: int | None = None) -> None:
     """Write the resolved configuration, git revision, versions and `TrainingTask.digest` into the run folder."""
     folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +88,7 @@ def save_run_settings(config: Any, digest: Mapping[str, str], grouped: int | Non
     write_text(folder / SETTINGS, to_yaml(config))
 
 
-def check_same_run(config: Any, digest: Mapping[str, str]) -> None:
+def check_same_run(config: AnyConfig, digest: Mapping[str, str]) -> None:
     """Make sure that the run folder's checkpoints have these settings, data, models and files."""
     folder = Path(config.output_dir)
     if not (folder / SETTINGS).is_file() or not (folder / ENVIRONMENT).is_file():
@@ -124,7 +125,7 @@ def _saved_settings(folder: Path) -> dict[str, Any]:
 
 
 def _changed_settings(
-    config: Any, saved: Iterable[str], before: _Flat, now: _Flat, free: Collection[str]
+    config: AnyConfig, saved: Iterable[str], before: _Flat, now: _Flat, free: Collection[str]
 ) -> Iterator[str]:
     """Yield a line for each changed setting, except those that may change.
 
@@ -158,7 +159,7 @@ def _changed_by_versions(saved: _Flat, now: _Flat, environment: Mapping[str, Any
         yield "an earlier version weighted the losses in another way"
 
 
-def _changed_step_size(config: Any, before: _Flat, now: _Flat, processes_before: int) -> Iterator[str]:
+def _changed_step_size(config: AnyConfig, before: _Flat, now: _Flat, processes_before: int) -> Iterator[str]:
     processes = process_count()
     rows_before = _rows_per_step(before, processes_before, config.train.default_accumulation)
     rows = _rows_per_step(now, processes, config.train.default_accumulation)
@@ -196,7 +197,7 @@ def _changed_contents(now: _Flat, digest: Mapping[str, str], environment: Mappin
             yield f"the content of {in_words} has changed"
 
 
-def checkpoint_to_continue(config: Any, digest: Mapping[str, str]) -> Path | None:
+def checkpoint_to_continue(config: AnyConfig, digest: Mapping[str, str]) -> Path | None:
     """Return the newest checkpoint of this run in the run folder; None for a new run, or without checkpoints."""
     check_writable(config.output_dir)
     if not config.resume:
@@ -236,7 +237,7 @@ def _check_undamaged(checkpoint: Path) -> None:
     check_finite(stored_weights(checkpoint), checkpoint)
 
 
-def clear(config: Any, continues: bool) -> None:
+def clear(config: AnyConfig, continues: bool) -> None:
     """Remove an earlier run's checkpoints and rename its result to `final.previous`; the folder must be locked.
 
     Trainers delete the checkpoints of the smallest steps first; these would be the new run's. The earlier result must

@@ -269,3 +269,7 @@ class RunConfig(_Run):
         if getattr(self.train, "packing", False):
             wrong.append("train.packing")
         return [f"{name}: train.preference needs an adapter (model.tune lora) and no packing" for name in wrong]
+
+
+# The settings of a task's run, or of a run with a given model and rows.
+AnyConfig = RunConfig | EngineConfig
