@@ -9,7 +9,9 @@ import typing
 from collections.abc import Callable, Sequence
 
 from benchmarks import Options, Result, save, show
-from tripletune.core.program import CommandParser, add_arguments, from_arguments, names_in, run_program
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
+from tripletune.core.plugins import names_in
+from tripletune.core.program import run_program
 
 
 def cases() -> dict[str, tuple[Callable[[typing.Any], Result], type[Options]]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import ENCODER, MODEL, Options, Result, Way, quiet, take_turns
 from tripletune.core.options import load_config, setting
-from tripletune.core.program import load_from
+from tripletune.core.plugins import load_from
 from tripletune.data_builders.subq.build import build
 from tripletune.data_builders.subq.options import BuildOptions, Source
 from tripletune.data_builders.world.build import WorldOptions, write_world

@@ -11,8 +11,9 @@ from typing import Any
 from tripletune.checkpoints import DTYPES, MADE, export_adapter, merge_adapter
 from tripletune.checkpoints.gguf_file import TYPES, write_gguf
 from tripletune.checkpoints.verify import TOLERANCE, verify
+from tripletune.core.command_line import CommandParser
 from tripletune.core.hub import add_push, push_folder
-from tripletune.core.program import CommandParser, run_program
+from tripletune.core.program import run_program
 from tripletune.models.run_folders import is_run
 
 

@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
-from tripletune.core.data.records import normalize_answer
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
+from tripletune.core.data.answers import normalize_answer
 from tripletune.core.hub import add_push, push_folder
 from tripletune.core.options import setting
-from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program
+from tripletune.core.program import run_program
 from tripletune.core.tables import plain_console, printable
 from tripletune.data_builders.adapt import AdaptOptions, adapt_rows
 from tripletune.data_builders.datasets import RowKind, listed

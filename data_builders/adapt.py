@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tripletune.core.data.fields import checked, given, name_field, name_list, shown, text_field
+from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.pieces import split_passage
-from tripletune.core.data.records import read_jsonl
 from tripletune.core.files import check_new, json_line, new_file
 from tripletune.core.options import setting
 from tripletune.core.rows import Row, required_text, source_rows, whole_object

@@ -23,12 +23,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.data.fields import name_field
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import DropReason, Question
-from tripletune.core.data.records import Passage
 from tripletune.core.files import file_digest, json_line, new_folder, write_json
 from tripletune.core.options import CheckedOptions, setting
-from tripletune.core.program import CommandParser, add_arguments, from_arguments, progress, run_program
+from tripletune.core.program import progress, run_program
 from tripletune.core.rows import Row, source_rows
 from tripletune.data_builders.datasets import SeenTable
 from tripletune.data_builders.readers import get_reader

@@ -30,7 +30,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tripletune.core.data.records import Action, Record, Step, normalize_answer
+from tripletune.core.data.answers import normalize_answer
+from tripletune.core.data.records import Action, Record, Step
 from tripletune.core.data.rendering import parse_plan
 from tripletune.core.data.triples import Triple, parse_triples
 from tripletune.core.files import read_text

@@ -20,10 +20,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.data.pairs import ExtractionPair, entity_triple, is_only_a_name, predicate_words
 from tripletune.core.data.triples import Triple
 from tripletune.core.options import CheckedOptions, setting
-from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program
+from tripletune.core.program import run_program
 from tripletune.data_builders.datasets import SeenTable, listed
 from tripletune.data_builders.datasets.kinds import PAIRS, text_key
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, drawn, new_dataset, split_name_problems

@@ -34,12 +34,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tripletune.core.calls import Message
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.data.pairs import Trajectory
+from tripletune.core.data.passages import passage_id
 from tripletune.core.data.questions import DropReason
-from tripletune.core.data.records import Action, Record, Step, passage_id
+from tripletune.core.data.records import Action, Record, Step
 from tripletune.core.files import file_digest, read_json, read_prompt
 from tripletune.core.options import CheckedOptions, setting
-from tripletune.core.program import CommandParser, add_arguments, from_arguments, progress, run_program
+from tripletune.core.program import progress, run_program
 from tripletune.data_builders.datasets import RowKind, SeenTable, listed
 from tripletune.data_builders.datasets.kinds import RECORDS, TRAJECTORIES, with_rejected
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset, split_of

@@ -53,10 +53,10 @@ Functions and classes that programs and notebooks import. [Extend](guide/extend.
 
 ## Data
 ::: tripletune.core.data.questions.Question
-::: tripletune.core.data.records.Passage
+::: tripletune.core.data.passages.Passage
 ::: tripletune.core.data.records.Record
 ::: tripletune.core.data.records.read_records
-::: tripletune.core.data.records.read_corpus
+::: tripletune.core.data.passages.read_corpus
 
 ## Language models
 ::: tripletune.llm.backends.LLMOptions

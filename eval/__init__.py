@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from tripletune.core.data.passages import passages_by_key
 from tripletune.core.data.questions import Question
-from tripletune.core.data.records import passages_by_key
 from tripletune.core.files import json_line, new_file
 from tripletune.core.options import load_config, nearest, not_one_of, setting
-from tripletune.core.program import load_from, names_in
+from tripletune.core.plugins import load_from, names_in
 from tripletune.data_builders.readers import get_reader
 from tripletune.eval import metrics
 from tripletune.eval.metrics import CUTS

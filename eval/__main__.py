@@ -8,7 +8,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tripletune.core.program import CommandParser, load_from, names_in, run_program
+from tripletune.core.command_line import CommandParser
+from tripletune.core.plugins import load_from, names_in
+from tripletune.core.program import run_program
 from tripletune.core.tables import plain_console
 from tripletune.eval.costs import PRICE_HELP
 

@@ -16,9 +16,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.files import json_line, new_file, read_json
 from tripletune.core.options import default_of
-from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program
+from tripletune.core.program import run_program
 from tripletune.core.tables import on_one_line, printable
 from tripletune.eval.costs import COSTS, PRICE_HELP, Prices, read_prices, spent
 from tripletune.eval.results import METRICS, read_results

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.core.data.fields import checked, given
-from tripletune.core.data.records import read_jsonl
+from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.files import (
     LOCK,
     check_folder,

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.core.calls import LLMClient, RoleClients
+from tripletune.core.command_line import CommandParser, add_arguments, add_short_flags
 from tripletune.core.files import file_digest
 from tripletune.core.options import ConfigError, convert, load_config, no_option, rare, setting
-from tripletune.core.program import CommandParser, add_arguments, add_short_flags
 from tripletune.eval import task_names
 from tripletune.eval.controls import Control
 from tripletune.eval.costs import PRICE_HELP

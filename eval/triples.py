@@ -28,7 +28,7 @@ from tripletune.core.data.pairs import ExtractionPair, predicate_words
 from tripletune.core.data.triples import Triple
 from tripletune.core.data.words import words
 from tripletune.eval.statistics import bootstrap_ratio
-from tripletune.llm.extraction_replies import read_reply
+from tripletune.llm.reply_triples import read_reply
 
 # Function from texts to vectors, one row per text, of any length; for example `rag.embedding.Embedder.encode`.
 Embedder = Callable[[list[str]], np.ndarray]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import yaml
 
-from tripletune.core.data.records import normalize_answer as key
+from tripletune.core.data.answers import normalize_answer as key
 
 HOME = Path(__file__).parent
 DOCUMENTS = HOME / "documents"

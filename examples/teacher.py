@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from company import INVERSE, TABLE, Fact, called, draw, facts_of, objects_of, owned
 
 from tripletune.core.calls import Message
-from tripletune.core.data.records import normalize_answer as key
+from tripletune.core.data.answers import normalize_answer as key
 from tripletune.core.data.triples import Triple, format_triples, parse_triples
 from tripletune.data_builders.questions.teacher import READ_ROLE, RECALL_ROLE, WORD_ROLE, load_question_prompts
 from tripletune.llm.question_client import load_prompts

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tripletune.core.calls import Completion
-    from tripletune.core.data.records import Passage, Step
+    from tripletune.core.data.passages import Passage
+    from tripletune.core.data.records import Step
     from tripletune.rag.search.retrievers import Retrieved
 
 if __name__ == "rag":

@@ -20,8 +20,9 @@ from itertools import islice
 from pathlib import Path
 
 from tripletune.core.calls import SetupError
-from tripletune.core.data.records import corpus_file, read_corpus
-from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
+from tripletune.core.data.passages import corpus_file, read_corpus
+from tripletune.core.program import run_program
 from tripletune.llm.prices import cost_lines
 from tripletune.rag.extract import (
     CorpusExtraction,

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tripletune.core.calls import Endpoint, LLMClient, Sampling
-from tripletune.core.data.records import read_corpus
+from tripletune.core.command_line import add_arguments, add_short_flags, from_arguments
+from tripletune.core.data.passages import read_corpus
 from tripletune.core.options import rare, require, setting
-from tripletune.core.program import add_arguments, add_short_flags, from_arguments
 from tripletune.llm.backends import LLMOptions, add_chat_model, open_client
 from tripletune.llm.question_client import load_prompts
 from tripletune.models.loading import DTYPE_HELP, resolve, usual_dtype

@@ -9,10 +9,11 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 from tripletune.core.calls import Completion, Generator
-from tripletune.core.data.records import ModelInput, Passage, Step, one_line
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import ModelInput, Step, one_line
 from tripletune.core.data.rendering import render
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.replies import without_thoughts
+from tripletune.llm.reply_json import without_thoughts
 from tripletune.rag import Trace
 from tripletune.rag.search.retrievers import Retrieved
 from tripletune.rag.systems import AnswerOptions, LoopOptions, Tools, client_of

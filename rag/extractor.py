@@ -19,17 +19,27 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tripletune.core.calls import CallError, Completion, Endpoint, LLMClient, Message, Sampling, SetupError
+from tripletune.core.calls import (
+    CallError,
+    Completion,
+    Endpoint,
+    LLMClient,
+    Message,
+    Sampling,
+    SetupError,
+    UnusableReply,
+)
+from tripletune.core.command_line import from_arguments, to_arguments
 from tripletune.core.data.pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs, render_source
 from tripletune.core.data.pieces import split_passage
 from tripletune.core.files import PROMPTS
 from tripletune.core.options import CheckedOptions, rare, setting
-from tripletune.core.program import from_arguments, to_arguments
 from tripletune.llm.backends import LLMOptions, load_backend, open_client
+from tripletune.llm.concurrency import all_of
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.replies import UnusableReply, all_of, find_json
+from tripletune.llm.reply_json import find_json
 from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, model_fingerprint, resolve, usual_dtype
 from tripletune.models.run_folders import CONFIG, PROMPT_FILE
 from tripletune.rag import NOTING

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tripletune.core.data.answers import mentions, normalize_answer
 from tripletune.core.data.fields import checked
-from tripletune.core.data.records import mentions, normalize_answer, read_jsonl
+from tripletune.core.data.jsonl import read_jsonl
 
 RESULTS = "results.jsonl"
 _DETAILS = {

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.core.data.fields import name_field, name_list
-from tripletune.core.data.records import Passage, read_jsonl
+from tripletune.core.data.jsonl import read_jsonl
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple, triple_of
 from tripletune.core.files import file_digest, lock_folder
 from tripletune.core.sqlite import Kind, application_of, open_database, unusable

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tripletune.core.command_line import CommandParser
 from tripletune.core.files import write_json
-from tripletune.core.program import CommandParser
 from tripletune.recipes._steps import Step, minutes_since, run_command, run_steps
 
 HOME = Path("runs/demo")

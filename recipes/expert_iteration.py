@@ -16,8 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from tripletune.core.command_line import parse_command_line, to_arguments
 from tripletune.core.options import other_default, setting
-from tripletune.core.program import parse_command_line, run_program, to_arguments
+from tripletune.core.program import run_program
 from tripletune.data_builders.trajectories import TrajectoryOptions
 from tripletune.eval.systems import read_options
 from tripletune.recipes._steps import Step, run_recipe

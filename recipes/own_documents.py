@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tripletune.core.command_line import parse_command_line
 from tripletune.core.options import setting
-from tripletune.core.program import parse_command_line, run_program
+from tripletune.core.program import run_program
 from tripletune.recipes._steps import Step, run_command, run_recipe
 
 # The programs that `--dry-run` runs to count the chat model's calls.

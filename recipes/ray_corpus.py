@@ -33,10 +33,11 @@ import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
 from tripletune.core.calls import Backend, CallError, Completion, Message, Sampling
-from tripletune.core.data.records import read_corpus
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
+from tripletune.core.data.passages import read_corpus
 from tripletune.core.files import check_new
 from tripletune.core.options import setting
-from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program
+from tripletune.core.program import run_program
 from tripletune.data_builders.subq.build import build
 from tripletune.data_builders.subq.options import read_command, subq_parser
 from tripletune.llm.backends import LLMOptions, Servers, load_backend, open_client

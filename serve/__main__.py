@@ -15,8 +15,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.options import rare, setting
-from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program
+from tripletune.core.program import run_program
 from tripletune.llm.backends import LLMOptions
 from tripletune.rag.answering import SystemOptions, add_system_arguments, teacher_of
 from tripletune.rag.systems import system_names

@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any
 
 from tripletune.core.calls import Completion, LLMClient, Sampling
-from tripletune.core.data.records import ModelInput, Passage, Step, Task
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import ModelInput, Step, Task
 from tripletune.core.data.triples import Triple
 from tripletune.core.options import require
 from tripletune.llm.backends import LLMOptions, load_backend, open_client

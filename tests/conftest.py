@@ -410,7 +410,7 @@ def make_task(make_config, make_extraction_config, make_student_config, tiny_mod
     """A thing to train on tiny models: `make_task("text_to_triples", {...}, seq2seq=True)`; nothing is loaded yet."""
 
     def make(name, overrides=None, **options):
-        from tripletune.core.program import load_from
+        from tripletune.core.plugins import load_from
 
         kind = load_from("tripletune.train.tasks", name, "training task").TASK
         if name == "ras":

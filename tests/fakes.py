@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from tripletune.core import calls as llm
 from tripletune.core.calls import Completion, Endpoint, Generator, LLMClient, Message, Sampling
-from tripletune.core.data.records import ModelInput, Passage
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import ModelInput
 from tripletune.core.data.triples import Triple
 from tripletune.rag.search.retrievers import Retrieved
 

@@ -1,7 +1,9 @@
-"""What a user keeps is what it was: data sets, answers, scores, losses and replies, against `goldens.json`.
+"""What a user keeps is what it was: data sets, answers, scores, losses and replies, against `tests/goldens/`.
 
-`GOLDENS=write python -m pytest tests/test_goldens.py` writes them again. `GOLDENS=FOLDER` keeps the texts behind the
-digests: of two checkouts, `diff -r` shows what changed. `tests/stores/` holds what an older revision wrote.
+`goldens/digests.json` has a digest of each text and the losses. The other files are excerpts that a reader of a diff
+understands: the first record of a data set, the first row and trace of a system, all answers, all replies.
+`GOLDENS=write python -m pytest tests/test_goldens.py` writes both again. `GOLDENS=FOLDER` keeps the whole texts behind
+the digests: of two checkouts, `diff -r` shows what changed. `tests/stores/` holds what an older revision wrote.
 """
 
 import hashlib
@@ -21,7 +23,11 @@ from tests.train.test_contract import CASES
 from tests.train.test_grpo import make as make_grpo  # noqa: F401
 
 HERE = Path(__file__).parent
-FILE, STORES = HERE / "goldens.json", HERE / "stores"
+GOLDENS = HERE / "goldens"
+DIGESTS = GOLDENS / "digests.json"
+STORES = HERE / "stores"
+# Nobody reads a longer one in a diff, for example all figures of a report.
+LONGEST_EXCERPT = 10_000
 KEPT = os.environ.get("GOLDENS", "")
 WRITE = KEPT == "write"
 WORLD = ["--train", 12, "--validation", 4, "--test", 12, "--seed", 5, "--common-knowledge", 0.1]
@@ -35,10 +41,34 @@ PASSING = re.compile(r"seconds|structuring_seconds|session|latency|cached.*|sent
 @pytest.fixture(scope="module")
 def goldens():
     """The file's values by name; those of tests that ran are written back."""
-    found = json.loads(FILE.read_text()) if FILE.exists() else {}
-    yield found
+    values = json.loads(DIGESTS.read_text()) if DIGESTS.exists() else {}
+    yield values
     if WRITE:
-        FILE.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n")
+        DIGESTS.write_text(json.dumps(dict(sorted(values.items())), indent=1) + "\n")
+
+
+def as_text(value):
+    return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def excerpt(value):
+    """What a reader of a diff sees: the first row of JSON lines or of a list of rows, or all of a short list."""
+    if isinstance(value, str):
+        return as_text(json.loads(value.splitlines()[0])) if value else ""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return as_text(value[0])
+    return as_text(value)
+
+
+def check_excerpt(name, value):
+    path = GOLDENS / f"{name}.json"
+    text = excerpt(value)
+    if len(text) > LONGEST_EXCERPT:
+        return
+    if WRITE:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8"), f"the first row or the answers of {name} changed"
 
 
 @pytest.fixture
@@ -47,7 +77,8 @@ def check(goldens):
 
     def compare(name, value, nearly=False):
         if not nearly:
-            text = value if isinstance(value, str) else json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True)
+            check_excerpt(name, value)
+            text = value if isinstance(value, str) else as_text(value).removesuffix("\n")
             value = hashlib.sha256(text.encode()).hexdigest()[:16]
             if KEPT and not WRITE:
                 path = Path(KEPT, name)
@@ -120,7 +151,9 @@ def test_answers_scores_report_and_trajectories(world, tiny_encoder, tmp_path, c
          "--output", tmp_path / "run")  # fmt: skip
     folders = [tmp_path / "run" / "hotpotqa" / name for name in SYSTEMS.split()]
     for folder in folders:
-        check(f"answers/{folder.name}", rows(folder / "results.jsonl"))
+        results = rows(folder / "results.jsonl")
+        check(f"predictions/{folder.name}", [row["prediction"] for row in results])
+        check(f"answers/{folder.name}", results)
         check(f"scores/{folder.name}", lasting(json.loads((folder / "metrics.json").read_text())))
     done("eval", "report", *folders, "--output", tmp_path / "report")
     (group,) = json.loads((tmp_path / "report" / "report.json").read_text())["groups"]

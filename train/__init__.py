@@ -22,10 +22,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
+from tripletune.core.command_line import parse_command_line
 from tripletune.core.data.records import IGNORED
 from tripletune.core.hub import make_repository
 from tripletune.core.options import ConfigError, misfits, not_one_of, to_yaml
-from tripletune.core.program import load_from, parse_command_line, run_program
+from tripletune.core.plugins import load_from
+from tripletune.core.program import run_program
 from tripletune.core.tables import printable
 from tripletune.models.run_folders import RESULT
 from tripletune.train.settings import RunConfig

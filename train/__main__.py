@@ -2,7 +2,7 @@
 
 import sys
 
-from tripletune.core.program import names_in
+from tripletune.core.plugins import names_in
 from tripletune.train import TASKS, main
 
 if __name__ == "__main__":

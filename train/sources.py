@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tripletune.core.data.records import record_files, stored_parts, stored_rows
+from tripletune.core.data.jsonl import record_files, stored_parts, stored_rows
 from tripletune.core.files import file_digest
 
 if TYPE_CHECKING:

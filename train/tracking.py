@@ -21,7 +21,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.integrations import WandbCallback, rewrite_logs
 from transformers.integrations.integration_utils import WandbLogModel
 
-from tripletune.core.data.records import read_jsonl, record_files
+from tripletune.core.data.jsonl import read_jsonl, record_files
 from tripletune.core.files import flatten, read_json, write_json
 from tripletune.core.program import code_version, versions
 from tripletune.models.run_folders import public

@@ -69,7 +69,7 @@ def _words_before_tab() -> list[str]:
     _, _, _, (_, *words), _ = argcomplete.split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))
     programs = dict(PROGRAMS)
     if words[:1] == ["train"]:
-        from tripletune.core.program import names_in
+        from tripletune.core.plugins import names_in
 
         tasks = [name.replace("_", "-") for name in names_in("tripletune.train.tasks")]
         programs = dict.fromkeys((f"train {task}" for task in tasks), programs["train"])

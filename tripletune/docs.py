@@ -21,7 +21,7 @@ from unittest import mock
 
 from tripletune.__main__ import PROGRAMS
 from tripletune.core.options import default_of
-from tripletune.core.program import names_in
+from tripletune.core.plugins import names_in
 from tripletune.eval import find_metrics, load_task, task_names
 from tripletune.rag.systems import AnswerOptions, LoopOptions, find_system, system_names
 from tripletune.train.settings import EngineConfig

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import tripletune
 from tripletune.core.calls import Message, Sampling
-from tripletune.core.program import CommandParser, code_version, run_program, versions
+from tripletune.core.command_line import CommandParser
+from tripletune.core.program import code_version, run_program, versions
 from tripletune.core.tables import printable
 from tripletune.llm.backends import LLMOptions, load_backend, open_client, read_spec
 from tripletune.models.loading import usual_dtype

@@ -19,8 +19,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.pairs import ExtractionPair, Trajectory
-from tripletune.core.data.records import Record, read_jsonl
+from tripletune.core.data.records import Record
 from tripletune.core.data.triples import Triple
 from tripletune.core.tables import Table
 

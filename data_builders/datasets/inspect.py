@@ -11,7 +11,7 @@ from typing import Any
 
 import regex as re
 
-from tripletune.core.data.records import stored_rows
+from tripletune.core.data.jsonl import stored_rows
 from tripletune.core.files import few, read_json
 from tripletune.core.tables import printable
 from tripletune.data_builders.datasets import RowKind, SeenTable, Statistics

@@ -10,8 +10,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from tripletune.core.data.answers import YES_NO, mentions, normalize_answer
 from tripletune.core.data.pairs import ExtractionPair, Trajectory, entity_triple
-from tripletune.core.data.records import TASKS, YES_NO, Action, Record, mentions, normalize_answer
+from tripletune.core.data.records import TASKS, Action, Record
 from tripletune.core.data.rendering import load_instructions, render
 from tripletune.core.data.triples import Triple
 from tripletune.core.tables import Table

@@ -17,7 +17,7 @@ from typing import Any, Generic, Literal
 
 import yaml
 
-from tripletune.core.data.records import normalize_answer
+from tripletune.core.data.answers import normalize_answer
 from tripletune.core.files import check_folder, file_digest, json_line, new_folder, write_json, write_text
 from tripletune.core.options import rare, require, setting
 from tripletune.core.tables import Table, code_span, on_one_line, plain, printable

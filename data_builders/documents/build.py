@@ -21,12 +21,14 @@ from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
+from tripletune.core.data.passages import CORPUS, passage_id
 from tripletune.core.data.pieces import Span, joined, pack, sentences
-from tripletune.core.data.records import CORPUS, one_line, passage_id
+from tripletune.core.data.records import one_line
 from tripletune.core.data.words import detect
 from tripletune.core.files import LOCK, check_folder, few, file_digest, json_line, lock_folder, new_file, write_text
 from tripletune.core.options import CheckedOptions, setting
-from tripletune.core.program import CommandParser, add_arguments, from_arguments, progress, run_program
+from tripletune.core.program import progress, run_program
 from tripletune.core.sqlite import Kind, open_database
 from tripletune.core.tables import printable
 from tripletune.data_builders.documents.blocks import ENDINGS, TEXTS, TITLES, Block, Unreadable, read_blocks

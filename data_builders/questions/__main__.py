@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.files import check_new
-from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program
+from tripletune.core.program import run_program
 from tripletune.data_builders.datasets import listed, token_counter
 from tripletune.data_builders.questions.build import Material, QuestionBuildOptions, build_questions
 from tripletune.data_builders.questions.teacher import (

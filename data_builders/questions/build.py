@@ -18,8 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tripletune.core.calls import CallError, LLMClient, RepliesPending, Sampling, SetupError
-from tripletune.core.data.records import Passage, corpus_file, read_corpus
+from tripletune.core.calls import CallError, LLMClient, RepliesPending, Sampling, SetupError, UnusableReply
+from tripletune.core.data.passages import Passage, corpus_file, read_corpus
 from tripletune.core.files import file_digest, json_line, new_folder, write_json, write_text
 from tripletune.core.options import CheckedOptions, rare, setting
 from tripletune.core.program import progress
@@ -36,7 +36,6 @@ from tripletune.data_builders.questions.teacher import (
 )
 from tripletune.data_builders.subq.annotations import TripleLookup
 from tripletune.llm.ledger_client import LedgerClient, RetriesExhausted
-from tripletune.llm.replies import UnusableReply
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,12 @@ from datetime import datetime
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-from tripletune.core.data.records import Passage, normalize_answer, passage_id
+from tripletune.core.data.answers import normalize_answer
+from tripletune.core.data.passages import Passage, passage_id
 from tripletune.core.data.triples import Triple
 from tripletune.data_builders.datasets.writer import drawn
 from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON, INTERSECTION
-from tripletune.data_builders.subq import BRACKETED
+from tripletune.data_builders.subq.searches import BRACKETED
 
 PATH_KINDS = (*CHAIN_KINDS, COMPARISON, INTERSECTION)
 CROSSING = "paths whose passages lie in both parts, dropped"

@@ -11,15 +11,19 @@ from enum import StrEnum
 from functools import partial
 from typing import NamedTuple
 
-from tripletune.core.calls import LLMClient, Sampling
-from tripletune.core.data.records import YES_NO, Passage, normalize_answer
+from tripletune.core.calls import LLMClient, Sampling, UnusableReply
+from tripletune.core.data.answers import YES_NO, normalize_answer
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.words import words
 from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON
 from tripletune.data_builders.questions.facts import Draft, names, spoken
 from tripletune.data_builders.subq.checks import read_subquery
 from tripletune.data_builders.subq.teacher import document_text
+from tripletune.llm.concurrency import all_of
 from tripletune.llm.question_client import PromptSet, load_prompts
-from tripletune.llm.replies import UnusableReply, all_of, ask, find_json, is_refusal, without_thoughts
+from tripletune.llm.refusals import is_refusal
+from tripletune.llm.replies import ask
+from tripletune.llm.reply_json import find_json, without_thoughts
 
 WORD_ROLE, READ_ROLE, RECALL_ROLE = "questions.word", "questions.read", "questions.recall"
 # Maximum tokens of a reply.

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
+from tripletune.core.data.passages import Passage, read_corpus
 from tripletune.core.data.questions import Dropped, DropReason, Issues, Question, Questions
-from tripletune.core.data.records import Passage, read_corpus
 from tripletune.core.options import not_one_of
-from tripletune.core.program import load_from, names_in
+from tripletune.core.plugins import load_from, names_in
 
 
 class Reader(Protocol):

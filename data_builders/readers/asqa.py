@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from tripletune.core.data.fields import checked, given, name_field, name_list, text_field
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Issues, Question, Questions
-from tripletune.core.data.records import Passage
 from tripletune.core.rows import (
     Row,
     own_passages,

@@ -7,8 +7,8 @@ file for `--corpus`; the evidence of a row holds only facts, which become one pa
 from __future__ import annotations
 
 from tripletune.core.data.fields import checked, name_field
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Issues, Question, Questions
-from tripletune.core.data.records import Passage
 from tripletune.core.rows import gold_answers, question_id, required_text, source_rows
 
 

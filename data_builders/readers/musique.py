@@ -8,8 +8,8 @@ The unanswerable twins of the full version are dropped and counted.
 from __future__ import annotations
 
 from tripletune.core.data.fields import checked, is_true, name_field
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Dropped, DropReason, Hop, Issues, Question, Questions
-from tripletune.core.data.records import Passage
 from tripletune.core.rows import Row, gold_answers, required_text, source_rows
 
 

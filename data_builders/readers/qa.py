@@ -22,8 +22,8 @@ from dataclasses import replace
 from typing import Any
 
 from tripletune.core.data.fields import checked, given, name_field, name_list, shown
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Hop, Issues, Question, Questions
-from tripletune.core.data.records import Passage
 from tripletune.core.data.triples import triples_from_json
 from tripletune.core.files import read_text
 from tripletune.core.rows import (

@@ -18,7 +18,7 @@ from enum import StrEnum
 from tripletune.core.data.fields import checked, name_field, text_field, unfolded
 from tripletune.core.data.questions import Dropped
 from tripletune.core.data.triples import Triple, parse_triples, plain_markers, triple_of
-from tripletune.core.program import load_from
+from tripletune.core.plugins import load_from
 from tripletune.core.rows import Row, find_passage, required_text, source_rows
 from tripletune.data_builders import readers
 from tripletune.data_builders.datasets import JsonlIndex

@@ -15,8 +15,10 @@ from pathlib import Path
 import regex as re
 
 from tripletune.core.data.fields import checked, is_true, name_field
+from tripletune.core.data.jsonl import read_jsonl
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
-from tripletune.core.data.records import Action, Passage, Record, read_jsonl
+from tripletune.core.data.records import Action, Record
 from tripletune.core.data.triples import Triple, triples_from_json
 from tripletune.core.data.words import words as words_of
 from tripletune.core.files import PROMPTS
@@ -25,7 +27,8 @@ from tripletune.core.rows import Row, find_passage, required_text, title_key
 from tripletune.data_builders.datasets import JsonlIndex
 from tripletune.data_builders.datasets.kinds import facts_name
 from tripletune.data_builders.readers.qa import read_question
-from tripletune.data_builders.subq import BRACKETED, label_question, record_of, step_of
+from tripletune.data_builders.subq import label_question, record_of, step_of
+from tripletune.data_builders.subq.searches import BRACKETED, with_triples
 from tripletune.rag.triple_store import open_triples
 
 PROMPT_FOLDER = PROMPTS / "data"
@@ -45,33 +48,41 @@ class RecordedTeacher(Teacher):
     def __init__(self, path: str | Path) -> None:
         self.name = f"recorded replies ({Path(path).name})"
         self._index = JsonlIndex(path, _recorded_key)
-        if number := self._index.repeated_line:
+        number = self._index.repeated_line
+        if number:
             raise ValueError(f"{path}:{number}: an earlier line annotates the same question; keep one of them")
 
     async def annotate(self, question: Question) -> list[Annotation]:
         """See `Teacher`."""
-        found = self._index.get(question.id)
-        if found is None:
+        entry = self._index.get(question.id)
+        if entry is None:
             raise UnlabelledQuestion(DropReason.NO_ANNOTATION)
-        where, row = found
+        where, row = entry
         find = partial(find_passage, passages=question.passages)
-        asked = {find(entry["title"]): entry["question"].strip() for entry in row.get("subqueries", [])}
+        subqueries = {find(item["title"]): item["question"].strip() for item in row.get("subqueries", [])}
         # If two titles name one passage, the first title counts.
         triples = {find(title): rows for title, rows in reversed(row.get("triples", {}).items())}
         documents: dict[int, None] = {}
         for title in row.get("helpful", []):
-            if (document := find(title)) is None:
+            document = find(title)
+            if document is None:
                 raise UnlabelledQuestion(DropReason.HELPFUL_NOT_IN_CONTEXT, title)
             documents[document] = None
+        annotations = []
         for document in documents:
-            if not asked.get(document):
+            if not subqueries.get(document):
                 raise UnlabelledQuestion(DropReason.NO_SUBQUERY, question.passages[document].title)
-        return [Annotation(d, asked[d], list(triples_from_json(triples.get(d, []), where))) for d in documents]
+            own_triples = list(triples_from_json(triples.get(document, []), where))
+            annotations.append(Annotation(document, subqueries[document], own_triples))
+        return annotations
 
     def answers_directly(self, question: Question) -> bool:
         """Whether the recorded row has `"direct": true`."""
-        found = self._index.get(question.id)
-        return found is not None and is_true(found[1], found[0], "direct")
+        entry = self._index.get(question.id)
+        if entry is None:
+            return False
+        where, row = entry
+        return is_true(row, where, "direct")
 
 
 class GoldTeacher(Teacher):
@@ -96,16 +107,17 @@ class DecomposingTeacher(GoldTeacher):
         """See `Teacher`."""
         if not question.hops:
             raise UnlabelledQuestion(DropReason.NO_ANNOTATION)
-        asked: dict[int, tuple[str, str]] = {}
-        given: dict[int, list[Triple]] = {}
+        by_document: dict[int, Annotation] = {}
         for number, hop in enumerate(question.hops, 1):
-            wordings = hop_question(question, number), hop_question(question, number, plain=True)
-            asked.setdefault(hop.passage_index, wordings)
-            given.setdefault(hop.passage_index, []).extend(hop.triples)
-        for document, own in given.items():
-            if not own and self.triples_of:
-                given[document] = self.triples_of(question.passages[document])
-        return [Annotation(d, one, given[d], other) for d, (one, other) in asked.items()]
+            document = hop.passage_index
+            subquery = hop_question(question, number)
+            reworded = hop_question(question, number, plain=True)
+            annotation = by_document.setdefault(document, Annotation(document, subquery, [], reworded))
+            annotation.triples.extend(hop.triples)
+        for document, annotation in by_document.items():
+            if not annotation.triples and self.triples_of:
+                by_document[document] = annotation._replace(triples=self.triples_of(question.passages[document]))
+        return list(by_document.values())
 
 
 def plain_records(row: Row, where: str) -> list[Record]:
@@ -117,9 +129,9 @@ def plain_records(row: Row, where: str) -> list[Record]:
             "retrieved; or let a teacher write them, with tripletune build subq --source qa:FILE"
         )
     # Passages of a corpus are only named here, since their facts are in the steps.
-    placed = tuple(Passage(name, "") for name in question.links)
-    passages, count = (*question.passages, *placed), len(question.passages)
-    supporting = question.supporting or tuple(range(count, len(passages)))
+    placed = [Passage(name, "") for name in question.links]
+    passages = (*question.passages, *placed)
+    supporting = question.supporting or tuple(range(len(question.passages), len(passages)))
     question = replace(question, passages=passages, supporting=supporting, links=())
     try:
         if not question.answers:
@@ -142,19 +154,24 @@ class TwoWikiTeacher(GoldTeacher):
 
     async def annotate(self, question: Question) -> list[Annotation]:
         """See `Teacher`."""
-        asked: dict[int, list[list[str]]] = {}
+        subqueries: dict[int, list[str]] = {}
+        rewordings: dict[int, list[str]] = {}
         facts: dict[int, list[Triple]] = {}
         for number, document in enumerate(place_evidences(question)):
             evidence = question.evidences[number]
             name = spoken_name(question, evidence, document, question.evidences[:number])
-            wordings = [relation_question(name, evidence.predicate, plain) for plain in (False, True)]
-            asked.setdefault(document, []).append(wordings)
+            subqueries.setdefault(document, []).append(relation_question(name, evidence.predicate))
+            rewordings.setdefault(document, []).append(relation_question(name, evidence.predicate, plain=True))
             if document not in facts:
                 facts[document] = self.triples_of(question.passages[document]) if self.triples_of else []
             if not self.triples_of or not facts_name(facts[document], [evidence.object]):
                 facts[document].append(evidence)
-        joined = {document: map(joined_question, zip(*wordings)) for document, wordings in asked.items()}
-        return [Annotation(document, one, facts[document], other) for document, (one, other) in joined.items()]
+        annotations = []
+        for document, questions in subqueries.items():
+            subquery = joined_question(questions)
+            reworded = joined_question(rewordings[document])
+            annotations.append(Annotation(document, subquery, facts[document], reworded))
+        return annotations
 
 
 class PartTeacher(GoldTeacher):
@@ -170,19 +187,23 @@ class PartTeacher(GoldTeacher):
       as in retrieval.
     """
 
-    name, collects_failures = "gold answers", False
+    name = "gold answers"
+    collects_failures = False
 
     def __init__(self, reader: str, triple_file: str | None, issues: Counter[str]) -> None:
         super().__init__(triple_file, issues)
         self._template = (PROMPT_FOLDER / f"{reader}.md").read_text(encoding="utf-8").strip()
-        self.name += "" if triple_file else ", no triples"
+        if not triple_file:
+            self.name += ", no triples"
 
     async def records(self, question: Question, label: object = None) -> list[Record]:
         """The one answering record of a question."""
-        found = [(passage, self.triples_of(passage)) for passage in question.passages] if self.triples_of else []
-        covered = [(passage, triples) for passage, triples in found if triples]
-        steps = (step_of(question.search or question.question, covered),) if covered else ()
-        record = record_of(question, "answer", Action.SUFFICIENT if steps else Action.NO_RETRIEVAL, steps)
+        facts = list(with_triples(question.passages, self.triples_of)) if self.triples_of else []
+        if facts:
+            step = step_of(question.search or question.question, facts)
+            record = record_of(question, "answer", Action.SUFFICIENT, (step,))
+        else:
+            record = record_of(question, "answer", Action.NO_RETRIEVAL)
         return [replace(record, question=self._template.replace("{question}", question.question))]
 
 
@@ -196,16 +217,20 @@ class TripleLookup:
     def __init__(self, source: str | Path, issues: Counter[str]) -> None:
         scratch = tempfile.TemporaryDirectory(prefix="tripletune-")
         counts = Counter[str]()
-        self._source, self._stored = source, open_triples(source, Path(scratch.name) / "triples.sqlite", counts=counts)
-        self._asked = self._found = 0
+        self._source = source
+        self._stored = open_triples(source, Path(scratch.name) / "triples.sqlite", counts=counts)
+        # Numbers of look-ups, and of those with triples.
+        self._asked = 0
+        self._found = 0
         issues[MALFORMED_TRIPLES] += counts["malformed triples"]
         weakref.finalize(self._stored.store, scratch.cleanup)
 
     def __call__(self, passage: Passage) -> list[Triple]:
         """The triples of a passage."""
-        found = list(self._stored.get(passage) or ())
-        self._asked, self._found = self._asked + 1, self._found + bool(found)
-        return found
+        triples = list(self._stored.get(passage) or ())
+        self._asked += 1
+        self._found += bool(triples)
+        return triples
 
     def check(self) -> None:
         """Raise `ValueError` if no look-up succeeded."""
@@ -227,8 +252,11 @@ def hop_question(question: Question, number: int, plain: bool = False) -> str:
         return question.hops[referred - 1].answer
 
     text = _REFERENCE.sub(answer, hop.question)
+    # MuSiQue writes some hops as "subject >> relation".
     subject, arrow, relation = text.rpartition(">>")
-    return relation_question(subject.strip(), relation.strip(), plain) if arrow else tidy_question(text)
+    if not arrow:
+        return tidy_question(text)
+    return relation_question(subject.strip(), relation.strip(), plain)
 
 
 def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> Teacher:
@@ -281,17 +309,21 @@ def place_evidences(question: Question) -> list[int]:
         subjects[title_key(evidence.subject)].append(evidence)
     if not subjects:
         raise UnlabelledQuestion(DropReason.NO_ANNOTATION, "no evidence triples")
-    fits = [[_fit(question, triples, document) for document in question.supporting] for triples in subjects.values()]
+    # How well the triples of each subject fit each supporting passage.
+    fits = []
+    for triples in subjects.values():
+        fits.append([_fit(question, triples, document) for document in question.supporting])
     if len(subjects) <= len(question.supporting) <= _MOST_PLACED_TOGETHER:
         orders = itertools.permutations(range(len(question.supporting)), len(subjects))
-        chosen = max(orders, key=lambda order: sum(row[place] for row, place in zip(fits, order)))
+        places = max(orders, key=lambda order: sum(row[place] for row, place in zip(fits, order)))
     else:
-        chosen = tuple(max(range(len(row)), key=row.__getitem__, default=0) for row in fits)
-    for (triples, row), place in zip(zip(subjects.values(), fits), chosen):
+        places = tuple(max(range(len(row)), key=row.__getitem__, default=0) for row in fits)
+    document_of = {}
+    for (subject, triples), row, place in zip(subjects.items(), fits, places):
         if not row or row[place] <= 0:
             raise UnlabelledQuestion(DropReason.UNPLACED_EVIDENCE, str(triples[0]))
-    placed = dict(zip(subjects, (question.supporting[place] for place in chosen)))
-    return [placed[title_key(evidence.subject)] for evidence in question.evidences]
+        document_of[subject] = question.supporting[place]
+    return [document_of[title_key(evidence.subject)] for evidence in question.evidences]
 
 
 def spoken_name(question: Question, evidence: Triple, document: int, earlier: Sequence[Triple]) -> str:
@@ -304,10 +336,14 @@ def spoken_name(question: Question, evidence: Triple, document: int, earlier: Se
     for name in (title, evidence.subject):
         if re.search(rf"(?<!\w){re.escape(title_key(name))}(?!\w)", asked):
             return name
-    known = [triple.object for triple in earlier]
-    overlap = [max(_similarity(name, evidence.subject), _similarity(name, title)) for name in known]
-    if known and max(overlap) > 0:
-        return known[overlap.index(max(overlap))]
+    names = [triple.object for triple in earlier]
+
+    def overlap(name: str) -> float:
+        return max(_similarity(name, evidence.subject), _similarity(name, title))
+
+    best = max(names, key=overlap, default="")
+    if best and overlap(best) > 0:
+        return best
     return evidence.subject
 
 
@@ -321,12 +357,15 @@ def _fit(question: Question, triples: list[Triple], document: int) -> float:
 
 
 def _similarity(name: str, other: str) -> float:
-    first, second = title_key(name), title_key(other)
+    """How alike two names are, from 0 to 1: equal, equal but for brackets, or by the share of common words."""
+    first = title_key(name)
+    second = title_key(other)
     if first == second:
         return 1.0
     if BRACKETED.sub("", first) == BRACKETED.sub("", second):
         return 0.9
-    words, others = set(words_of(first)), set(words_of(second))
+    words = set(words_of(first))
+    others = set(words_of(second))
     if words.isdisjoint(others):
         return 0.0
     contained = 0.2 if words <= others or others <= words else 0.0
@@ -339,15 +378,18 @@ def relation_question(subject: str, relation: str, plain: bool = False) -> str:
     template = None if plain else _QUESTIONS.get(key)
     if template is None and key.rsplit(" ", 1)[-1] in PREPOSITIONS:
         return f"What is “{key}” for {subject}?"
+    if template is None:
+        return f"What is the {key} of {subject}?"
     # Not str.format on the subject: names may hold braces.
-    return template.replace("{}", subject) if template else f"What is the {key} of {subject}?"
+    return template.replace("{}", subject)
 
 
 def joined_question(questions: Iterable[str]) -> str:
     """Several questions as one: "When was X born and when did X die?"."""
     first, *others = dict.fromkeys(questions)
-    parts = [first.removesuffix("?"), *(other[0].lower() + other[1:].removesuffix("?") for other in others)]
-    return " and ".join(parts) + "?"
+    clauses = [first.removesuffix("?")]
+    clauses += [other[0].lower() + other[1:].removesuffix("?") for other in others]
+    return " and ".join(clauses) + "?"
 
 
 def tidy_question(question: str) -> str:

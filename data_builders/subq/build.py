@@ -18,18 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.core.calls import CallError, LLMClient, RepliesPending, Sampling, SetupError
+from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.questions import DropReason, Question, Teacher, UnlabelledQuestion
-from tripletune.core.data.records import Record, normalize_answer
+from tripletune.core.data.records import Record
 from tripletune.core.files import json_line
 from tripletune.data_builders.datasets import SeenTable, in_order, keep_smallest
 from tripletune.data_builders.datasets.inspect import why_empty
 from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.writer import DROPPED, BuildFacts, DatasetWriter, new_dataset
 from tripletune.data_builders.readers import get_reader
-from tripletune.data_builders.subq import AGAIN, FailedSearches, RealSearches, label_question
+from tripletune.data_builders.subq import AGAIN, label_question
 from tripletune.data_builders.subq.annotations import PARTS, TripleLookup, open_teacher
 from tripletune.data_builders.subq.checks import missing_facts
 from tripletune.data_builders.subq.options import BuildOptions, Source, check_names, usable_questions
+from tripletune.data_builders.subq.searches import FailedSearches, GoldSearches, RealSearches
 from tripletune.data_builders.subq.teacher import (
     TRIPLES_ROLE,
     BaseModelAnswers,
@@ -44,8 +46,10 @@ from tripletune.rag.search.retrievers import open_retriever
 
 logger = logging.getLogger(__name__)
 Opener = Callable[[], LLMClient] | None
-# Maximum characters of a reply in dropped.ndjson, and examples per reason in the card.
-LONGEST_REPLY, EXAMPLES = 200, 3
+# Maximum characters of a reply in dropped.ndjson.
+LONGEST_REPLY = 200
+# Examples per reason in the card.
+EXAMPLES = 3
 _FILTERED = "questions answered directly have no plan, since the filter dropped their documents"
 _KEPT = "What was answered is in the ledger: run the same command again to continue"
 
@@ -70,8 +74,10 @@ def build(
         facts = job.facts()
         records = dataset.statistics.records
         if not records and not facts.calls:
-            found = [f"{name}: {n} x {why}" for name, drops in facts.drops.items() for why, n in drops.items()]
-            raise ValueError(f"no question could be labelled ({'; '.join(found) or 'there are no questions'})")
+            reasons = []
+            for name, drops in facts.drops.items():
+                reasons += [f"{name}: {count} x {reason}" for reason, count in drops.items()]
+            raise ValueError(f"no question could be labelled ({'; '.join(reasons) or 'there are no questions'})")
         numbers = dataset.finish(facts)
     if not records:
         raise NothingLabelled(why_empty(options.output) or "no question could be labelled")
@@ -103,23 +109,26 @@ class _Build:
     """One pass over the questions."""
 
     def __init__(self, options: BuildOptions, sampling: Sampling, dataset: DatasetWriter[Record]) -> None:
-        self._options, self._sampling, self._dataset = options, sampling, dataset
+        self._options = options
+        self._sampling = sampling
+        self._dataset = dataset
         self._prompts = load_subq_prompts(options.prompts)
         self._client: LLMClient | None = None
         self._opened: list[OpenSource] = []
         self._examples: dict[str, list[tuple[bytes, dict[str, Any]]]] = defaultdict(list)
         others = TripleLookup(options.triple_file, Counter()) if options.triple_file else None
-        self._failures = FailedSearches(
-            options.failed_searches, 1 + options.distractors, options.split_of, options.seed, others
-        )
-        self._make_records = partial(
-            label_question, first_subquery=options.first_subquery, distractors=options.distractors,
-            triples_of=others, seed=options.seed, failures=self._failures.draw if options.failed_searches else None,
-        )  # fmt: skip
-        self._searches: RealSearches | None = None
+        self._failures: FailedSearches | None = None
+        if options.failed_searches:
+            self._failures = FailedSearches(
+                options.failed_searches, 1 + options.distractors, options.split_of, options.seed, others
+            )
+        self._searcher: GoldSearches | RealSearches
+        self._searcher = GoldSearches(options.distractors, others, options.seed, self._failures)
+        # All files of triples that are read; each must have been of use in the end.
         self._lookups = [others] if others else []
-        self._direct: BaseModelAnswers | StoredAnswers | None
-        self._direct = StoredAnswers(options.direct_answers) if options.direct_answers else None
+        self._direct: BaseModelAnswers | StoredAnswers | None = None
+        if options.direct_answers:
+            self._direct = StoredAnswers(options.direct_answers)
 
     async def run(self, sources: list[Source], open_client: Opener, open_base_model: Opener) -> None:
         """Label all questions and write their records."""
@@ -129,11 +138,8 @@ class _Build:
             if open_base_model is not None:
                 base_model = open_base_model()
                 self._direct = BaseModelAnswers(base_model, self._options.max_new_tokens)
-            for one in self._opened if self._options.failed_searches and not self._searches else ():
-                if one.teacher.collects_failures:
-                    rows = one.source.rows(None, one.count, self._options.corpus)
-                    questions = (row for row in rows if isinstance(row, Question))
-                    await self._failures.collect(questions, one.teacher)
+            if isinstance(self._searcher, GoldSearches) and self._failures:
+                await self._collect_failures(self._failures)
             await self._label_all()
         finally:
             for client in (self._client, base_model):
@@ -141,17 +147,30 @@ class _Build:
                     await client.close()
         for lookup in self._lookups:
             lookup.check()
-        if self._searches:
-            self._searches.check()
-        for one in self._opened:
-            reasons = "; ".join(f"{count} x {reason}" for reason, count in one.ordered_drops().items())
-            left_out = f"{one.drops.total()} left out{f' ({reasons})' if reasons else ''}"
-            logger.info("%s: %d questions labelled, %s", one.source.name, one.labelled, left_out)
-            if one.source.reader == "qa" and (count := one.drops[DropReason.NO_SUPPORT.value]):
+        if isinstance(self._searcher, RealSearches):
+            self._searcher.check()
+        for opened in self._opened:
+            reasons = "; ".join(f"{count} x {reason}" for reason, count in opened.ordered_drops().items())
+            left_out = f"{opened.drops.total()} left out"
+            if reasons:
+                left_out += f" ({reasons})"
+            logger.info("%s: %d questions labelled, %s", opened.source.name, opened.labelled, left_out)
+            without_support = opened.drops[DropReason.NO_SUPPORT.value]
+            if opened.source.reader == "qa" and without_support:
                 logger.warning(
                     "%s: %d questions name no supporting passages: let a loop find them, with `eval run --task qa` and "
-                    "then `build trajectories --records`", one.source.name, count,
-                )  # fmt: skip
+                    "then `build trajectories --records`",
+                    opened.source.name,
+                    without_support,
+                )
+
+    async def _collect_failures(self, failures: FailedSearches) -> None:
+        """Read the first questions of each source, whose articles serve as failed searches of other questions."""
+        for opened in self._opened:
+            if opened.teacher.collects_failures:
+                rows = opened.source.rows(None, opened.count, self._options.corpus)
+                questions = (row for row in rows if isinstance(row, Question))
+                await failures.collect(questions, opened.teacher)
 
     def _open(self, sources: list[Source], open_client: Opener) -> None:
         """Open each source's annotations; the teacher LLM is opened last, when all other inputs are valid."""
@@ -179,66 +198,82 @@ class _Build:
                     teacher.name += f", triples of {Path(options.triples_from).name}"
             else:
                 teacher = open_teacher(source.reader, source.annotations, issues)
-            self._lookups += [teacher.triples_of] if teacher.triples_of else []
+            if teacher.triples_of:
+                self._lookups.append(teacher.triples_of)
             opened[source.name] = OpenSource(source, teacher, issues, options.most_questions(source.reader))
         self._opened = [opened[source.name] for source in sources]
         if options.retriever:
-            self._searches = _real_searches(options, self._lookups[0])
-            self._make_records = partial(self._make_records, search=self._searches.search)
+            self._searcher = _real_searches(options, self._lookups[0])
 
     def check_teacher(self) -> None:
         """Raise `CallError` when replies to more than a tenth of the questions could not be used."""
-        asked = [one for one in self._opened if isinstance(one.teacher, LLMTeacher)]
-        lost = sum(one.drops[why] for one in asked for why in (DropReason.UNREADABLE_REPLY, DropReason.CALL_REFUSED))
-        if 10 * lost > (count := lost + sum(one.labelled for one in asked)):
+        lost = 0
+        asked = 0
+        for opened in self._opened:
+            if isinstance(opened.teacher, LLMTeacher):
+                unusable = opened.drops[DropReason.UNREADABLE_REPLY] + opened.drops[DropReason.CALL_REFUSED]
+                lost += unusable
+                asked += unusable + opened.labelled
+        if 10 * lost > asked:
             raise CallError(
-                f"{self._options.output} is written, but {lost:,} of {count:,} questions are left out since the "
+                f"{self._options.output} is written, but {lost:,} of {asked:,} questions are left out since the "
                 "teacher's replies to them could not be used: dropped.ndjson says why"
             )
 
     async def _label_all(self) -> None:
         pending: RepliesPending | None = None
         with SeenTable() as seen:
-            for one in self._opened:
-                questions = usable_questions(one.source, self._options, seen, one.drops, one.issues)
-                work = partial(self._label, one)
-                async with aclosing(in_order(questions, work, self._options.concurrency)) as results:
-                    async for question, found in results:
-                        if isinstance(found, RepliesPending):
-                            pending = found
-                        elif isinstance(found, UnlabelledQuestion):
-                            one.drops[found.reason.value] += 1
-                            if isinstance(one.teacher, LLMTeacher):
-                                self._drop(one.source.name, question, found)
+            for opened in self._opened:
+                questions = usable_questions(opened.source, self._options, seen, opened.drops, opened.issues)
+                label = partial(self._label, opened)
+                async with aclosing(in_order(questions, label, self._options.concurrency)) as results:
+                    async for question, result in results:
+                        if isinstance(result, RepliesPending):
+                            pending = result
+                        elif isinstance(result, UnlabelledQuestion):
+                            opened.drops[result.reason.value] += 1
+                            if isinstance(opened.teacher, LLMTeacher):
+                                self._drop(opened.source.name, question, result)
                         else:
-                            one.labelled += 1
-                            if self._searches:
-                                one.notes += self._searches.outcomes.pop(f"{question.source}:{question.id}", Counter())
-                            for record in () if pending else found:
-                                self._dataset.write(record, self._options.split_of(question.question))
+                            self._keep(opened, question, result, is_written=pending is None)
         if pending:
             # A client over the `batch` backend knows how many calls wait, and where.
             message = self._client.pending_message() if self._client is not None else None
             raise RepliesPending(message or str(pending))
 
-    async def _records_of(self, one: OpenSource, question: Question, teacher: Teacher) -> list[Record]:
+    def _keep(self, opened: OpenSource, question: Question, records: list[Record], is_written: bool) -> None:
+        """Count a labelled question; its records are not written once an earlier question waits for a batch."""
+        opened.labelled += 1
+        if isinstance(self._searcher, RealSearches):
+            opened.notes += self._searcher.outcomes.pop(f"{question.source}:{question.id}", Counter())
+        if is_written:
+            for record in records:
+                self._dataset.write(record, self._options.split_of(question.question))
+
+    async def _records_of(self, opened: OpenSource, question: Question, teacher: Teacher) -> list[Record]:
         """Run the direct-answer test, label the question, and check the facts of its records."""
-        known = teacher.answers_directly(question)
-        direct = known or await self._is_direct(question)
-        records = await self._make_records(question, teacher, direct)
-        if direct and not known and self._options.filtered_answers and await teacher.keeps_nothing(question):
+        options = self._options
+        is_marked = teacher.answers_directly(question)
+        is_direct = is_marked or await self._is_direct(question)
+        records = await label_question(question, teacher, is_direct, options.first_subquery, self._searcher)
+        if is_direct and not is_marked and options.filtered_answers and await teacher.keeps_nothing(question):
             records = records[-1:]
-            one.notes[_FILTERED] += 1
-        for reason, name in missing_facts(question, records) if self._options.check_facts != "off" else ():
-            if self._options.check_facts == "drop":
-                raise UnlabelledQuestion(reason, name)
-            one.issues[reason.value] += 1
-        one.notes["failed searches are in its histories"] += sum(r.id.endswith(AGAIN) for r in records)
+            opened.notes[_FILTERED] += 1
+        if options.check_facts != "off":
+            for reason, name in missing_facts(question, records):
+                if options.check_facts == "drop":
+                    raise UnlabelledQuestion(reason, name)
+                opened.issues[reason.value] += 1
+        failed = [record for record in records if record.id.endswith(AGAIN)]
+        opened.notes["failed searches are in its histories"] += len(failed)
         return records
 
-    async def _label(self, one: OpenSource, question: Question) -> list[Record] | UnlabelledQuestion | RepliesPending:
+    async def _label(
+        self, opened: OpenSource, question: Question
+    ) -> list[Record] | UnlabelledQuestion | RepliesPending:
+        """The records of a question, or why it has none (yet); other errors end the build."""
         try:
-            return await one.teacher.records(question, partial(self._records_of, one))
+            return await opened.teacher.records(question, partial(self._records_of, opened))
         except UnlabelledQuestion as error:
             logger.debug("%s %s left out: %s", question.source, question.id, error)
             # A traceback would keep its frames in memory until this question's turn.
@@ -247,24 +282,27 @@ class _Build:
             return error
         except Exception as error:
             # An error that every other question would also meet stops the build, whatever --on-call-error says.
-            of_one = isinstance(error, CallError) and not isinstance(error, (SetupError, RetriesExhausted))
-            if of_one and self._options.on_call_error == "drop":
+            concerns_one_call = isinstance(error, CallError) and not isinstance(error, (SetupError, RetriesExhausted))
+            if concerns_one_call and self._options.on_call_error == "drop":
                 logger.warning("%s %s left out: %s", question.source, question.id, error)
                 return UnlabelledQuestion(DropReason.CALL_REFUSED)
             if isinstance(self._client, LedgerClient):
                 self._client.stop(error)
             if not isinstance(error, CallError):
                 raise
-            drop = ". To leave such questions out, add --on-call-error drop" if of_one else ""
-            again = "" if "again to continue" in str(error) else f"{drop}. {_KEPT}"
-            raise CallError(f"{question.source} {question.id}: {error}{again}") from error
+            message = f"{question.source} {question.id}: {error}"
+            if "again to continue" not in str(error):
+                if concerns_one_call:
+                    message += ". To leave such questions out, add --on-call-error drop"
+                message += f". {_KEPT}"
+            raise CallError(message) from error
 
     async def _is_direct(self, question: Question) -> bool:
         """Whether a question counts as answered without retrieval (Algorithm 1, lines 3-4)."""
         if self._direct is None:
             return False
         answer = normalize_answer(await self._direct.answer(question))
-        return answer in map(normalize_answer, question.answers)
+        return answer in [normalize_answer(gold) for gold in question.answers]
 
     def _drop(self, source: str, question: Question, error: UnlabelledQuestion) -> None:
         """Record that a teacher LLM could not label a question, with the start of its unusable reply."""
@@ -278,44 +316,63 @@ class _Build:
 
     def facts(self) -> BuildFacts:
         """Facts on the build for the card, besides its numbers."""
-        options, client, notes = self._options, self._client, list[str]()
-        for one in self._opened:
-            if one.source.reader in PARTS and one.count and one.labelled < one.count:
-                gave = f"gave {one.labelled:,} of the {one.count:,} requested questions"
-                notes.append(f"Source {one.source.name} ({one.source.reader}) {gave}.")
+        options = self._options
+        client = self._client
+        notes: list[str] = []
+        for opened in self._opened:
+            source = opened.source
+            if source.reader in PARTS and opened.count and opened.labelled < opened.count:
+                gave = f"gave {opened.labelled:,} of the {opened.count:,} requested questions"
+                notes.append(f"Source {source.name} ({source.reader}) {gave}.")
                 logger.warning("%s", notes[-1])
         if options.direct_answer_model is None and options.direct_answers is None:
             notes.append(
                 "The direct-answer test was not run (no `--direct-answer-model`): only questions that their annotation "
                 "marks as direct are labelled [NO_RETRIEVAL]."
             )
-        for one in self._opened:
-            notes += [f"Source {one.source.name}: {n:,} {what}." for what, n in sorted(one.notes.items()) if n]
-        if self._searches:
+        for opened in self._opened:
+            counted = sorted((outcome, count) for outcome, count in opened.notes.items() if count)
+            notes += [f"Source {opened.source.name}: {count:,} {outcome}." for outcome, count in counted]
+        if isinstance(self._searcher, RealSearches):
             notes.append(f"Histories come from real searches ({options.retriever}, top {options.top_k}).")
         prompts = {self._prompts.files[name]: digest for name, digest in self._prompts.digests().items()}
-        models = {} if client is None else {"teacher": f"{client.model}{_drawn(client, self._sampling)}"}
+        models = {}
+        if client is not None:
+            models["teacher"] = f"{client.model}{_drawn(client, self._sampling)}"
         if options.direct_answer_model is not None:
             models["direct answers"] = options.direct_answer_model
-        llm = {one.source.name: one.teacher for one in self._opened if isinstance(one.teacher, LLMTeacher)}
+        by_source = {opened.source.name: opened for opened in self._opened}
+        llm: dict[str, LLMTeacher] = {}
+        issues: dict[str, int] = {}
+        for name, opened in by_source.items():
+            if isinstance(opened.teacher, LLMTeacher):
+                llm[name] = opened.teacher
+            for issue, count in opened.issues.items():
+                if count:
+                    issues[f"{name}: {issue}"] = count
         return BuildFacts(
             title="HotpotQA-SUBQ records",
             summary="Planning and answering records for triple-based iterative retrieval, labelled as in RAS, "
             "appendix C.",
-            teachers={one.source.name: one.teacher.name for one in self._opened},
-            drops={one.source.name: one.ordered_drops() for one in self._opened if one.drops},
-            questions={one.source.name: one.labelled for one in self._opened},
+            teachers={name: opened.teacher.name for name, opened in by_source.items()},
+            drops={name: opened.ordered_drops() for name, opened in by_source.items() if opened.drops},
+            questions={name: opened.labelled for name, opened in by_source.items()},
             repairs=_by_source(llm, "repairs"),
             refused=_by_source(llm, "refused"),
             recovered=_by_source(llm, "recovered"),
-            examples={reason: [line for _, line in kept] for reason, kept in sorted(self._examples.items())},
-            issues={f"{one.source.name}: {what}": n for one in self._opened for what, n in one.issues.items() if n},
-            options={"sources": [one.source.text for one in self._opened], **asdict(options)},
+            examples={reason: _lines(examples) for reason, examples in sorted(self._examples.items())},
+            issues=issues,
+            options={"sources": [opened.source.text for opened in self._opened], **asdict(options)},
             prompts=prompts | repair_digest() if llm else {},
             models=models,
             calls=_calls(list(llm.values())),
             notes=notes,
         )
+
+
+def _lines(examples: list[tuple[bytes, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The lines of examples without the digests that chose them."""
+    return [line for _, line in examples]
 
 
 def _real_searches(options: BuildOptions, triples_of: TripleLookup) -> RealSearches:
@@ -340,8 +397,9 @@ def _by_source(teachers: dict[str, LLMTeacher], name: str) -> dict[str, dict[str
 
 
 def _calls(teachers: list[LLMTeacher]) -> dict[str, dict[str, float]]:
+    """Calls by stage, and the malformed triples of the stage that extracts."""
     calls: Counter[str] = sum((teacher.calls for teacher in teachers), Counter())
-    found: dict[str, dict[str, float]] = {stage: {"calls": count} for stage, count in sorted(calls.items())}
-    if TRIPLES_ROLE in found:
-        found[TRIPLES_ROLE]["malformed_triples"] = sum(teacher.malformed for teacher in teachers)
-    return found
+    by_stage: dict[str, dict[str, float]] = {stage: {"calls": count} for stage, count in sorted(calls.items())}
+    if TRIPLES_ROLE in by_stage:
+        by_stage[TRIPLES_ROLE]["malformed_triples"] = sum(teacher.malformed for teacher in teachers)
+    return by_stage

@@ -14,13 +14,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from tripletune.core.calls import UnusableReply
+from tripletune.core.data.answers import YES_NO, mentions, normalize_answer
 from tripletune.core.data.questions import DropReason, Question
-from tripletune.core.data.records import YES_NO, Action, Record, mentions, normalize_answer
+from tripletune.core.data.records import Action, Record
 from tripletune.core.data.triples import Triple
 from tripletune.data_builders.datasets.kinds import facts_name
 from tripletune.data_builders.subq import gives_away_answer, names_to_find
 from tripletune.data_builders.subq.annotations import PREPOSITIONS
-from tripletune.llm.replies import UnusableReply, find_json, find_triples, without_thoughts
+from tripletune.llm.reply_json import find_json, without_thoughts
+from tripletune.llm.reply_triples import find_triples
 
 TEXT_VALUES = "yes or no as text"
 OTHER_KEYS = "JSON with another key"

@@ -11,9 +11,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.data.questions import Dropped, DropReason, Issues, Question, Questions
 from tripletune.core.options import rare, require, setting
-from tripletune.core.program import CommandParser, add_arguments, from_arguments, progress
+from tripletune.core.program import progress
 from tripletune.data_builders.datasets import SeenTable
 from tripletune.data_builders.datasets.writer import FolderOptions, split_name_problems, split_of
 from tripletune.data_builders.readers import get_reader, linked

@@ -20,10 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tripletune.core.calls import LLMClient, Message, RepliesPending, Sampling
+from tripletune.core.calls import LLMClient, Message, RepliesPending, Sampling, UnusableReply
 from tripletune.core.data.fields import checked, name_field
+from tripletune.core.data.jsonl import read_jsonl
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
-from tripletune.core.data.records import Passage, read_jsonl
 from tripletune.core.data.triples import Triple
 from tripletune.core.rows import required_text
 from tripletune.data_builders.subq import FirstSubquery, Shown
@@ -36,7 +37,7 @@ from tripletune.data_builders.subq.checks import (
     read_triples,
 )
 from tripletune.llm.question_client import PromptSet, load_prompts
-from tripletune.llm.replies import UnusableReply, ask
+from tripletune.llm.replies import ask
 
 PROMPT_NAMES = ("subq_filter", "subq_query", "subq_triples")
 # Loads the three system prompts; our prompts replace those that a custom folder lacks.

@@ -17,10 +17,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.data.triples import Triple
 from tripletune.core.files import json_line, new_folder, write_json, write_text
 from tripletune.core.options import CheckedOptions, not_one_of, setting
-from tripletune.core.program import CommandParser, add_arguments, from_arguments, run_program
+from tripletune.core.program import run_program
 from tripletune.data_builders.questions import COMPARISON
 from tripletune.data_builders.world import (
     MINIMUM_ARTICLES,

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tripletune.core.calls import CALL_ROLE, Backend, CallError, Completion, Message, Sampling
-from tripletune.core.data.records import normalize_answer
+from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.triples import Triple, parse_triples
 from tripletune.core.files import read_json
 from tripletune.data_builders.world import RELATION_OF
 from tripletune.data_builders.world.build import MANIFEST, World, WorldOptions, generate_world
 from tripletune.data_builders.world.questions import WorldQuestion
-from tripletune.llm.replies import REPAIR_ROLE, triple_rows
+from tripletune.llm.replies import REPAIR_ROLE
+from tripletune.llm.reply_triples import triple_rows
 from tripletune.rag.chat_generator import REFUSAL
 from tripletune.rag.search.retrievers import verbalise
 from tripletune.rag.systems.cirag.integration import CANDIDATES, CORE, MAIN_QUESTION, QUESTION, Decision, write_decision

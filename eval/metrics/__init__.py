@@ -22,7 +22,7 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
-from tripletune.core.data.records import normalize_answer
+from tripletune.core.data.answers import normalize_answer
 from tripletune.eval.metrics._labels import has_label
 
 # The values of `k` at which rankings are scored.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from tripletune.core.data.records import normalize_answer
-from tripletune.llm.replies import is_refusal, without_refusals
+from tripletune.core.data.answers import normalize_answer
+from tripletune.llm.refusals import is_refusal, without_refusals
 
 # Chat models write "The answer is (B)." where a trained model writes "B".
 _SAID = r"(?:answer|choice|option|label|statement|claim)(?: is| would be|:)*[\s:*_\"'(]*"

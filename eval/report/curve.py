@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from tripletune.core.data.fields import checked
-from tripletune.core.data.records import read_jsonl
+from tripletune.core.data.jsonl import read_jsonl
 
 Rows = Sequence[Mapping[str, Any]]
 

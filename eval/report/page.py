@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from tripletune.core.data.records import corpus_file, read_corpus
+from tripletune.core.data.passages import corpus_file, read_corpus
 from tripletune.core.files import file_digest
 from tripletune.core.tables import Table
 from tripletune.eval.report.groups import Group

@@ -26,13 +26,14 @@ from typing import Any, ClassVar
 from rich.console import Console
 
 from tripletune.core.calls import Endpoint, RepliesPending, SetupError, redact
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.files import read_json, write_json
 from tripletune.core.options import rare, setting
-from tripletune.core.program import CommandParser, add_arguments, from_arguments, progress
+from tripletune.core.program import progress
 from tripletune.core.tables import Table
 from tripletune.eval.results import METRICS, ResultLog, this_machine
+from tripletune.llm.concurrency import in_workers
 from tripletune.llm.ledger_client import RetriesExhausted
-from tripletune.llm.replies import in_workers
 from tripletune.rag import NOTING, Trace
 
 logger = logging.getLogger(__name__)

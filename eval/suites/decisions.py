@@ -18,8 +18,8 @@ from typing import Any
 from rich.console import Console
 
 from tripletune.core.calls import Completion, Message, Sampling
+from tripletune.core.data.jsonl import record_files
 from tripletune.core.data.pairs import Trajectory, read_trajectories
-from tripletune.core.data.records import record_files
 from tripletune.core.data.triples import Triple
 from tripletune.core.files import file_digest
 from tripletune.core.options import setting

@@ -19,16 +19,16 @@ from typing import Any
 from rich.console import Console
 
 from tripletune.core.calls import Completion
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
+from tripletune.core.data.jsonl import record_files, whole_characters
 from tripletune.core.data.pairs import ExtractionPair, read_pairs
-from tripletune.core.data.records import record_files, whole_characters
 from tripletune.core.files import file_digest, flatten, json_line, write_text
 from tripletune.core.options import setting
-from tripletune.core.program import CommandParser, add_arguments, from_arguments
 from tripletune.eval.results import SCORES, ResultLog
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.triples import ROUGE, Prediction, score_rows, summarise_extractions
 from tripletune.llm.backends import add_chat_model, backend_names
-from tripletune.llm.extraction_replies import read_reply
+from tripletune.llm.reply_triples import read_reply
 from tripletune.models.loading import PYPI
 from tripletune.rag.extractor import (
     PIECE_LIMIT,

@@ -22,10 +22,10 @@ from typing import Any
 
 from rich.console import Console
 
-from tripletune.core.calls import Message
+from tripletune.core.calls import Message, UnusableReply
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.files import PROMPTS, file_digest, read_prompt
 from tripletune.core.options import setting
-from tripletune.core.program import CommandParser, add_arguments, from_arguments
 from tripletune.eval.report.runs import Run
 from tripletune.eval.report.setting import check_across, check_comparable
 from tripletune.eval.results import ResultLog, read_about
@@ -33,7 +33,9 @@ from tripletune.eval.statistics import bootstrap_mean
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.systems import chat_model
 from tripletune.llm.backends import LLMOptions, add_chat_model, open_client
-from tripletune.llm.replies import UnusableReply, all_of, ask, find_json
+from tripletune.llm.concurrency import all_of
+from tripletune.llm.replies import ask
+from tripletune.llm.reply_json import find_json
 from tripletune.rag.results import RESULTS, read_runs
 
 logger = logging.getLogger(__name__)

@@ -16,12 +16,12 @@ from typing import Any
 from rich.console import Console
 
 from tripletune.core.calls import Sampling, in_role
+from tripletune.core.command_line import CommandParser, from_arguments
+from tripletune.core.data.passages import Passage, corpus_file, read_corpus
 from tripletune.core.data.questions import Question
-from tripletune.core.data.records import Passage, corpus_file, read_corpus
 from tripletune.core.data.words import AUTO
 from tripletune.core.files import file_digest, read_json
 from tripletune.core.options import convert, not_one_of, require
-from tripletune.core.program import CommandParser, from_arguments
 from tripletune.data_builders.readers import linked
 from tripletune.eval import context_links, find_metrics, load_task, score_answer, task_questions, write_context_corpus
 from tripletune.eval.controls import LoopControl, OtherFacts, run_histories

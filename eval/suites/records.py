@@ -20,7 +20,9 @@ from typing import Any
 from rich.console import Console
 
 from tripletune.core.calls import Completion
-from tripletune.core.data.records import Action, Passage, Record, Step, read_records, record_files
+from tripletune.core.data.jsonl import record_files
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import Action, Record, Step, read_records
 from tripletune.core.data.rendering import Evidence, parse_plan
 from tripletune.core.data.triples import Triple
 from tripletune.core.files import file_digest

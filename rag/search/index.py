@@ -19,7 +19,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from tripletune.core.data.records import Passage, corpus_file, is_packed, json_value, read_corpus
+from tripletune.core.data.jsonl import is_packed, json_value
+from tripletune.core.data.passages import Passage, corpus_file, read_corpus
 from tripletune.core.data.words import detect
 from tripletune.core.files import LOCK, check_folder, file_digest, lock_folder, new_folder, read_json, write_json
 

@@ -9,7 +9,7 @@ from heapq import nsmallest
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from tripletune.core.data.records import Passage
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple
 from tripletune.core.data.words import AUTO, detect, fold, words
 from tripletune.rag.search.embedding import Embedder

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tripletune.core.data.records import normalize_answer
+from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.triples import Triple
 from tripletune.core.data.words import AUTO
 from tripletune.rag.search.embedding import Embedder

@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from tripletune.core.calls import Generator, LLMClient, Message, Sampling
-from tripletune.core.data.records import Passage
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.rendering import Evidence
 from tripletune.core.options import CheckedOptions, no_option, rare, set_values, setting
-from tripletune.core.program import load_from, names_in
+from tripletune.core.plugins import load_from, names_in
 from tripletune.llm.question_client import NO_PROMPTS, PromptSet, QuestionClient, less_evidence
 from tripletune.rag import Trace
 from tripletune.rag.extract import CorpusExtraction

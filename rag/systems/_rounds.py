@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tripletune.core.calls import Message
-from tripletune.core.data.records import Passage, Step, normalize_answer
+from tripletune.core.calls import Message, UnusableReply
+from tripletune.core.data.answers import normalize_answer
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import Step
 from tripletune.core.options import setting
 from tripletune.llm.question_client import load_prompts
-from tripletune.llm.replies import UnusableReply, asks_nothing, without_thoughts
+from tripletune.llm.refusals import asks_nothing
+from tripletune.llm.reply_json import without_thoughts
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, answer_from, finish
 from tripletune.rag.search.retrievers import Retriever

@@ -12,7 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 from tripletune.core.data.fields import checked, name_field
-from tripletune.core.data.records import Passage, Step, passages_by_key, read_jsonl
+from tripletune.core.data.jsonl import read_jsonl
+from tripletune.core.data.passages import Passage, passages_by_key
+from tripletune.core.data.records import Step
 from tripletune.core.files import file_digest
 from tripletune.core.options import CheckedOptions, setting
 from tripletune.rag import Trace

@@ -20,11 +20,16 @@ from heapq import nsmallest
 from itertools import zip_longest
 from typing import Literal
 
-from tripletune.core.data.records import Passage, Step, normalize_answer, one_line
+from tripletune.core.calls import UnusableReply
+from tripletune.core.data.answers import normalize_answer
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import Step, one_line
 from tripletune.core.data.triples import Triple
 from tripletune.core.options import setting
 from tripletune.llm.question_client import load_prompts
-from tripletune.llm.replies import UnusableReply, asks_nothing, find_triples, without_thoughts
+from tripletune.llm.refusals import asks_nothing
+from tripletune.llm.reply_json import without_thoughts
+from tripletune.llm.reply_triples import find_triples
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, answer_from, finish, prompt_files, show_passages
 from tripletune.rag.search.retrievers import Retrieved, verbalise, words_in

@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import one_line
 from tripletune.core.options import setting
-from tripletune.llm.replies import UnusableReply
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, bare_answer, prompt_files, show_passages
 from tripletune.rag.search.retrievers import split_sentences

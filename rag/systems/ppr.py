@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 from scipy.sparse import coo_array, csr_array
 
+from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import Step, one_line
 from tripletune.core.options import setting
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.replies import UnusableReply, find_json
+from tripletune.llm.reply_json import find_json
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, answer_from, finish, prompt_files
 from tripletune.rag.search.embedding import Embedder

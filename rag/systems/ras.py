@@ -16,10 +16,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tripletune.core.calls import Generator
-from tripletune.core.data.records import Action, ModelInput, Passage, Step, normalize_answer
+from tripletune.core.data.answers import normalize_answer
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import Action, ModelInput, Step
 from tripletune.core.data.rendering import Plan, parse_plan
 from tripletune.llm.question_client import load_prompts
-from tripletune.llm.replies import asks_nothing
+from tripletune.llm.refusals import asks_nothing
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import ANSWER, PLAN, PROMPTS, ChatGenerator, Found, finish, prompt_files
 from tripletune.rag.search.retrievers import Retrieved

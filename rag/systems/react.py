@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
+from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import one_line
-from tripletune.llm.replies import UnusableReply
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, prompt_files, show_passages
 from tripletune.rag.systems import System, Tools

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
+from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import one_line
-from tripletune.llm.replies import UnusableReply
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, bare_answer, prompt_files
 from tripletune.rag.systems import System, Tools

@@ -20,11 +20,12 @@ from typing import Literal, TypeVar
 
 import regex as re
 
+from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import Step, one_line
 from tripletune.core.data.triples import Triple
 from tripletune.core.options import setting
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.replies import UnusableReply, triple_rows
+from tripletune.llm.reply_triples import triple_rows
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, bare_answer, finish, prompt_files, show_passages
 from tripletune.rag.search.retrievers import Retrieved

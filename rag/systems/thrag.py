@@ -25,12 +25,14 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from tripletune.core.calls import LLMClient
-from tripletune.core.data.records import Passage, Step, one_line
+from tripletune.core.calls import LLMClient, UnusableReply
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import Step, one_line
 from tripletune.core.data.triples import Triple, triple_of
 from tripletune.core.options import setting
+from tripletune.llm.concurrency import all_of, in_workers
 from tripletune.llm.question_client import PromptSet, QuestionClient, load_prompts
-from tripletune.llm.replies import UnusableReply, all_of, find_json, in_workers, json_values
+from tripletune.llm.reply_json import find_json, json_values
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, bare_answer, finish, prompt_files, show_passages
 from tripletune.rag.extractor import ask_of_passage

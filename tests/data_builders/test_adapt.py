@@ -4,7 +4,7 @@ import pytest
 
 from tests.cli import read_lines, run, write_lines
 from tests.data_builders.rows import shared
-from tripletune.core.data.records import Passage, read_corpus
+from tripletune.core.data.passages import Passage, read_corpus
 from tripletune.data_builders.adapt import AdaptOptions, adapt_rows
 from tripletune.data_builders.readers import get_reader
 from tripletune.rag.triple_store import open_triples

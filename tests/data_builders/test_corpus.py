@@ -4,7 +4,7 @@ import pytest
 
 from tests.cli import read_lines, run, write_lines
 from tests.data_builders.rows import hotpot_row, shared
-from tripletune.core.data.records import passage_id, read_corpus
+from tripletune.core.data.passages import passage_id, read_corpus
 from tripletune.data_builders.corpus import CorpusOptions, build_corpus
 from tripletune.data_builders.readers import get_reader
 from tripletune.rag.triple_store import read_gold

@@ -12,7 +12,7 @@ import pytest
 from tests.cli import read_lines, run
 from tests.data_builders.files import LOCKED, docx, pdf
 from tests.fakes import Client
-from tripletune.core.data.records import Passage, read_corpus
+from tripletune.core.data.passages import Passage, read_corpus
 from tripletune.data_builders.documents.build import PassageOptions, build_passages
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import TextExtractor

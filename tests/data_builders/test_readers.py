@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.cli import write_lines
 from tests.data_builders.rows import shared
 from tripletune.core import rows as _rows
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Dropped, DropReason, Question
-from tripletune.core.data.records import Passage
 from tripletune.core.data.triples import Triple
 from tripletune.data_builders.published import parse_graph, read_explagraphs
 from tripletune.data_builders.readers import get_reader

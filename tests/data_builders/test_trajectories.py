@@ -12,7 +12,8 @@ from tests.fakes import Backend, Facts, Shelf
 from tests.rag.test_systems_world import answer_all
 from tests.rag.test_systems_world import build as build_index
 from tripletune.core.data.pairs import read_trajectories
-from tripletune.core.data.records import Passage, read_records
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import read_records
 from tripletune.core.data.triples import Triple
 from tripletune.data_builders.ledger_chats import RoleCalls
 from tripletune.data_builders.trajectories import main

@@ -10,7 +10,7 @@ from tests.cli import read_lines, write_lines
 from tests.llm.provider import answer_batch
 from tripletune.core.calls import Sampling
 from tripletune.core.data.pairs import read_trajectories
-from tripletune.core.data.records import passage_id, read_corpus
+from tripletune.core.data.passages import passage_id, read_corpus
 from tripletune.data_builders.corpus import CorpusOptions, build_corpus
 from tripletune.data_builders.trajectories import main as build_trajectories
 from tripletune.data_builders.world.build import WorldOptions, write_world

@@ -3,7 +3,7 @@ from dataclasses import fields
 import pytest
 
 from tripletune.core.calls import Sampling
-from tripletune.core.program import CommandParser, add_arguments, from_arguments, to_arguments
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments, to_arguments
 from tripletune.llm.backends import LLMOptions, add_chat_model, open_client
 
 SECRET = "sk-hunter2-0123456789"

@@ -9,18 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes import Client
-from tripletune.core.calls import Message
-from tripletune.llm.replies import (
-    REPAIRED,
-    UnusableReply,
-    ask,
-    asks_nothing,
-    find_json,
-    find_triples,
-    is_refusal,
-    repair_turns,
-    without_thoughts,
-)
+from tripletune.core.calls import Message, UnusableReply
+from tripletune.llm.refusals import asks_nothing, is_refusal
+from tripletune.llm.replies import ask, repair_turns
+from tripletune.llm.reply_json import REPAIRED, find_json, without_thoughts
+from tripletune.llm.reply_triples import find_triples
 
 QUESTION: list[Message] = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "A number?"}]
 

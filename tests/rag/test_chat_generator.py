@@ -4,7 +4,8 @@ import pytest
 
 from tests.fakes import Client, Facts, Model, Shelf
 from tripletune.core.calls import Sampling
-from tripletune.core.data.records import ModelInput, Passage, Step
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import ModelInput, Step
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import ChatGenerator, bare_answer
 from tripletune.rag.systems import LoopOptions, Tools, find_system

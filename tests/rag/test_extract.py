@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.fakes import Backend, Client, Rule
 from tripletune.core.calls import CallError, RepliesPending, Sampling, SetupError
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.pieces import split_passage
-from tripletune.core.data.records import Passage
 from tripletune.core.data.triples import Triple
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient, RetriesExhausted

@@ -6,7 +6,7 @@ import tripletune.rag.extractor as extractor_options
 from tests.cli import read_lines, write_lines
 from tests.fakes import Client
 from tripletune.core.calls import RepliesPending
-from tripletune.core.data.records import Passage
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple
 from tripletune.llm.ledger_client import RetriesExhausted
 from tripletune.rag.__main__ import main

@@ -3,7 +3,8 @@ import json
 import pytest
 
 from tests.cli import write_lines
-from tripletune.core.data.records import Passage, Step
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import Step
 from tripletune.core.data.triples import Triple
 from tripletune.rag import Trace
 from tripletune.rag.results import read_runs

@@ -10,7 +10,9 @@ import pytest
 from tests.cli import write_lines
 from tests.fakes import Words
 from tripletune.core.calls import CALL_ROLE, Completion, PromptTooLong
-from tripletune.core.data.records import Passage, normalize_answer, one_line
+from tripletune.core.data.answers import normalize_answer
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import one_line
 from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.data_builders.world.oracle import WorldOracle
 from tripletune.llm.ledger_client import LedgerClient

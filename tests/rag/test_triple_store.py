@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from tests.cli import write_lines
-from tripletune.core.data.records import Passage
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple
 from tripletune.rag.triple_store import Extraction, TripleStore, open_triples, read_gold
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tripletune.core.command_line import parse_command_line
 from tripletune.core.options import ConfigError, leaves, load_config, problems
-from tripletune.core.program import load_from, names_in, parse_command_line
+from tripletune.core.plugins import load_from, names_in
 from tripletune.recipes.own_documents import RoadConfig
 from tripletune.train import TASKS
 from tripletune.train.tasks.ras import GraphConfig

@@ -16,7 +16,7 @@ from tests.cli import read_lines
 from tests.fakes import damaged
 from tests.train.test_grpo import make as make_grpo  # noqa: F401
 from tests.train.test_grpo import world  # noqa: F401
-from tripletune.core.program import names_in
+from tripletune.core.plugins import names_in
 from tripletune.models.run_folders import not_finite, stored_weights, weight_files
 from tripletune.train import TASKS, engine_of, train
 from tripletune.train.callbacks import Diverged

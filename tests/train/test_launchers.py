@@ -86,7 +86,7 @@ def folder(tmp_path_factory, tiny_llama, tiny_t5, tiny_encoder, records, extract
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tripletune.eval.suites.records.score_predictions", digest_of_replies)
-        patch.setattr("tripletune.core.data.records.PART_BYTES", PART_BYTES)
+        patch.setattr("tripletune.core.data.jsonl.PART_BYTES", PART_BYTES)
         patch.setattr("tripletune.models.graph_llm.embeddings.CHUNK", CHUNK)
         for _, task, line in (job("one"), job("one_all"), job("one_t5", task="text_to_triples")):
             assert main(task, argv=line) == 0

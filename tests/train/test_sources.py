@@ -12,7 +12,7 @@ from tripletune.train.sources import Examples
 @pytest.mark.parametrize("limit", [None, 5])
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_parts_are_the_examples_in_their_order(ending, limit, tmp_path, monkeypatch):
-    monkeypatch.setattr("tripletune.core.data.records.PART_BYTES", 25)
+    monkeypatch.setattr("tripletune.core.data.jsonl.PART_BYTES", 25)
     rows = [{"id": number} for number in range(9)]
     for name in ("train-00000", "train-00001"):
         if ending == "jsonl":

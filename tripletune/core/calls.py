@@ -14,7 +14,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-from tripletune.core.data.records import ModelInput, whole_characters
+from tripletune.core.data.jsonl import whole_characters
+from tripletune.core.data.records import ModelInput
 
 _KEY_SHAPE = re.compile(r"\bsk-[A-Za-z0-9_*.-]{4,}|(?<=[Bb]earer )[^\s\"']+|(?<=//)[^\s/@]+(?=@)")
 
@@ -53,9 +54,16 @@ class Sampling:
         So that old keys stay valid, newer fields are left out at their default, and the old field "stop" is kept.
         """
         # 0 and 0.0 are the same temperature and must be the same text.
-        found = {"temperature": float(self.temperature), "top_p": float(self.top_p), "max_tokens": self.max_tokens}
-        later = {} if self.schema is None else {"schema": self.schema}
-        return {**found, "stop": [], "seed": self.seed, **later}
+        values = {
+            "temperature": float(self.temperature),
+            "top_p": float(self.top_p),
+            "max_tokens": self.max_tokens,
+            "stop": [],
+            "seed": self.seed,
+        }
+        if self.schema is not None:
+            values["schema"] = self.schema
+        return values
 
 
 class Endpoint:
@@ -77,8 +85,8 @@ class Endpoint:
 
     def load(self) -> None:
         """Load a model on this machine now; otherwise the first call loads it."""
-        for one in self.behind:
-            one.load()
+        for endpoint in self.behind:
+            endpoint.load()
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
         """The number of tokens of a chat."""
@@ -91,11 +99,12 @@ class Endpoint:
 
     def pending_message(self) -> str | None:
         """Say what to do about calls that wait for a batch, at the end of a run; None if no call waits."""
-        return " ".join(filter(None, (one.pending_message() for one in self.behind))) or None
+        messages = [endpoint.pending_message() for endpoint in self.behind]
+        return " ".join(message for message in messages if message) or None
 
     async def close(self) -> None:
         """Wait for pending writes, then release connections and threads."""
-        await asyncio.gather(*(one.close() for one in self.behind))
+        await asyncio.gather(*(endpoint.close() for endpoint in self.behind))
 
 
 class Backend(Endpoint):
@@ -151,17 +160,36 @@ class RepliesPending(RuntimeError):
     exit_code = 3
 
 
+class UnusableReply(ValueError):
+    """A parser rejected a reply; `reason` is a short name for counts, `explanation` is sent to the model.
+
+    `llm.replies.ask` sets the reply and the number of repair turns.
+    """
+
+    def __init__(self, reason: str, explanation: str) -> None:
+        super().__init__(f"{reason}: {explanation}")
+        self.reason = reason
+        self.explanation = explanation
+        self.repairs = 0
+        self.reply = ""
+
+
 def ledger_name(kind: str, model: str, extra: Mapping[str, Any] | None, dtype: str | None = None) -> str:
     """A model's name in the ledger: kind, name, request fields that change replies, and the type unless float32."""
-    extra = {**(extra or {}), **({"dtype": dtype} if dtype not in (None, "float32") else {})}
-    settings = json.dumps(dict(extra), sort_keys=True, ensure_ascii=False, separators=(",", ":")) if extra else ""
-    return f"{kind}:{model}{' ' + settings if settings else ''}"
+    settings = dict(extra or {})
+    if dtype not in (None, "float32"):
+        settings["dtype"] = dtype
+    if not settings:
+        return f"{kind}:{model}"
+    return f"{kind}:{model} {json.dumps(settings, sort_keys=True, ensure_ascii=False, separators=(',', ':'))}"
 
 
 def redact(text: str, secrets: Sequence[str] = ()) -> str:
     """Replace the given secrets, and all text that looks like a key or password, by `***`."""
-    for secret in sorted(filter(None, secrets), key=len, reverse=True):
-        text = text.replace(secret, "***")
+    # The longest first: a secret may begin with another one.
+    for secret in sorted(secrets, key=len, reverse=True):
+        if secret:
+            text = text.replace(secret, "***")
     return _KEY_SHAPE.sub("***", text)
 
 
@@ -202,15 +230,20 @@ class Completion:
 def in_role(values: Mapping[str, Any], role: str, default: Any = None) -> Any:
     """The value of the longest name that is the role or its dotted prefix ("cirag" for "cirag.integrate")."""
     names = [name for name in values if f"{role}.".startswith(f"{name}.")]
-    return values[max(names, key=len)] if names else default
+    if not names:
+        return default
+    return values[max(names, key=len)]
 
 
 class RoleClients(LLMClient):
     """An `LLMClient` that passes calls of some roles (see `in_role`) to separate clients."""
 
     def __init__(self, default: LLMClient, roles: Mapping[str, LLMClient]) -> None:
-        self.model, self.default, self.roles = default.model, default, dict(roles)
-        self.behind, self.send_temperature = (default, *roles.values()), default.send_temperature
+        self.model = default.model
+        self.default = default
+        self.roles = dict(roles)
+        self.behind = (default, *roles.values())
+        self.send_temperature = default.send_temperature
 
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""

@@ -49,7 +49,8 @@ def read_text(path: str | Path) -> str:
 
 def read_prompt(path: str | Path) -> str:
     """Read a prompt from a file."""
-    if not (text := read_text(path).strip()):
+    text = read_text(path).strip()
+    if not text:
         raise ValueError(f"{path}: the prompt is empty")
     return text
 
@@ -84,7 +85,8 @@ def flatten(values: Mapping[str, Any], separator: str) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and "mean" not in value:
-            flat |= {f"{name}{separator}{inner}": one for inner, one in flatten(value, separator).items()}
+            for inner_name, inner in flatten(value, separator).items():
+                flat[f"{name}{separator}{inner_name}"] = inner
         else:
             flat[name] = value
     return flat
@@ -92,7 +94,10 @@ def flatten(values: Mapping[str, Any], separator: str) -> dict[str, Any]:
 
 def few(sentences: Sequence[str], most: int = 3) -> str:
     """Join the first `most` sentences, and say how many more there are."""
-    return "; ".join([*sentences[:most], *([f"and {len(sentences) - most} more"] if len(sentences) > most else [])])
+    shown = list(sentences[:most])
+    if len(sentences) > most:
+        shown.append(f"and {len(sentences) - most} more")
+    return "; ".join(shown)
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -108,8 +113,10 @@ def write_json(path: str | Path, value: Any) -> None:
 
 def file_digest(path: str | Path) -> str:
     """SHA-256 of a file, in hexadecimal digits."""
+    if Path(path).is_dir():
+        raise FileNotFoundError(f"{path} is a folder; give a file")
     if not Path(path).is_file():
-        raise FileNotFoundError(f"{path} is a folder; give a file" if Path(path).is_dir() else f"no such file: {path}")
+        raise FileNotFoundError(f"no such file: {path}")
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -119,15 +126,21 @@ def files_fingerprint(folder: str | Path, endings: Sequence[str] = ("safetensors
 
     Of files above 64 MiB, it covers the first 64 KiB of each MiB.
     """
-    files = sorted(file for ending in endings for file in Path(folder).rglob(f"*.{ending}") if file.is_file())
-    found = hashlib.blake2b(digest_size=8)
-    for file in files:
-        found.update(f"{file.name} {(size := file.stat().st_size)} ".encode())
+    files: list[Path] = []
+    for ending in endings:
+        files += [file for file in Path(folder).rglob(f"*.{ending}") if file.is_file()]
+    if not files:
+        return ""
+    digest = hashlib.blake2b(digest_size=8)
+    for file in sorted(files):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size} ".encode())
+        bytes_of_each_mib = 2**20 if size <= 2**26 else 2**16
         with file.open("rb", buffering=0) as content:
             for start in range(0, size, 2**20):
                 content.seek(start)
-                found.update(content.read(2**20 if size <= 2**26 else 2**16))
-    return found.hexdigest() if files else ""
+                digest.update(content.read(bytes_of_each_mib))
+    return digest.hexdigest()
 
 
 def check_new(output: str | Path, sources: Sequence[str | Path] = ()) -> Path:
@@ -173,20 +186,24 @@ def check_folder(
     place = check_new(output, sources)
     if place.exists() and not place.is_dir():
         raise FileExistsError(f"output {output} is a file; give a folder")
-    found = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
-    if continues in found:
+    names = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+    if continues in names:
         return
-    foreign = [name for name in found if not any(fnmatch.fnmatchcase(name, pattern) for pattern in made)]
+    foreign = [name for name in names if not _matches(name, made)]
     # Another program's folder may also hold a README.md; only the first name shows that the folder is ours.
-    if not continues and not fnmatch.filter(found, made[0]):
-        foreign = found
+    if not continues and not fnmatch.filter(names, made[0]):
+        foreign = names
     if foreign:
         raise FileExistsError(
             f"output folder {output} holds files that this program did not make ({', '.join(foreign[:3])}); "
             "give another folder"
         )
-    if found and not overwrite and not continues:
+    if names and not overwrite and not continues:
         raise FileExistsError(f"output folder {output} is not empty; give another folder, or --overwrite to replace it")
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @contextmanager
@@ -289,7 +306,8 @@ def build_together(
     if (folder / result).exists():
         return
     works = {folder / "parts" / f"{number:05d}": part for number, part in enumerate(parts)}
-    left, places = dict(works), list(works)
+    places = list(works)
+    left = dict(works)
     # Only the process that logs shows the progress bar, and only on a terminal.
     silent = None if logger.isEnabledFor(logging.INFO) else True
     with tqdm(total=len(works), desc=what, unit=" parts", disable=silent) as bar:

@@ -31,7 +31,8 @@ _shown = _SHORT.repr
 CONFIGS = Path(__file__).parents[1] / "recipes" / "configs"
 # Numbers that PyYAML reads as text.
 _POWER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
-_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_TRUE = ("true", "yes", "on", "1")
+_FALSE = ("false", "no", "off", "0")
 _RANGES: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "at_least": ("at least", lambda value, bound: value >= bound),
     "above": ("greater than", lambda value, bound: value > bound),
@@ -83,29 +84,34 @@ rare = partial(setting, flag=False)
 
 def other_default(section: type, name: str, default: Any) -> Any:
     """A base class's setting with another default."""
-    return _field(default, next(item.metadata for item in dataclasses.fields(section) if item.name == name))
+    fields = {item.name: item for item in dataclasses.fields(section)}
+    return _field(default, fields[name].metadata)
 
 
 def problems(config: Any, prefix: str = "") -> list[str]:
     """Check choices and ranges, then call each section's `check`; return the problems that were found."""
-    found: list[str] = []
+    messages: list[str] = []
     hints = typing.get_type_hints(type(config))
     for item in dataclasses.fields(config):
-        value, name = getattr(config, item.name), prefix + item.name
+        value = getattr(config, item.name)
+        name = prefix + item.name
         if dataclasses.is_dataclass(value):
-            found += problems(value, f"{name}.")
+            messages += problems(value, f"{name}.")
         elif value is not None:
-            found += _out_of_range(value, item, hints[item.name], name)
-        if (needs := item.metadata.get("needs")) and value != item.default and not getattr(config, needs):
-            found.append(f"{name} has no effect without {needs}: set {needs}, or leave out {item.name}")
-    return found + (config.check() if hasattr(config, "check") else [])
+            messages += _out_of_range(value, item, hints[item.name], name)
+        needs = item.metadata.get("needs")
+        if needs and value != item.default and not getattr(config, needs):
+            messages.append(f"{name} has no effect without {needs}: set {needs}, or leave out {item.name}")
+    if hasattr(config, "check"):
+        messages += config.check()
+    return messages
 
 
 def require(config: Any) -> None:
     """Raise a `ValueError` with all `problems` of a configuration; options call this in `__post_init__`."""
-    found = problems(config)
-    if found:
-        raise ValueError("; ".join(found))
+    messages = problems(config)
+    if messages:
+        raise ValueError("; ".join(messages))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,8 +125,8 @@ class CheckedOptions:
 def _out_of_range(value: Any, item: dataclasses.Field[Any], hint: Any, name: str) -> list[str]:
     allowed = choices_of(item, hint)
     if allowed:
-        given = value if isinstance(value, (list, tuple)) else [value]
-        return [not_one_of(name, each, allowed) for each in given if each not in allowed]
+        values = value if isinstance(value, (list, tuple)) else [value]
+        return [not_one_of(name, choice, allowed) for choice in values if choice not in allowed]
     if value == "" != item.default:
         return [f"{name}: {EMPTY}"]
     if isinstance(value, float) and not math.isfinite(value):
@@ -134,9 +140,16 @@ def _out_of_range(value: Any, item: dataclasses.Field[Any], hint: Any, name: str
 
 def choices_of(item: dataclasses.Field[Any], hint: Any = None) -> Sequence[str]:
     """The values that a field allows; empty if the field allows all values."""
-    literal = next((part for part in (hint, *typing.get_args(hint)) if typing.get_origin(part) is Literal), None)
-    found = item.metadata.get("choices") or typing.get_args(literal)
-    return found() if callable(found) else tuple(found)
+    choices = item.metadata.get("choices")
+    if callable(choices):
+        return choices()
+    if choices:
+        return tuple(choices)
+    # A literal may be optional: `Literal["a", "b"] | None`.
+    for alternative in (hint, *typing.get_args(hint)):
+        if typing.get_origin(alternative) is Literal:
+            return typing.get_args(alternative)
+    return ()
 
 
 def not_one_of(name: str, value: Any, known: Sequence[str]) -> str:
@@ -144,17 +157,21 @@ def not_one_of(name: str, value: Any, known: Sequence[str]) -> str:
     return f"{name}: {value!r} is not one of {', '.join(known)}{nearest(str(value), known)}"
 
 
-def nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    """` (did you mean X?)` for the nearest known name; "" if no name is near."""
+def nearest(name: str, known: Sequence[str] | Mapping[str, Any], flag: str = "") -> str:
+    """` (did you mean X?)` for the nearest known name, with `flag` ("--") before it; "" if no name is near."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]}?)" if close else ""
+    return f" (did you mean {flag}{close[0]}?)" if close else ""
 
 
-def elsewhere(kind: Any, name: str) -> str:
+def elsewhere(kind: Any, name: str, flag: str = "") -> str:
     """` (here it is X)` if another section has the setting, or another program (see the class's `elsewhere`)."""
-    leaf, table = name.rpartition(".")[2].replace("-", "_"), getattr(kind, "elsewhere", {})
-    own = [one for one in leaves(kind) if leaf in (one.rpartition(".")[2], *table.get(one, "").split())]
-    return f" (here it is {' or '.join(own)})" if own else ""
+    leaf = name.rpartition(".")[2].replace("-", "_")
+    other_names = getattr(kind, "elsewhere", {})
+    own_names = []
+    for own_name in leaves(kind):
+        if leaf == own_name.rpartition(".")[2] or leaf in other_names.get(own_name, "").split():
+            own_names.append(f"{flag}{own_name}")
+    return f" (here it is {' or '.join(own_names)})" if own_names else ""
 
 
 def misfits(
@@ -169,24 +186,31 @@ def misfits(
     """
     from huggingface_hub.dataclasses import type_validator
 
-    found, known = [], [one for one in hints if one not in taken]
+    messages = []
+    allowed = [argument for argument in hints if argument not in taken]
     for key, value in given.items():
-        if key not in known:
-            told = (kind and elsewhere(kind, key)) or nearest(key, known) or f"; known: {', '.join(known) or 'none'}"
-            found.append(f"{name}: unknown setting {key!r}{told}")
+        if key not in allowed:
+            advice = elsewhere(kind, key) if kind else ""
+            advice = advice or nearest(key, allowed) or f"; known: {', '.join(allowed) or 'none'}"
+            messages.append(f"{name}: unknown setting {key!r}{advice}")
             continue
-        whole = type(value) is int and {float, int} & {*typing.get_args(hints[key]), hints[key]} == {float}
+        hint = hints[key]
+        # YAML reads 1 as a whole number, also where the library wants 1.0.
+        takes_only_floats = {float, int} & {hint, *typing.get_args(hint)} == {float}
+        if type(value) is int and takes_only_floats:
+            value = float(value)
         try:
-            type_validator(key, float(value) if whole else value, hints[key])
+            type_validator(key, value, hint)
         except Exception:
-            wanted = hints[key].__name__ if isinstance(hints[key], type) else str(hints[key]).replace("typing.", "")
-            found.append(f"{name}: {key} {_shown(value)} is not {wanted}")
-    return found
+            wanted = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+            messages.append(f"{name}: {key} {_shown(given[key])} is not {wanted}")
+    return messages
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Read names and values of a YAML file, which override those of its `base:` file."""
-    path, seen = Path(path), []
+    path = Path(path)
+    seen: list[Path] = []
     tree: dict[str, Any] = {}
     while True:
         if path.resolve() in seen:
@@ -194,16 +218,20 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         seen.append(path.resolve())
         own = _read_one(path)
         base = own.pop("base", None)
-        tree = _over(own, tree)
+        # What was read before stands in the file that names this one, and wins.
+        tree = _merged(own, tree)
         if base is None:
             return tree
         path = path.parent / str(base)
 
 
-def _over(tree: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    for name, value in above.items():
-        both = isinstance(value, dict) and isinstance(tree.get(name), dict)
-        tree[name] = _over(tree[name], value) if both else value
+def _merged(tree: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree of names and values whose leaves are replaced by those of `overrides`."""
+    for name, value in overrides.items():
+        if isinstance(value, dict) and isinstance(tree.get(name), dict):
+            tree[name] = _merged(tree[name], value)
+        else:
+            tree[name] = value
     return tree
 
 
@@ -213,9 +241,10 @@ def _read_one(path: Path) -> dict[str, Any]:
     text = read_text(path)
     try:
         loaded = yaml.load(text, _UniqueKeys)
-    except (yaml.YAMLError, RecursionError) as error:
-        said = " ".join(str(error).split()) if isinstance(error, yaml.YAMLError) else "it is nested too deeply"
-        raise ConfigError(f"{path} is not valid YAML: {said}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is not valid YAML: it is nested too deeply") from None
     if loaded is not None and not isinstance(loaded, dict):
         raise ConfigError(f"{path}: expected names and values, found {type(loaded).__name__}")
     return loaded or {}
@@ -242,46 +271,65 @@ def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, 
 
     The name of a file in recipes/configs, which is part of the package, is also accepted as path.
     """
+    overrides = overrides or {}
     if path is not None and not Path(path).suffix and not Path(path).exists():
         ours = {file.stem: file for file in CONFIGS.rglob("*.yaml")}
         if str(path) not in ours:
             raise FileNotFoundError(f"no such file, and {not_one_of('configuration', str(path), sorted(ours))}")
         path = ours[str(path)]
     tree = read_yaml(path) if path is not None else {}
-    for name, value in (overrides or {}).items():
-        node = tree
-        *parents, leaf = name.split(".")
-        for parent in parents:
-            if node.get(parent) is None:
-                node[parent] = {}  # missing, or an empty section in the file
-            node = node[parent]
-            if not isinstance(node, dict):
-                raise ConfigError(f"{path}: {parent}: expected names and values, found {_shown(node)}")
-        node[leaf] = value
-    found: list[str] = []
-    config = _build(kind, tree, "", found, kind)
-    found = found or problems(config)
-    if found:
-        listed = "\n".join(f"  - {problem}" for problem in found)
-        said = [any(name in problem for name in overrides or ()) for problem in found]
-        places = [] if path is None or all(said) else [str(path)]
-        places += ["the command line"] if path is None or any(said) else []
-        raise ConfigError(f"{' and '.join(places)}: {len(found)} problem(s)\n{listed}")
+    for name, value in overrides.items():
+        _put(tree, name, value, str(path))
+    messages: list[str] = []
+    config = _build(kind, tree, "", messages, kind)
+    messages = messages or problems(config)
+    if messages:
+        raise ConfigError(_all_problems(messages, path, overrides))
     return config
+
+
+def _put(tree: dict[str, Any], name: str, value: Any, path: str) -> None:
+    """Put a value at a dotted name into the tree that was read from `path`."""
+    *sections, leaf = name.split(".")
+    for section in sections:
+        if tree.get(section) is None:
+            tree[section] = {}  # missing, or an empty section in the file
+        tree = tree[section]
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{path}: {section}: expected names and values, found {_shown(tree)}")
+    tree[leaf] = value
+
+
+def _all_problems(messages: Sequence[str], path: str | Path | None, overrides: Mapping[str, Any]) -> str:
+    """One message that lists all problems, and says whether they come from the file, the command line or both."""
+    of_command_line = [message for message in messages if any(name in message for name in overrides)]
+    places = []
+    if path is not None and len(of_command_line) < len(messages):
+        places.append(str(path))
+    if path is None or of_command_line:
+        places.append("the command line")
+    listed = "\n".join(f"  - {message}" for message in messages)
+    return f"{' and '.join(places)}: {len(messages)} problem(s)\n{listed}"
 
 
 def leaves(kind: Any, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
     """The settings of a configuration by their dotted names."""
-    hints, found = typing.get_type_hints(kind), dict[str, dataclasses.Field[Any]]()
+    hints = typing.get_type_hints(kind)
+    settings: dict[str, dataclasses.Field[Any]] = {}
     for item in dataclasses.fields(kind):
-        section, name = hints[item.name], prefix + item.name
-        found |= leaves(section, f"{name}.") if dataclasses.is_dataclass(section) else {name: item}
-    return found
+        section = hints[item.name]
+        if dataclasses.is_dataclass(section):
+            settings |= leaves(section, f"{prefix}{item.name}.")
+        else:
+            settings[prefix + item.name] = item
+    return settings
 
 
 def default_of(item: dataclasses.Field[Any]) -> Any:
     """The default of a field; `dataclasses.MISSING` if the field is required."""
-    return item.default_factory() if callable(item.default_factory) else item.default
+    if callable(item.default_factory):
+        return item.default_factory()
+    return item.default
 
 
 def to_yaml(config: Any) -> str:
@@ -289,24 +337,26 @@ def to_yaml(config: Any) -> str:
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
 
-def _build(kind: type[T], tree: Any, prefix: str, found: list[str], whole: type) -> T:
+def _build(kind: type[T], tree: Any, prefix: str, messages: list[str], whole: type) -> T:
+    """Build a section from names and values; problems are added to `messages`. `whole` is the configuration's class."""
     if not isinstance(tree, dict):
-        found.append(f"{prefix.rstrip('.')}: expected names and values, found {_shown(tree)}")
+        messages.append(f"{prefix.rstrip('.')}: expected names and values, found {_shown(tree)}")
         return kind()
     hints = typing.get_type_hints(kind)
     known = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for key, value in tree.items():
         if key not in known:
-            told = elsewhere(whole, str(key)) or nearest(str(key), known) or nearest(f"{prefix}{key}", leaves(whole))
-            found.append(f"unknown key {prefix}{key}{told}")
+            advice = elsewhere(whole, str(key)) or nearest(str(key), known) or nearest(f"{prefix}{key}", leaves(whole))
+            messages.append(f"unknown key {prefix}{key}{advice}")
         elif dataclasses.is_dataclass(hints[key]):
-            values[key] = _build(hints[key], {} if value is None else value, f"{prefix}{key}.", found, whole)  # type: ignore[arg-type]
+            section: Any = hints[key]
+            values[key] = _build(section, {} if value is None else value, f"{prefix}{key}.", messages, whole)
         else:
             try:
                 values[key] = convert(value, hints[key])
             except ValueError as error:
-                found.append(f"{prefix}{key}: {error}")
+                messages.append(f"{prefix}{key}: {error}")
     return kind(**values)
 
 
@@ -317,33 +367,56 @@ def convert(value: Any, hint: Any) -> Any:
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         if value is None or (isinstance(value, str) and value.lower() in ("none", "null", "~")):
             return None
-        hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
+        hint = next(alternative for alternative in typing.get_args(hint) if alternative is not types.NoneType)
     origin = typing.get_origin(hint)
     if origin is Literal:
-        known = typing.get_args(hint)
-        if value not in known:
-            raise ValueError(f"{_shown(value)} is not one of {', '.join(known)}{nearest(_shown(value), known)}")
-        return value
+        return _choice(value, typing.get_args(hint))
     if origin in (list, tuple):
-        items = value.split(",") if isinstance(value, str) else value
-        if not isinstance(items, (list, tuple)) or any(isinstance(item, (list, dict)) for item in items):
-            raise ValueError(f"{_shown(value)} is not a list of texts")
-        return origin(str(item).strip() for item in items if str(item).strip())
+        return origin(_texts(value))
     if origin is dict:
-        try:
-            found = yaml.safe_load(value) if isinstance(value, str) else value
-        except yaml.YAMLError:
-            found = value
-        if not isinstance(found, dict):
-            raise ValueError(f"{_shown(value)} is not a mapping of names and values, such as {{name: value}}")
-        return {str(key): float(one) if _POWER.fullmatch(str(one)) else one for key, one in found.items()}
+        return _mapping(value)
     if hint is bool:
-        if isinstance(value, str) and value.lower() in (*_TRUE, *_FALSE):
-            return value.lower() in _TRUE
-        if not isinstance(value, bool):
-            raise ValueError(f"{_shown(value)} is not true or false")
-        return value
-    return _number(value, hint) if hint in (int, float) else _text(value)
+        return _boolean(value)
+    if hint in (int, float):
+        return _number(value, hint)
+    return _text(value)
+
+
+def _choice(value: Any, choices: Sequence[str]) -> Any:
+    if value not in choices:
+        raise ValueError(f"{_shown(value)} is not one of {', '.join(choices)}{nearest(_shown(value), choices)}")
+    return value
+
+
+def _texts(value: Any) -> list[str]:
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, (list, tuple)) or any(isinstance(item, (list, dict)) for item in items):
+        raise ValueError(f"{_shown(value)} is not a list of texts")
+    texts = [str(item).strip() for item in items]
+    return [text for text in texts if text]
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    mapping = value
+    if isinstance(value, str):
+        try:
+            mapping = yaml.safe_load(value)
+        except yaml.YAMLError:
+            mapping = None
+    if not isinstance(mapping, dict):
+        raise ValueError(f"{_shown(value)} is not a mapping of names and values, such as {{name: value}}")
+    values = {}
+    for key, item in mapping.items():
+        values[str(key)] = float(item) if _POWER.fullmatch(str(item)) else item
+    return values
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, str) and value.lower() in (*_TRUE, *_FALSE):
+        return value.lower() in _TRUE
+    if not isinstance(value, bool):
+        raise ValueError(f"{_shown(value)} is not true or false")
+    return value
 
 
 def _number(value: Any, hint: type) -> float:
@@ -351,9 +424,10 @@ def _number(value: Any, hint: type) -> float:
     try:
         if isinstance(value, bool) or not math.isfinite(float(value)) or (hint is int and int(value) != float(value)):
             raise ValueError
-        return int(value) if hint is int else float(value)
+        return hint(value)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{_shown(value)} is not a {'whole ' if hint is int else ''}number") from None
+        wanted = "a whole number" if hint is int else "a number"
+        raise ValueError(f"{_shown(value)} is not {wanted}") from None
 
 
 def _text(value: Any) -> str:
@@ -362,27 +436,29 @@ def _text(value: Any) -> str:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         # YAML turned the revision 0123456 into 42798, so the original text is lost.
         raise ValueError(f"{value!r} was read as a number; put it in quotes")
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def set_values(kind: type, settings: Sequence[str], owner: str) -> tuple[dict[str, Any], list[str]]:
     """Parse `--set NAME=VALUE` texts into values by field, and a list of problems, which name the owner."""
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
-    found = []
+    messages = []
     for given in settings:
         name, equals, text = given.partition("=")
         name = name.strip().replace("-", "_")
         if not equals:
-            found.append(f"--set {given}: write it as NAME=VALUE")
+            messages.append(f"--set {given}: write it as NAME=VALUE")
         elif name not in hints:
-            found.append(f"--set {given}: {no_option(owner, name, hints)}")
+            messages.append(f"--set {given}: {no_option(owner, name, hints)}")
         else:
             try:
                 values[name] = convert(text.strip(), hints[name])
             except ValueError as error:
-                found.append(f"--set {given}: {error}")
-    return values, found
+                messages.append(f"--set {given}: {error}")
+    return values, messages
 
 
 def no_option(owner: str, name: str, known: Collection[str]) -> str:

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from tripletune.core.data.fields import checked, given, name_field, name_list, shown, text_field, unfolded
+from tripletune.core.data.jsonl import open_rows, stored_rows, whole_characters
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Question
-from tripletune.core.data.records import Passage, open_rows, stored_rows, whole_characters
 from tripletune.core.files import JSON
 
 _CHUNK = 1 << 18

@@ -51,10 +51,15 @@ def open_database(path: Path, kind: Kind, create: bool = True, only_read: bool =
             f"{path} is an empty file, not a {kind.name}: the disk was full, or a copy was cut off; restore the file, "
             "or remove it to start again"
         )
-    # SQLite writes files beside a database even for reading, unless the database is opened as immutable.
-    read = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
     writable = not only_read and (create or (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)))
-    address = f"{path.absolute().as_uri()}?{'mode=rw' if writable else read}"
+    if writable:
+        mode = "mode=rw"
+    elif path.with_name(f"{path.name}-wal").exists():
+        mode = "mode=ro"
+    else:
+        # SQLite writes files beside a database even for reading, unless the database is opened as immutable.
+        mode = "immutable=1"
+    address = f"{path.absolute().as_uri()}?{mode}"
     # If another process changes the file, SQLite sometimes fails at once instead of waiting.
     locked = retry_if_exception_message(match="database is locked")
     retry = Retrying(retry=locked, stop=stop_after_delay(_BUSY_SECONDS), wait=wait_random(0.01, 0.1), reraise=True)
@@ -68,7 +73,9 @@ def open_database(path: Path, kind: Kind, create: bool = True, only_read: bool =
     except Exception as error:
         if database is not None:
             database.close()
-        raise (unusable(path, kind, error) if isinstance(error, sqlite3.Error) else error) from None
+        if isinstance(error, sqlite3.Error):
+            raise unusable(path, kind, error) from None
+        raise
     return database
 
 
@@ -92,7 +99,9 @@ def application_of(path: str | Path) -> int | None:
         return None
     with Path(path).open("rb") as file:
         head = file.read(100)
-    return int.from_bytes(head[68:72]) if head.startswith(_MAGIC) else None
+    if not head.startswith(_MAGIC):
+        return None
+    return int.from_bytes(head[68:72])
 
 
 def _make(path: Path, kind: Kind) -> None:

@@ -43,8 +43,12 @@ def plain(text: object) -> str:
 def code_span(text: object) -> str:
     """Write text from data as a Markdown code span, even if the text holds back-ticks."""
     line = on_one_line(text)
-    ticks = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
-    return f"{ticks} {line} {ticks}" if len(ticks) > 1 else f"`{line}`"
+    runs = re.findall("`+", line)
+    if not runs:
+        return f"`{line}`"
+    # The fence is longer than every run of back-ticks inside.
+    ticks = "`" + max(runs, key=len)
+    return f"{ticks} {line} {ticks}"
 
 
 def tex(text: object) -> str:
@@ -69,10 +73,9 @@ class Table:
 
     def markdown(self) -> str:
         """Head and rows in Markdown."""
-        lines = [list(map(plain, self.head)), *(list(map(self.cell, row)) for row in self.rows)]
-        lines = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-        lines.insert(1, ["---"] * len(self.head))
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        lines = [_markdown_line(map(plain, self.head)), _markdown_line(["---"] * len(self.head))]
+        lines += [_markdown_line(map(self.cell, row)) for row in self.rows]
+        return "\n".join(lines)
 
     def csv(self) -> str:
         """Head and rows as CSV."""
@@ -85,11 +88,11 @@ class Table:
         import pandas as pd
 
         rows = pd.DataFrame([list(map(cell, row)) for row in self.rows], columns=range(len(self.head)))
-        form = "".join("r" if self._has_numbers(place) else "l" for place in range(len(self.head)))
+        alignment = "".join("r" if self._has_numbers(place) else "l" for place in range(len(self.head)))
         # pandas reads a name as a format string.
-        head = [tex(name).replace("{", "{{").replace("}", "}}") for name in self.head]
-        given: Any = {"header": head, "column_format": form, "caption": tex(caption)}
-        return rows.to_latex(index=False, escape=False, **given).rstrip()
+        head: Any = [tex(name).replace("{", "{{").replace("}", "}}") for name in self.head]
+        text = rows.to_latex(index=False, escape=False, header=head, column_format=alignment, caption=tex(caption))
+        return text.rstrip()
 
     def _has_numbers(self, place: int) -> bool:
         return all(_NUMBER.fullmatch(row[place]) for row in self.rows)
@@ -104,6 +107,11 @@ class Table:
         for row in self.rows:
             shown.add_row(*row)
         console.print(shown)
+
+
+def _markdown_line(cells: Iterable[str]) -> str:
+    escaped = [cell.replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
 
 
 def plain_console(width: int = 140) -> Console:

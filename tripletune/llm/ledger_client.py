@@ -41,7 +41,9 @@ logger = logging.getLogger(__name__)
 _BURST_SECONDS = 5.0
 # Seconds after a time-out in which a reply that has already arrived is still read.
 _READING = 0.05
-_BYTES_PER_TOKEN, _TOKENS_PER_MESSAGE = 4, 4
+# The estimate of a call's tokens: bytes of text per token, and tokens that a message takes besides its text.
+_BYTES_PER_TOKEN = 4
+_TOKENS_PER_MESSAGE = 4
 
 
 class RetriesExhausted(CallError):
@@ -114,10 +116,10 @@ class Limits:
             wanted = self._owed + tokens
             self._owed = min(wanted, 0.0)
             while wanted > 0:
-                # A call may be larger than the bucket, so its tokens are taken in parts.
-                part = min(wanted, bucket.max_rate)
-                await bucket.acquire(part)
-                wanted -= part
+                # A call may be larger than the bucket, so its tokens are taken in several steps.
+                taken = min(wanted, bucket.max_rate)
+                await bucket.acquire(taken)
+                wanted -= taken
 
 
 def _bucket(per_minute: float | None) -> AsyncLimiter | None:
@@ -130,16 +132,42 @@ def _bucket(per_minute: float | None) -> AsyncLimiter | None:
 
 def _with_tokens_of(reply: Completion, other: Completion | None) -> Completion:
     """A reply with the tokens of another one added, which was paid for as well."""
-    read, written = (other.prompt_tokens, other.completion_tokens) if other else (0, 0)
-    return replace(reply, prompt_tokens=reply.prompt_tokens + read, completion_tokens=reply.completion_tokens + written)
+    if other is None:
+        return reply
+    return replace(
+        reply,
+        prompt_tokens=reply.prompt_tokens + other.prompt_tokens,
+        completion_tokens=reply.completion_tokens + other.completion_tokens,
+    )
 
 
 class _Flight:
-    """A call in progress, the number of its waiters, and when it was sent (0: not yet)."""
+    """A call in progress.
+
+    Attributes:
+        task: The task that makes the call.
+        waiting: Number of callers that wait for the reply.
+        sent: When the current attempt was sent (`time.perf_counter`); 0 if it was not sent yet.
+    """
 
     task: asyncio.Task[Completion]
     waiting = 0
     sent = 0.0
+
+
+@dataclass
+class _Progress:
+    """The attempts at one call so far.
+
+    Attributes:
+        attempts: Number of attempts.
+        silent: Number of replies without text.
+        unusable: The last reply without text, with the tokens of all of them; None if every reply had text.
+    """
+
+    attempts: int = 0
+    silent: int = 0
+    unusable: Completion | None = None
 
 
 class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
@@ -163,10 +191,17 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         retry: Retry | None = None,
         secrets: Sequence[str] = (),
     ) -> None:
-        self.backend, self.ledger, self.model = backend, ledger or NoLedger(), backend.model
-        self.behind, self.send_temperature = (backend,), backend.send_temperature
-        self._limits, self._retry = limits or Limits(), retry or Retry()
-        self._secrets, self._warned, self.ends_run = tuple(filter(None, secrets)), False, True
+        self.backend = backend
+        self.ledger = ledger or NoLedger()
+        self.model = backend.model
+        self.behind = (backend,)
+        self.send_temperature = backend.send_temperature
+        self.ends_run = True
+        self._limits = limits or Limits()
+        self._retry = retry or Retry()
+        self._secrets = tuple(secret for secret in secrets if secret)
+        # Whether a warning has named a server that does not answer.
+        self._warned = False
         self._flights: dict[str, _Flight] = {}
         # The failure that ended the run; after it nothing is sent.
         self._ended: Exception | None = None
@@ -234,63 +269,77 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
 
     def _abandon(self, flight: _Flight) -> bool:
         """Cancel a call that nobody waits for, unless the run has failed and the call was sent."""
-        return not (self._ended and flight.sent) and flight.task.cancel()
+        if self._ended and flight.sent:
+            return False
+        return flight.task.cancel()
 
     async def _fetch(
         self, flight: _Flight, call: Call, messages: Sequence[Message], sampling: Sampling, role: str, question_id: str
     ) -> Completion:
+        """Make a call that the ledger lacks, with retries, and store its reply or its failure."""
         async with self.ledger.claim(call.key):
-            if (stored := self.ledger.get(call.key)) is not None:
+            stored = self.ledger.get(call.key)
+            if stored is not None:
                 # Another process has made the call meanwhile.
                 self.ledger.use(call.key, role, question_id)
                 return stored
-            attempts, silent, completion = 0, 0, None
-            unusable: Completion | None = None  # with the tokens of all replies without text
+            progress = _Progress()
             CALL_ROLE.set(role)  # in the context of this call's own task
             try:
-                while True:
-                    attempts, completion = attempts + 1, None
-                    try:
-                        completion = await self._attempt(flight, messages, sampling)
-                        if completion and not self.backend.may_be_silent and (reason := silence(completion)):
-                            silent += 1
-                            unusable = _with_tokens_of(completion, unusable)
-                            final = completion.finish_reason in FINAL or silent >= self._retry.empty_attempts
-                            if final or attempts >= self._retry.attempts:
-                                raise CallError(f"{self.model}, {role}: {reason}")
-                            raise TransientError(reason)
-                        break
-                    except TransientError as error:
-                        await self._wait_after(error, attempts)
+                completion = await self._with_retries(flight, messages, sampling, role, progress)
             except RepliesPending:
                 self.ledger.use(call.key, role, question_id)
                 raise
             except (CallError, TransientError) as error:
-                failure = self._failure(error, attempts, role)
+                failure = self._failure(error, progress.attempts, role)
                 if self.ends_run and isinstance(failure, (SetupError, RetriesExhausted)):
                     self.stop(failure)
                 with self._storing():
-                    self.ledger.fail(call, str(failure), attempts - 1, role, question_id, unusable)
+                    self.ledger.fail(call, str(failure), progress.attempts - 1, role, question_id, progress.unusable)
                 # The cause is dropped, because its text may hold a key.
                 raise failure from None
             if completion is None:
-                if isinstance(self._ended, CallError):
-                    raise type(self._ended)(
-                        f"nothing more is sent after an earlier failure; open a new client: {self._ended}"
-                    )
-                raise self._ended or CallError(f"{role}: the run has ended")
+                raise self._ending(role)
             completion = replace(
-                _with_tokens_of(completion, unusable),
+                _with_tokens_of(completion, progress.unusable),
                 seconds=completion.seconds or time.perf_counter() - flight.sent,
-                retries=attempts - 1,
+                retries=progress.attempts - 1,
                 key=call.key,
             )
             with self._storing():
                 if has_text(completion.text):
                     return await self.ledger.store(call, completion, role, question_id)
                 # The next run calls again, since the model may have changed by then.
-                self.ledger.fail(call, NO_TEXT, attempts - 1, role, question_id, completion)
+                self.ledger.fail(call, NO_TEXT, progress.attempts - 1, role, question_id, completion)
                 return completion
+
+    async def _with_retries(
+        self, flight: _Flight, messages: Sequence[Message], sampling: Sampling, role: str, progress: _Progress
+    ) -> Completion | None:
+        """Make attempts until a reply has text; None if the run has ended before an attempt."""
+        while True:
+            progress.attempts += 1
+            try:
+                completion = await self._attempt(flight, messages, sampling)
+                if completion is None or self.backend.may_be_silent:
+                    return completion
+                reason = silence(completion)
+                if not reason:
+                    return completion
+                progress.silent += 1
+                progress.unusable = _with_tokens_of(completion, progress.unusable)
+                is_final = completion.finish_reason in FINAL or progress.silent >= self._retry.empty_attempts
+                if is_final or progress.attempts >= self._retry.attempts:
+                    raise CallError(f"{self.model}, {role}: {reason}")
+                raise TransientError(reason)
+            except TransientError as error:
+                await self._wait_after(error, progress.attempts)
+
+    def _ending(self, role: str) -> Exception:
+        """The error of a call that is not made because the run has ended."""
+        if isinstance(self._ended, CallError):
+            return type(self._ended)(f"nothing more is sent after an earlier failure; open a new client: {self._ended}")
+        return self._ended or CallError(f"{role}: the run has ended")
 
     async def _attempt(self, flight: _Flight, messages: Sequence[Message], sampling: Sampling) -> Completion | None:
         """Make one attempt; None if the run has ended before it."""
@@ -309,18 +358,21 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             return completion
 
     async def _in_time(self, call: Coroutine[Any, Any, Completion]) -> Completion:
-        reply, late = asyncio.ensure_future(call), False
+        """Wait for a call at most as long as the limit says, else cancel it with the message `TIMED_OUT`."""
+        reply = asyncio.ensure_future(call)
+        is_late = False
         try:
             # Not `asyncio.timeout`, which drops a reply that came in time if the event loop was blocked.
             for patience in (self._limits.timeout, _READING):
                 if not reply.done():
                     await asyncio.wait({reply}, timeout=patience)
-            if late := not reply.done():
+            is_late = not reply.done()
+            if is_late:
                 raise TransientError(f"no reply within {self._limits.timeout} seconds")
             return reply.result()
         finally:
             if not reply.done():
-                reply.cancel(TIMED_OUT if late else None)
+                reply.cancel(TIMED_OUT if is_late else None)
                 await asyncio.wait({reply})
 
     @contextmanager
@@ -336,25 +388,30 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
 
         Tenacity is not used, because it took a sixth of the time of a call that is answered at once.
         """
-        own, asked = self._retry, error.retry_after or 0.0
-        if self._ended or attempts >= own.attempts or asked > own.patience:
+        retry = self._retry
+        asked_seconds = error.retry_after or 0.0
+        if self._ended or attempts >= retry.attempts or asked_seconds > retry.patience:
             raise error
-        seconds = asked + random.uniform(0, min(own.longest_wait, own.first_wait * 2 ** (attempts - 1)))
-        # One warning shows a missing server or wrong address before all attempts are over.
-        away = bool(self.backend.address) and not self._warned
-        self._warned |= away
-        name = f"{self.model} at {self.backend.address}" if away else self.model
+        longest = min(retry.longest_wait, retry.first_wait * 2 ** (attempts - 1))
+        seconds = asked_seconds + random.uniform(0, longest)
+        name = self.model
+        level = logging.DEBUG
+        if self.backend.address and not self._warned:
+            # One warning shows a missing server or wrong address before all attempts are over.
+            self._warned = True
+            name = f"{self.model} at {self.backend.address}"
+            level = logging.WARNING
         # A server may repeat the prompt in its error, and the log of `serve` has no questions.
-        told = str(error) if self.ends_run else str(error).partition(" - ")[0]
-        words, reason = "%s: attempt %d of %d failed (%s); next attempt in %.1f s", redact(told, self._secrets)
-        logger.log(logging.WARNING if away else logging.DEBUG, words, name, attempts, own.attempts, reason, seconds)
+        reason = str(error) if self.ends_run else str(error).partition(" - ")[0]
+        form = "%s: attempt %d of %d failed (%s); next attempt in %.1f s"
+        logger.log(level, form, name, attempts, retry.attempts, redact(reason, self._secrets), seconds)
         await asyncio.sleep(seconds)
 
     def _failure(self, error: CallError | TransientError, attempts: int, role: str) -> CallError:
         reason = redact(str(error), self._secrets)
         if isinstance(error, CallError):
             return error if reason == str(error) else type(error)(reason)
-        tried = f"{attempts} attempt{'s' if attempts > 1 else ''}"
+        tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
         if error.retry_after is not None and error.retry_after > self._retry.patience:
             reason += f"; the server asks to wait {error.retry_after:.0f} seconds"
         return RetriesExhausted(f"{self.model}, {role}: no reply after {tried}: {reason}. {self.ledger.to_continue}")

@@ -9,7 +9,9 @@ _PRICE = re.compile(r"\d+(\.\d+)?,\d+(\.\d+)?")
 
 
 def _money(dollars: float) -> str:
-    return f"${dollars:,.2f}" if dollars >= 1 or not dollars else f"${dollars:.2g}"
+    if 0 < dollars < 1:
+        return f"${dollars:.2g}"
+    return f"${dollars:,.2f}"
 
 
 def cost_lines(stages: Mapping[str, Sequence[float]], price: str | None, counted: str) -> list[str]:
@@ -19,15 +21,18 @@ def cost_lines(stages: Mapping[str, Sequence[float]], price: str | None, counted
     """
     if price and not _PRICE.fullmatch(price):
         raise ValueError(f"--price {price}: write dollars per million tokens as IN,OUT, for example 0.15,0.6")
-    dollars = [float(part) for part in price.split(",")] if price else None
+    prices = [float(dollars) for dollars in price.split(",")] if price else None
     lines = [f"{'stage, at most':16}{'calls':>14}{'input tokens':>18}{'output tokens':>18}{'cost':>14}"]
-    for role, (calls, read, written) in {**stages, "all": [sum(one) for one in zip(*stages.values())]}.items():
-        cost = "-" if dollars is None else _money((read * dollars[0] + written * dollars[1]) / 1e6)
+    totals = [sum(column) for column in zip(*stages.values())]
+    for role, (calls, read, written) in {**stages, "all": totals}.items():
+        cost = "-"
+        if prices is not None:
+            cost = _money((read * prices[0] + written * prices[1]) / 1e6)
         lines.append(f"{role:16}{calls:>14,.0f}{read:>18,.0f}{written:>18,.0f}{cost:>14}")
     lines += [
         f"Tokens are counted {counted}.",
         "Replies in the ledger cost nothing. Repair turns are not counted.",
     ]
-    if dollars is None:
+    if prices is None:
         lines.append("To see the cost, give the model's price: --price IN,OUT in dollars per million tokens.")
     return lines

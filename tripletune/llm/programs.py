@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.core.calls import Completion
+from tripletune.core.command_line import CommandParser
 from tripletune.core.data.fields import checked
-from tripletune.core.data.records import read_jsonl
+from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.files import check_new, json_line, new_file
-from tripletune.core.program import CommandParser, run_program
+from tripletune.core.program import run_program
 from tripletune.core.sqlite import application_of
 from tripletune.core.tables import Table, plain_console
 from tripletune.llm.backends.batch import import_replies, reset, waiting
@@ -36,7 +37,9 @@ _REPLY = ("text", "prompt_tokens", "completion_tokens", "seconds", "retries", "f
 _LAYOUT = {
     **dict.fromkeys(("key", "model", "text", "finish_reason", "status", "detail", "time"), str),
     **dict.fromkeys(("prompt_tokens", "completion_tokens", "retries"), int),
-    **{"seconds": float, "sampling": {}, "messages": [{"": str}]},
+    "seconds": float,
+    "sampling": {},
+    "messages": [{"": str}],
 }
 _MOST_TROUBLES = 20
 _SILENT = "ok without text, which the next run repeats"
@@ -141,14 +144,22 @@ def _stats(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
         return 0
-    total = {name: sum(row[name] for row in rows) for name in _STAT_NAMES[2:]}
-    cells = [
-        [f"{v:,.1f}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else v for v in row.values()]
-        for row in [*rows, {"model": "all", "role": "", **total}]
-    ]
+    total: dict[str, Any] = {"model": "all", "role": ""}
+    for name in _STAT_NAMES[2:]:
+        total[name] = sum(row[name] for row in rows)
+    cells = [[_shown(value) for value in row.values()] for row in [*rows, total]]
     head = [name.replace("_", " ") for name in _STAT_NAMES]
     Table(head, cells, title=str(arguments.ledger)).show(plain_console())
     return 0
+
+
+def _shown(value: str | int | float) -> str:
+    """A cell of the table of statistics."""
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return value
 
 
 def _export(arguments: argparse.Namespace) -> int:
@@ -156,10 +167,10 @@ def _export(arguments: argparse.Namespace) -> int:
     calls = exported(arguments.ledger, arguments.role, arguments.model)
     lines: Iterator[str] = map(json_line, calls)
     first = next(lines, "")
-    if not first and (arguments.role or arguments.model):
-        asked = [f"{name} {value}" for name in ("role", "model") if (value := getattr(arguments, name))]
-        about = f"run `tripletune ledger stats {arguments.ledger}` to see its calls"
-        raise ValueError(f"{arguments.ledger} has no answered call of {', '.join(asked)}; {about}")
+    filters = [f"{name} {getattr(arguments, name)}" for name in ("role", "model") if getattr(arguments, name)]
+    if not first and filters:
+        advice = f"run `tripletune ledger stats {arguments.ledger}` to see its calls"
+        raise ValueError(f"{arguments.ledger} has no answered call of {', '.join(filters)}; {advice}")
     lines = chain([first], lines)
     if arguments.output is None:
         sys.stdout.writelines(lines)
@@ -172,22 +183,24 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> int:
     """Check the file and every key; the exit code is 1 if a problem is found."""
-    found = 0
-    for found, what in enumerate(ledger_troubles(arguments.ledger), 1):
-        if found <= _MOST_TROUBLES:
-            sys.stdout.write(f"{what}\n")
-    if found > _MOST_TROUBLES:
-        sys.stdout.write(f"... and {found - _MOST_TROUBLES} more\n")
+    troubles = 0
+    for trouble in ledger_troubles(arguments.ledger):
+        troubles += 1
+        if troubles <= _MOST_TROUBLES:
+            sys.stdout.write(f"{trouble}\n")
+    if troubles > _MOST_TROUBLES:
+        sys.stdout.write(f"... and {troubles - _MOST_TROUBLES} more\n")
     with Ledger(arguments.ledger, create=False) as ledger, ledger.connected() as connection:
         status = "CASE WHEN status = 'ok' AND NOT has_text(text) THEN :silent ELSE status END"
         query = f"SELECT {status}, count(*) FROM calls GROUP BY 1"
         by_status = dict(connection.execute(query, {"silent": _SILENT}).fetchall())
-    counts = ", ".join(
-        f"{by_status.get(name, 0):,} {name}" for name in (OK, FAILED, PENDING, *({_SILENT} & set(by_status)))
-    )
-    verdict = f"{found} problems" if found else "in order"
+    shown = [OK, FAILED, PENDING]
+    if _SILENT in by_status:
+        shown.append(_SILENT)
+    counts = ", ".join(f"{by_status.get(name, 0):,} {name}" for name in shown)
+    verdict = f"{troubles} problems" if troubles else "in order"
     sys.stdout.write(f"{arguments.ledger}: {verdict}; calls: {counts}\n")
-    return 1 if found else 0
+    return 1 if troubles else 0
 
 
 def _import(arguments: argparse.Namespace) -> int:
@@ -202,8 +215,14 @@ def _batch_status(arguments: argparse.Namespace) -> int:
     """Show the waiting calls of each request file."""
     with Ledger(arguments.ledger, create=False) as ledger:
         rows = waiting(ledger)
-    lines = [f"{file}: {calls:,} calls of {model} wait" for file, model, calls in rows]
-    sys.stdout.write("\n".join(lines or [f"{arguments.ledger}: no call waits"]) + "\n")
+    for row in rows:
+        if row.file:
+            line = f"{row.file}: {row.calls:,} of its {row.requests:,} calls of {row.model} wait"
+        else:
+            line = f"(no file yet): {row.calls:,} calls of {row.model} wait"
+        sys.stdout.write(f"{line}\n")
+    if not rows:
+        sys.stdout.write(f"{arguments.ledger}: no call waits\n")
     return 0
 
 
@@ -211,17 +230,21 @@ def _batch_import(arguments: argparse.Namespace) -> int:
     """Put a provider's reply or error file into the ledger."""
     with _existing(arguments.ledger) as ledger:
         counts = import_replies(ledger, arguments.replies)
+        left = sum(row.calls for row in waiting(ledger))
     if counts is None:
         sys.stdout.write(f"{arguments.replies} was imported before: nothing to do\n")
         return 0
     sys.stdout.write(f"{arguments.replies}: {counts['stored']:,} replies stored, {counts['known']:,} were known\n")
-    for name, what in (
+    retry_refused = f"`tripletune batch reset --ledger {arguments.ledger} --refused`"
+    for name, meaning in (
         ("again", "calls failed temporarily; the next run writes them to a new request file"),
-        ("refused", "calls were refused; they count as failed until `reset --refused`"),
+        ("refused", f"calls were refused; they count as failed until you run {retry_refused}"),
         ("unknown", "replies belong to no call of this ledger"),
     ):
         if counts[name]:
-            sys.stdout.write(f"{counts[name]:,} {what}\n")
+            sys.stdout.write(f"{counts[name]:,} {meaning}\n")
+    if left:
+        sys.stdout.write(f"{left:,} calls still wait for replies\n")
     return 0
 
 

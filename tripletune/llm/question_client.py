@@ -49,6 +49,7 @@ class PromptSet:
 @lru_cache(maxsize=16)
 def load_prompts(names: tuple[str, ...], folder: str | Path | None = None, room: str = "systems") -> PromptSet:
     """Read prompts by name, each from a user's `folder` if it has the prompt, else from our folder."""
+    # Prompts of ours are named by their path in the project, a user's by the path that was given.
     files = {name: f"tripletune/prompts/{room}/{name}.md" for name in names}
     paths = {name: _ROOT / file for name, file in files.items()}
     if folder is not None:
@@ -56,12 +57,14 @@ def load_prompts(names: tuple[str, ...], folder: str | Path | None = None, room:
         if not folder.is_dir():
             raise FileNotFoundError(f"no such folder of prompts: {folder}")
         known = ", ".join(f"{name}.md" for name in names)
-        for path in sorted(folder.glob("*.md")):
+        own_prompts = sorted(folder.glob("*.md"))
+        if not own_prompts:
+            raise ValueError(f"{folder} holds no prompt; the prompts are {known}")
+        for path in own_prompts:
             if path.stem not in paths:
                 raise ValueError(f"{path}: there is no prompt with this name; the prompts are {known}")
-            paths[path.stem], files[path.stem] = path, str(path)
-        if folder not in [path.parent for path in paths.values()]:
-            raise ValueError(f"{folder} holds no prompt; the prompts are {known}")
+            paths[path.stem] = path
+            files[path.stem] = str(path)
     return PromptSet({name: read_prompt(path) for name, path in paths.items()}, files)
 
 
@@ -100,11 +103,18 @@ class QuestionClient(LLMClient):
         repairs: int = 1,
         shorten: Callable[[Sequence[Message]], list[Message] | None] | None = None,
     ) -> None:
-        self.model, self.behind = client.model, (client,)
-        self._client, self._trace, self._question_id = client, trace, question_id
-        self.system, self.prompts, self._repairs = system, prompts, repairs
-        self._sampling, self._shorten = sampling or Sampling(), shorten
-        self.sent: str | None = None  # user turns of the last answered chat, on one line
+        self.model = client.model
+        self.behind = (client,)
+        self.system = system
+        self.prompts = prompts
+        # The user turns of the last answered chat, on one line.
+        self.sent: str | None = None
+        self._client = client
+        self._trace = trace
+        self._question_id = question_id
+        self._repairs = repairs
+        self._sampling = sampling or Sampling()
+        self._shorten = shorten
 
     def up_to(self, max_tokens: int) -> Sampling:
         """The sampling of a call whose reply has at most `max_tokens` tokens."""
@@ -121,28 +131,41 @@ class QuestionClient(LLMClient):
         """
         if isinstance(asked, str):
             asked = self.prompts.chat(f"{self.system}_{call}", asked)
-        role = f"{self.system}.{call}"
-        sampling, repairs = self.up_to(max_tokens), self._repairs
-        return await ask(self, asked, parse, role=role, sampling=sampling, repairs=repairs, repaired=repaired)
+        return await ask(
+            self,
+            asked,
+            parse,
+            role=f"{self.system}.{call}",
+            sampling=self.up_to(max_tokens),
+            repairs=self._repairs,
+            repaired=repaired,
+        )
 
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
     ) -> Completion:
         """Reply to a chat; see `LLMClient.chat`. The default of `question_id` is this question's id."""
-        how: Any = {"sampling": sampling or self._sampling, "question_id": question_id or self._question_id}
+        sampling = sampling or self._sampling
+        question_id = question_id or self._question_id
         sent = messages
         while True:
             try:
-                completion = await self._client.chat(sent, role=role, **how)
+                completion = await self._client.chat(sent, role=role, sampling=sampling, question_id=question_id)
                 break
             except PromptTooLong:
                 shorter = self._shorten(sent) if self._shorten else None
                 if shorter is None:
                     raise
                 sent = shorter
-        self.sent = " ".join(word for turn in sent if turn["role"] == "user" for word in turn["content"].split())
+        user_turns = [turn["content"] for turn in sent if turn["role"] == "user"]
+        self.sent = " ".join(" ".join(user_turns).split())
         if sent is not messages:
             self._trace.tally(f"shortened.{role}")
+        self._record(completion, role)
+        return completion
+
+    def _record(self, completion: Completion, role: str) -> None:
+        """Add a call to the trace; see `trace` of this class."""
         self._trace.count(completion)
         self._trace.tally(f"calls.{role}")
         # Sorted, because the order in which concurrent calls are answered must not change a result.
@@ -159,7 +182,6 @@ class QuestionClient(LLMClient):
             _add(self._trace.cached.setdefault(role, [0, 0, 0]), [1, *counts])
         if completion.finish_reason == "length":
             self._trace.tally(f"cut_off.{role}")
-        return completion
 
 
 def less_evidence(messages: Sequence[Message]) -> list[Message] | None:
@@ -167,16 +189,19 @@ def less_evidence(messages: Sequence[Message]) -> list[Message] | None:
 
     This drops the worst evidence. None is returned if almost no evidence is left.
     """
-    asked = [place for place, turn in enumerate(messages) if turn["role"] == "user"]
-    place = max(asked, key=lambda place: len(messages[place]["content"]))
+    user_turns = [place for place, turn in enumerate(messages) if turn["role"] == "user"]
+    place = max(user_turns, key=lambda place: len(messages[place]["content"]))
     text = messages[place]["content"]
     evidence, mark, question = text.rpartition("\nQuestion:")
     if not mark or text.startswith("Question:"):
         evidence, mark, question = text, "", ""
     kept = evidence[: int(_KEPT * len(evidence))].rstrip()
+    if len(kept) <= _LEAST:
+        return None
     turn: Message = {"role": "user", "content": f"{kept}\n{mark}{question}" if mark else kept}
-    return [*messages[:place], turn, *messages[place + 1 :]] if len(kept) > _LEAST else None
+    return [*messages[:place], turn, *messages[place + 1 :]]
 
 
 def _add(sums: list[int], counts: Sequence[int]) -> None:
+    """Add counts to sums in place; either may be longer."""
     sums[:] = map(sum, zip_longest(sums, counts, fillvalue=0))

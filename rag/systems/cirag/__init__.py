@@ -24,11 +24,16 @@ from functools import partial
 from itertools import chain
 from typing import Literal
 
-from tripletune.core.data.records import Passage, Step, normalize_answer
+from tripletune.core.calls import UnusableReply
+from tripletune.core.data.answers import normalize_answer
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import Step
 from tripletune.core.data.triples import FoundTriples, Triple
 from tripletune.core.options import setting
+from tripletune.llm.concurrency import all_of
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.replies import UnusableReply, all_of, find_triples, is_refusal
+from tripletune.llm.refusals import is_refusal
+from tripletune.llm.reply_triples import find_triples
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, REFUSAL, Found, finish, prompt_files, read_answer
 from tripletune.rag.extractor import ask_of_passage, read_entities, titled_source, with_entities

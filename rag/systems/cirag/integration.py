@@ -27,17 +27,10 @@ from typing import Any, Literal
 
 import regex as re
 
-from tripletune.core.calls import Message
+from tripletune.core.calls import Message, UnusableReply
 from tripletune.core.data.triples import Triple, triple_of
-from tripletune.llm.replies import (
-    QUERY_START,
-    UnusableReply,
-    asks_nothing,
-    find_json,
-    json_values,
-    without_json,
-    without_thoughts,
-)
+from tripletune.llm.refusals import QUERY_START, asks_nothing
+from tripletune.llm.reply_json import find_json, json_values, without_json, without_thoughts
 
 History = Literal["chat", "section"]
 INTEGRATION_PROMPT = "cirag_integrate"

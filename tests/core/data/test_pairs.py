@@ -13,7 +13,7 @@ from tripletune.core.data.pairs import (
     render_source,
 )
 from tripletune.core.data.triples import Triple, format_triples, plain_markers
-from tripletune.llm.extraction_replies import ExtractionReply, read_reply
+from tripletune.llm.reply_triples import ExtractionReply, read_reply
 
 PAIR = ExtractionPair("a:1", "Oslo is in Norway.", "Oslo", (Triple("Oslo", "located in", "Norway"),), "a")
 

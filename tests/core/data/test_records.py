@@ -6,18 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cli import write_lines
-from tripletune.core.data.records import (
-    Action,
-    Record,
-    Step,
-    mentions,
-    normalize_answer,
-    passage_id,
-    read_corpus,
-    read_jsonl,
-    read_records,
-    record_files,
-)
+from tripletune.core.data.answers import mentions, normalize_answer
+from tripletune.core.data.jsonl import read_jsonl, record_files
+from tripletune.core.data.passages import passage_id, read_corpus
+from tripletune.core.data.records import Action, Record, Step, read_records
 from tripletune.core.data.triples import Triple
 
 

@@ -5,7 +5,7 @@ import random
 import re
 
 from tests.cli import write_lines
-from tripletune.core.data.records import normalize_answer
+from tripletune.core.data.answers import normalize_answer
 from tripletune.data_builders.questions.teacher import MAX_TOKENS, READ_ROLE, RECALL_ROLE, load_question_prompts
 from tripletune.data_builders.world.build import WorldOptions, generate_world
 

@@ -7,7 +7,7 @@ from tests.cli import read_lines, run
 from tests.data_builders.questions.stub import RuleTeacher
 from tests.data_builders.rows import shards
 from tests.fakes import Backend
-from tripletune.core.data.records import normalize_answer
+from tripletune.core.data.answers import normalize_answer
 from tripletune.data_builders.questions import __main__ as command_line
 from tripletune.data_builders.questions.teacher import Rejection
 from tripletune.data_builders.readers.qa import read_questions

@@ -4,11 +4,11 @@ from itertools import islice
 
 import pytest
 
-from tripletune.core.data.records import Passage
+from tripletune.core.calls import UnusableReply
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple
 from tripletune.data_builders.questions.facts import FactGraph, hold_out, quantity
 from tripletune.data_builders.questions.teacher import agrees, read_wording
-from tripletune.llm.replies import UnusableReply
 
 ROWS = {
     "Ida Morn": "Ida Morn | employer | Velm Works; Ida Morn | born in | Osterby; Ida Morn | year of birth | 1971",

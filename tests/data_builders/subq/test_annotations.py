@@ -4,8 +4,8 @@ from collections import Counter
 import pytest
 
 from tests.cli import write_lines
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import DropReason, Hop, Question, UnlabelledQuestion
-from tripletune.core.data.records import Passage
 from tripletune.core.data.triples import Triple
 from tripletune.data_builders.subq.annotations import (
     MALFORMED_TRIPLES,

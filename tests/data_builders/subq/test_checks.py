@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tripletune.core.calls import UnusableReply
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import DropReason, Question
-from tripletune.core.data.records import Passage
 from tripletune.data_builders.subq.checks import (
     LABEL,
     OTHER_KEYS,
@@ -16,7 +17,7 @@ from tripletune.data_builders.subq.checks import (
     read_subquery,
     read_triples,
 )
-from tripletune.llm.replies import REPAIRED, UnusableReply
+from tripletune.llm.reply_json import REPAIRED
 
 PASSAGES = (Passage("Dune", "By Herbert."), Passage("Other", "Tacoma."), Passage("Herbert", "Born in Tacoma."))
 QUESTION = Question("q", "Where was the author of Dune born?", ("Tacoma",), PASSAGES, (0, 2), "", "test")

@@ -8,22 +8,18 @@ from dataclasses import replace
 import pytest
 
 from tests.cli import write_lines
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Annotation, DropReason, Hop, Question, UnlabelledQuestion
-from tripletune.core.data.records import Action, Passage, Step, read_records
+from tripletune.core.data.records import Action, Step, read_records
 from tripletune.core.data.triples import Triple
 from tripletune.core.rows import NO_ANSWER
 from tripletune.data_builders.readers import get_reader
-from tripletune.data_builders.subq import (
-    FailedSearches,
-    RealSearches,
-    gives_away_answer,
-    label_question,
-    step_of,
-)
+from tripletune.data_builders.subq import gives_away_answer, label_question, step_of
 from tripletune.data_builders.subq.annotations import PROMPT_FOLDER, PartTeacher, TripleLookup, open_teacher
 from tripletune.data_builders.subq.build import build
 from tripletune.data_builders.subq.checks import missing_facts
 from tripletune.data_builders.subq.options import BuildOptions, Source
+from tripletune.data_builders.subq.searches import Facts, FailedSearches, GoldSearches, RealSearches
 from tripletune.eval import load_task
 from tripletune.rag.search.retrievers import Retrieved
 
@@ -51,8 +47,9 @@ class FakeTeacher:
         return [Annotation(number, asked, facts[number], asked) for number, asked in zip(self.documents, self.asked)]
 
 
-def label(teacher=None, **options):
-    return asyncio.run(label_question(QUESTION, teacher or FakeTeacher(), **options))
+def label(teacher=None, direct_answer=False, first_subquery="main_question", searcher=None, **gold):
+    searcher = searcher or GoldSearches(**gold)
+    return asyncio.run(label_question(QUESTION, teacher or FakeTeacher(), direct_answer, first_subquery, searcher))
 
 
 def test_two_documents_give_three_planning_records_and_one_answer():
@@ -297,8 +294,8 @@ def test_after_a_failed_search_the_label_asks_again_and_gold_facts_follow(triple
     seen = set()
     for seed in range(30):
         failing = FailedSearches(0.5, 1, lambda _: "train", seed, triples_of)
-        records = label(failures=failing.draw)
-        assert records == label(failures=failing.draw)
+        records = label(failures=failing)
+        assert records == label(failures=failing)
         plans, steps = records[:-1], records[-1].steps
         assert [plan.steps for plan in plans] == [steps[:number] for number in range(len(plans))]
         assert [plan.subquery for plan in plans] == [*(step.query for step in steps), ""]
@@ -309,7 +306,7 @@ def test_after_a_failed_search_the_label_asks_again_and_gold_facts_follow(triple
         assert [step.query for step in steps] == [*wordings[: len(steps) - 1], ASKED[1]]
         seen.add(tuple(failed))
     assert seen == {(False, False), (True, False, False), (True, True, False, False)}
-    assert all(a == b for a, b in zip(label(), label(failures=FailedSearches(0.0, 1, str).draw)))
+    assert all(a == b for a, b in zip(label(), label(failures=FailedSearches(0.0, 1, str))))
 
 
 @pytest.mark.parametrize(
@@ -318,8 +315,11 @@ def test_after_a_failed_search_the_label_asks_again_and_gold_facts_follow(triple
      (ASKED[:1] * 2, "main_question", [QUESTION.question, KNOWN, ASKED[0]])],
 )  # fmt: skip
 def test_after_failed_searches_no_label_repeats_an_earlier_one(asked, first, expected):
-    useless = [[(PASSAGES[1], [Triple("Other 0", "is", "there")])]] * 2
-    records = label(FakeTeacher(subqueries=asked), failures=lambda *_: useless, first_subquery=first)
+    class TwoFailures:
+        def draw(self, *_):
+            return [[Facts(PASSAGES[1], [Triple("Other 0", "is", "there")])]] * 2
+
+    records = label(FakeTeacher(subqueries=asked), failures=TwoFailures(), first_subquery=first)
     assert [step.query for step in records[-1].steps] == expected
 
 
@@ -332,7 +332,7 @@ def test_failed_searches_name_nothing_that_is_sought_and_may_come_from_other_que
             return [Annotation(1, "?", [Triple(*fact)]) for fact in facts]
 
     asyncio.run(failing.collect(iter([QUESTION]), Others()))
-    brought = {t for step in label(failures=failing.draw)[-1].steps for t in step.triples if t.object != "there"}
+    brought = {t for step in label(failures=failing)[-1].steps for t in step.triples if t.object != "there"}
     assert brought == {Triple("Dune", "is", "here"), Triple("Frank Herbert", "is", "here"), Triple(*facts[0])}
 
 
@@ -364,7 +364,7 @@ def test_each_step_of_a_real_search_shows_what_the_retriever_brings():
 
     def searched(share=0.0, **found):
         searches = RealSearches(FixedRetriever(**found), lambda one: [Triple(one.title, "is", "read")], 1, share, 0)
-        records = label(search=searches.search)
+        records = label(searcher=searches)
         assert [record.label for record in records[-2:]] == ["[SUFFICIENT]", "Tacoma"]
         assert all(record.steps == records[-1].steps[: len(record.steps)] for record in records)
         shown = [(step.query, step.triples[0].subject) for step in records[-1].steps]

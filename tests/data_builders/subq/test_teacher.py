@@ -5,8 +5,8 @@ import pytest
 
 from tests.fakes import Client
 from tripletune.core.calls import CallError, RepliesPending, Sampling
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import DropReason, Question, UnlabelledQuestion
-from tripletune.core.data.records import Passage
 from tripletune.data_builders.subq import label_question
 from tripletune.data_builders.subq.checks import read_documents, read_subquery, read_triples
 from tripletune.data_builders.subq.teacher import (

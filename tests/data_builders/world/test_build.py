@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 
 from tests.cli import read_lines
-from tripletune.core.data.records import read_corpus
+from tripletune.core.data.passages import read_corpus
 from tripletune.core.files import file_digest
 from tripletune.data_builders.world import SPLITS
 from tripletune.data_builders.world.build import WorldOptions, generate_world, write_world

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from tests.cli import read_lines, write_lines
-from tripletune.core.data.records import read_corpus
+from tripletune.core.data.passages import read_corpus
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.__main__ import main
 from tripletune.eval.costs import read_prices

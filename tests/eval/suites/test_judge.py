@@ -5,11 +5,11 @@ from rich.console import Console
 
 from tests.cli import write_lines
 from tests.fakes import Client
+from tripletune.core.calls import UnusableReply
 from tripletune.core.options import problems
 from tripletune.eval.suites import run_suites
 from tripletune.eval.suites.judge import CRITERIA, JudgeOptions, JudgeSuite, read_verdict
 from tripletune.llm.backends import LLMOptions
-from tripletune.llm.replies import UnusableReply
 
 
 def run(tmp_path, name, *answers, error=None, **settings):

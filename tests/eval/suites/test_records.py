@@ -6,7 +6,8 @@ import pytest
 
 from tests.cli import read_lines, write_lines
 from tripletune.core.calls import Completion, Generator
-from tripletune.core.data.records import Action, Passage, Record, Step
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import Action, Record, Step
 from tripletune.core.data.triples import Triple
 from tripletune.eval.__main__ import main
 from tripletune.eval.statistics import flatten_means

@@ -8,8 +8,9 @@ import pytest
 from tests.cli import read_lines
 from tests.fakes import Facts, Shelf
 from tripletune.core.calls import Completion, Generator
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Question
-from tripletune.core.data.records import Action, Passage
+from tripletune.core.data.records import Action
 from tripletune.core.data.triples import Triple
 from tripletune.core.tables import plain_console
 from tripletune.eval import Task, find_metrics

@@ -215,7 +215,7 @@ def test_an_import_of_the_same_file_changes_nothing(tmp_path):
     build.run("a", "b")
     assert len(build.files) == 2
     with Ledger(build.ledger) as ledger:
-        assert [calls for _, _, calls in waiting(ledger)] == [2]
+        assert [row.calls for row in waiting(ledger)] == [2]
 
 
 def test_refused_calls_fail_until_they_are_reset(tmp_path):
@@ -248,9 +248,23 @@ def test_a_lost_file_is_written_again(tmp_path):
 def test_status_shows_what_waits(tmp_path):
     build = Build(tmp_path)
     build.run("a", "b")
-    assert run("batch", "status", "--ledger", build.ledger).out == f"{build.files[0]}: 2 calls of openai:m wait\n"
+    assert (
+        run("batch", "status", "--ledger", build.ledger).out == f"{build.files[0]}: 2 of its 2 calls of openai:m wait\n"
+    )
     imported(build, build.answer(failed_for_now))
     assert run("batch", "status", "--ledger", build.ledger).out == "(no file yet): 2 calls of openai:m wait\n"
+
+
+def test_a_partly_answered_file_is_not_to_be_sent_again(tmp_path):
+    build = Build(tmp_path)
+    build.run("a", "b", "c")
+    assert f"New: send {build.files[0]} to" in build.message
+    replies = build.answer(openai_reply)
+    replies.write_text("".join(replies.read_text().splitlines(keepends=True)[:2]))
+    assert "1 calls still wait for replies" in imported(build, replies)
+    build.run("a", "b", "c", "d")
+    assert f"New: send {build.files[1]} to" in build.message
+    assert f"Written by an earlier run: {build.files[0]} (1 of its 3 calls wait)" in build.message
 
 
 def test_live_replies_stand_against_late_ones(tmp_path):

@@ -5,7 +5,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from tripletune.core.calls import CallError, Message
 from tripletune.core.data.triples import Triple, format_triples
-from tripletune.llm.extraction_replies import read_reply
+from tripletune.llm.reply_triples import read_reply
 from tripletune.models.control_tokens import read_text_alone, text_ids
 from tripletune.models.local import GenerateBatch, Request, decode
 from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar

@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass, replace
 
 import pytest
 
+from tripletune.core.command_line import CommandParser, add_short_flags
 from tripletune.core.options import rare, setting
-from tripletune.core.program import CommandParser, add_short_flags
 from tripletune.rag.systems import LoopOptions, make_options
 from tripletune.rag.systems.cirag import SYSTEM, CiragOptions
 from tripletune.rag.systems.ras import SYSTEM as RAS

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from tests.fakes import Facts, Model, Shelf
-from tripletune.core.data.records import Passage
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple
 from tripletune.rag.systems import LoopOptions, Tools
 from tripletune.rag.systems.ras import SYSTEM, ras

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.fakes import Client, Shelf
-from tripletune.core.data.records import Passage
+from tripletune.core.data.passages import Passage
 from tripletune.rag.systems import Tools, find_system
 
 

@@ -3,9 +3,9 @@ import asyncio
 import pytest
 
 from tests.fakes import Client
-from tripletune.core.data.records import Passage
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple
-from tripletune.llm.replies import triple_rows
+from tripletune.llm.reply_triples import triple_rows
 from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.t2rag import SYSTEM, Clue, T2RAGOptions, first_clues, update

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from tests.fakes import Client, Words
-from tripletune.core.calls import CallError, SetupError
-from tripletune.core.data.records import Passage
+from tripletune.core.calls import CallError, SetupError, UnusableReply
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple
-from tripletune.llm.replies import UnusableReply
 from tripletune.rag.search.embedding import Embedder
 from tripletune.rag.search.text_index import KeptTexts
 from tripletune.rag.systems import Tools

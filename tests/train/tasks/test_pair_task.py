@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from tripletune.core.data.pairs import NO_FACTS, ExtractionPair, extraction_chat, load_instruction
 from tripletune.core.data.triples import Triple, format_triples
-from tripletune.llm.extraction_replies import read_reply
+from tripletune.llm.reply_triples import read_reply
 from tripletune.models.local.chat import ChatEncoder
 from tripletune.train.tasks.text_to_triples import PairEncoder, PairSection
 

@@ -30,10 +30,12 @@ def shown(value: Any) -> str:
 
 def given(row: Mapping[str, Any], *names: str) -> Any:
     """The value of the first named field that is present; None if all are absent."""
-    values = (row.get(name) for name in names)
-    return next(
-        (one for one in values if one not in (None, []) and not (isinstance(one, str) and not one.strip())), None
-    )
+    for name in names:
+        value = row.get(name)
+        is_blank = isinstance(value, str) and not value.strip()
+        if value not in (None, []) and not is_blank:
+            return value
+    return None
 
 
 def text_field(row: Mapping[str, Any], where: str, *names: str) -> str:
@@ -47,15 +49,19 @@ def text_field(row: Mapping[str, Any], where: str, *names: str) -> str:
 def name_field(row: Mapping[str, Any], where: str, *names: str) -> str:
     """An id, a title or a label: like `text_field`, but a number is accepted and becomes text."""
     value = given(row, *names)
-    return str(value) if type(value) in (int, float) else text_field(row, where, *names)
+    if type(value) in (int, float):
+        return str(value)
+    return text_field(row, where, *names)
 
 
 def name_list(row: Mapping[str, Any], where: str, name: str) -> list[str]:
     """The names in a field that holds a list or one name; null and blank names are dropped, true is "yes", "true"."""
     value = given(row, name)
-    values = value if isinstance(value, (list, tuple)) else [value]
-    named = [word for one in values for word in (_SPOKEN[one] if isinstance(one, bool) else [one])]
-    return [found for one in named if (found := name_field({name: one}, where, name).strip())]
+    names = []
+    for item in value if isinstance(value, (list, tuple)) else [value]:
+        words = _SPOKEN[item] if isinstance(item, bool) else [item]
+        names += [name_field({name: word}, where, name).strip() for word in words]
+    return [text for text in names if text]
 
 
 def is_true(row: Mapping[str, Any], where: str, name: str, default: bool = False) -> bool:
@@ -74,9 +80,14 @@ def unfolded(value: Any) -> Any:
     with suppress(ValueError, RecursionError):
         return json.loads(value)
     with suppress(ValueError, RecursionError, SyntaxError, MemoryError):
-        found = ast.literal_eval(_PRINTED.sub(lambda match: match[1] + "," * bool(match[2]), value.strip()))
-        return found if isinstance(found, list | dict) else value
+        parsed = ast.literal_eval(_PRINTED.sub(_with_comma, value.strip()))
+        return parsed if isinstance(parsed, list | dict) else value
     return value
+
+
+def _with_comma(match: re.Match[str]) -> str:
+    """A value that NumPy printed, with the comma that Python needs before the next value."""
+    return f"{match[1]}," if match[2] else match[1]
 
 
 def checked(row: Any, where: str, layout: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,23 +97,29 @@ def checked(row: Any, where: str, layout: Mapping[str, Any]) -> dict[str, Any]:
         layout: Maps each field name to a type, to `[layout]` for a list, or to the layout of an object. A field `name?`
             may be missing or null; the name `""` stands for any field.
     """
-    if problem := next(_misfits(row, layout, ""), None):
+    problem = next(_misfits(row, layout, ""), None)
+    if problem is not None:
         raise ValueError(f"{where}: {problem}")
-    return {bare: row[bare] for name in layout if row.get(bare := name.removesuffix("?")) is not None}
+    names = [name.removesuffix("?") for name in layout]
+    return {name: row[name] for name in names if row.get(name) is not None}
 
 
 def _misfits(value: Any, layout: Any, name: str) -> Iterator[str]:
+    """Yield what is wrong with a value; `name` is its place in the row, such as `messages[0].role`."""
     kind = layout if isinstance(layout, type) else type(layout)
     fits = isinstance(value, _ALSO.get(kind, kind)) and isinstance(value, bool) == (kind is bool)
     if not fits or (kind is float and not abs(value) <= sys.float_info.max):
         yield f"{name or 'the row'} must be {_KINDS.get(kind, 'an object')}, found {shown(value)}"
     elif isinstance(layout, list):
-        for number, one in enumerate(value):
-            yield from _misfits(one, layout[0], f"{name}[{number}]")
+        for number, item in enumerate(value):
+            yield from _misfits(item, layout[0], f"{name}[{number}]")
     elif isinstance(layout, dict):
-        for key, inner in (dict.fromkeys(value, layout[""]) if "" in layout else layout).items():
-            bare = key if key in value else key.removesuffix("?")
-            if bare == key and key not in value:
+        fields = dict.fromkeys(value, layout[""]) if "" in layout else layout
+        for key, inner in fields.items():
+            # A row may have a field whose own name ends with a question mark.
+            field = key if key in value else key.removesuffix("?")
+            is_required = field == key
+            if is_required and key not in value:
                 yield f"{name or 'the row'} lacks {key}; it has {', '.join(map(str, value)) or 'nothing'}"
-            elif bare == key or value.get(bare) is not None:
-                yield from _misfits(value[bare], inner, f"{name}.{bare}".lstrip("."))
+            elif is_required or value.get(field) is not None:
+                yield from _misfits(value[field], inner, f"{name}.{field}".lstrip("."))

@@ -24,11 +24,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tripletune.core.calls import Message
 from tripletune.core.data.fields import checked, given, name_field, text_field
-from tripletune.core.data.records import stored_rows
+from tripletune.core.data.jsonl import stored_rows
 from tripletune.core.data.triples import Triple, format_triples, triples_from_json
 from tripletune.core.files import PROMPTS, read_prompt
 
@@ -38,10 +38,8 @@ NO_FACTS = "NONE"
 
 _ROLES = ("system", "user", "assistant")
 _SPEAKERS = {"developer": "system", "human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
-_TRAJECTORY = {
-    **dict.fromkeys(("id", "question_id", "role", "model", "rejected?"), str),
-    **{"messages": [{"role": str, "content": str}], "learned": [bool]},
-}
+_TEXTS = ("id", "question_id", "role", "model", "rejected?")
+_TRAJECTORY = dict.fromkeys(_TEXTS, str) | {"messages": [{"role": str, "content": str}], "learned": [bool]}
 _HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])(?=[a-z])")
 
 
@@ -92,7 +90,8 @@ def render_source(title: str, text: str) -> str:
 
     A colon separates them, because SentencePiece tokenizers (Flan-T5) drop line breaks.
     """
-    title, text = " ".join(title.split()), " ".join(text.split())
+    text = " ".join(text.split())
+    title = " ".join(title.split())
     return f"{title}: {text}" if title else text
 
 
@@ -111,7 +110,7 @@ def is_only_a_name(title: str, text: str) -> bool:
 
     False for a text without a title, since only a model can tell whether "Oslo" is a name.
     """
-    name, body = (" ".join(part.split()).rstrip(".").casefold() for part in (title, text))
+    name, body = [" ".join(words.split()).rstrip(".").casefold() for words in (title, text)]
     return bool(name) and body in ("", name)
 
 
@@ -123,8 +122,11 @@ def entity_triple(name: str) -> Triple:
 def predicate_words(predicate: str) -> str:
     """A predicate as words: `birthPlace` and `birth_place` both become "birth place"."""
     words = " ".join(_HUMP.sub(lambda match: f" {match[1].lower()}", predicate).replace("_", " ").split())
-    capital = words[:1].isupper() and not words[1:2].isupper()
-    return words[:1].lower() + words[1:] if capital else words or predicate
+    # "Birth place" becomes "birth place", but "NBA team" stays.
+    begins_with_capital = words[:1].isupper() and not words[1:2].isupper()
+    if begins_with_capital:
+        return words[:1].lower() + words[1:]
+    return words or predicate
 
 
 def read_pairs(path: str | Path, split: str | None = None) -> Iterator[ExtractionPair]:
@@ -158,18 +160,23 @@ class Trajectory:
 
     def to_json(self) -> dict[str, Any]:
         """The row as it is stored."""
-        row = {**asdict(self), "messages": list(self.messages), "learned": list(self.learned)}
-        return row if self.rejected else {name: value for name, value in row.items() if name != "rejected"}
+        row = asdict(self)
+        row["messages"] = list(self.messages)
+        row["learned"] = list(self.learned)
+        if not self.rejected:
+            del row["rejected"]
+        return row
 
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "trajectory") -> Trajectory:
         """Read a stored row, or a chat; `where` (file and line) opens every error message."""
-        found = checked(row if "learned" in row else chat_row(row, where), where, _TRAJECTORY)
-        turns: list[Message] = [{"role": turn["role"], "content": turn["content"]} for turn in found.pop("messages")]
+        stored = row if "learned" in row else chat_row(row, where)
+        fields = checked(stored, where, _TRAJECTORY)
+        turns: list[Message] = [{"role": turn["role"], "content": turn["content"]} for turn in fields.pop("messages")]
         if any(turn["role"] not in _ROLES for turn in turns):
             raise ValueError(f"{where}: the role of a message must be one of {', '.join(_ROLES)}")
         try:
-            return cls(messages=tuple(turns), learned=tuple(found.pop("learned")), **found)
+            return cls(messages=tuple(turns), learned=tuple(fields.pop("learned")), **fields)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
 
@@ -181,17 +188,24 @@ def chat_row(row: dict[str, Any], where: str) -> dict[str, Any]:
     `system`, `{"prompt", "completion"}` (texts or messages), `{"prompt", "chosen", "rejected"}` (texts) and
     `{"instruction", "input", "output"}`. Every reply is learned, except replies in `prompt` or with a `weight` of 0.
     """
-    messages, learned = list[dict[str, Any]](), list[bool]()
-    for turns, learns in _parts(row, where):
-        for turn in checked({"messages": turns}, where, {"messages": [{}]})["messages"]:
-            role, content = name_field(turn, where, "role", "from"), given(turn, "content", "value")
+    messages: list[dict[str, Any]] = []
+    learned: list[bool] = []
+    for section in _sections(row, where):
+        for turn in checked({"messages": section.turns}, where, {"messages": [{}]})["messages"]:
+            speaker = name_field(turn, where, "role", "from")
+            role = _SPEAKERS.get(speaker, speaker)
+            content = given(turn, "content", "value")
+            if content is None:
+                content = ""
             if isinstance(content, list):  # only the text parts are read
                 content = "".join(text_field(part, where, "text") for part in content)
-            messages.append({"role": _SPEAKERS.get(role, role), "content": "" if content is None else content})
-            learned.append(learns and messages[-1]["role"] == "assistant" and turn.get("weight", 1) != 0)
-            if learned[-1] and not str(messages[-1]["content"]).strip():
+            is_learned = section.is_learned and role == "assistant" and turn.get("weight", 1) != 0
+            if is_learned and not str(content).strip():
                 raise ValueError(f"{where}: a reply to learn has no text: leave it out, or give it the weight 0")
-    first = next((one["content"] for one in messages if one["role"] == "user"), "")
+            messages.append({"role": role, "content": content})
+            learned.append(is_learned)
+    asked = [message["content"] for message in messages if message["role"] == "user"]
+    first = asked[0] if asked else ""
     return {
         "id": name_field(row, where, "id") or _digest(row),
         "question_id": name_field(row, where, "question_id") or _digest(first),
@@ -203,23 +217,33 @@ def chat_row(row: dict[str, Any], where: str) -> dict[str, Any]:
     }
 
 
-def _parts(row: dict[str, Any], where: str) -> list[tuple[Any, bool]]:
-    """The turns of a chat in parts, each with a flag for whether its replies are learned."""
-    if (turns := given(row, "messages", "conversations")) is not None:
-        return [(turns, True)]
-    question = "\n\n".join(filter(None, (text_field(row, where, name) for name in ("instruction", "input"))))
-    asked, reply = given(row, "prompt") or question, given(row, "completion", "output", "chosen")
+class _Section(NamedTuple):
+    """Some turns of a chat, and whether their replies are learned."""
+
+    turns: Any
+    is_learned: bool
+
+
+def _sections(row: dict[str, Any], where: str) -> list[_Section]:
+    turns = given(row, "messages", "conversations")
+    if turns is not None:
+        return [_Section(turns, True)]
+    asked = given(row, "prompt")
+    if not asked:
+        texts = [text_field(row, where, name) for name in ("instruction", "input")]
+        asked = "\n\n".join(text for text in texts if text)
+    reply = given(row, "completion", "output", "chosen")
     if not asked or not reply:
         raise ValueError(
             f"{where}: the row is no chat: it needs messages, conversations, prompt and completion, or instruction and "
             f"output, but it has {', '.join(row) or 'no field'}"
         )
-    found = [("system", given(row, "system"), False), ("user", asked, False), ("assistant", reply, True)]
-    return [
-        ([{"role": role, "content": one}] if isinstance(one, str) else one, learns)
-        for role, one, learns in found
-        if one
-    ]
+    sections = []
+    for role, content in (("system", given(row, "system")), ("user", asked), ("assistant", reply)):
+        if content:
+            turns = [{"role": role, "content": content}] if isinstance(content, str) else content
+            sections.append(_Section(turns, role == "assistant"))
+    return sections
 
 
 def _digest(row: Any) -> str:

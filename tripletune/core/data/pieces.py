@@ -24,10 +24,10 @@ def sentences(text: str, limit: int, language: str = "en", start: int = 0) -> It
     """
     from sentencex import get_sentence_boundaries
 
-    part = re.compile(rf"\S(?:.{{0,{limit - 1}}}(?<=\S)(?!\S)|\S{{0,{limit - 1}}})")
+    within_limit = re.compile(rf"\S(?:.{{0,{limit - 1}}}(?<=\S)(?!\S)|\S{{0,{limit - 1}}})")
     text = " ".join(text.split())
-    for found in get_sentence_boundaries(language, text):
-        for match in part.finditer(text, found["start_index"], found["end_index"]):
+    for sentence in get_sentence_boundaries(language, text):
+        for match in within_limit.finditer(text, sentence["start_index"], sentence["end_index"]):
             yield Span(start + match.start(), start + match.end(), match[0], match.end() == len(text))
 
 
@@ -55,16 +55,25 @@ def pack(spans: Iterable[Span], limit: int, overlap: int = 0, by_content: bool =
 
 
 def _cut(piece: list[Span], least: int) -> int:
-    ends = [n for n in range(1, len(piece) + 1) if piece[n - 1].end - piece[0].start >= least] or [len(piece)]
-    digest = {n: hashlib.blake2b(piece[n - 1].text.encode("utf-8", "replace"), digest_size=8).digest() for n in ends}
-    return min(ends, key=lambda n: (not piece[n - 1].last, digest[n]))
+    """The number of spans to end a piece with, after at least `least` characters; see `by_content` of `pack`."""
+    counts = [count for count in range(1, len(piece) + 1) if piece[count - 1].end - piece[0].start >= least]
+
+    def rank(count: int) -> tuple[bool, bytes]:
+        last = piece[count - 1]
+        digest = hashlib.blake2b(last.text.encode("utf-8", "replace"), digest_size=8).digest()
+        return not last.last, digest
+
+    return min(counts or [len(piece)], key=rank)
 
 
 def joined(piece: Iterable[Span]) -> str:
     """The text of a piece; a paragraph ends with a line break."""
-    text, before = "", Span(0, 0, "")
+    text = ""
+    before: Span | None = None
     for span in piece:
-        text += ("\n" if before.last else " ") * bool(text and span.start > before.end) + span.text
+        if before and span.start > before.end:
+            text += "\n" if before.last else " "
+        text += span.text
         before = span
     return text
 

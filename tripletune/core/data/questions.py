@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from tripletune.core.data.records import Passage, Record
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import Record
 from tripletune.core.data.triples import Triple
 
 
@@ -110,7 +111,7 @@ class UnlabelledQuestion(Exception):
     """
 
     def __init__(self, reason: DropReason, detail: str = "", stage: str = "", reply: str = "") -> None:
-        super().__init__(": ".join(part for part in (reason.value, stage, detail) if part))
+        super().__init__(": ".join(text for text in (reason.value, stage, detail) if text))
         self.reason, self.detail, self.stage, self.reply = reason, detail, stage, reply
 
 
@@ -151,7 +152,7 @@ class Teacher:
 
     async def helpful_documents(self, question: Question) -> list[int]:
         """Indices in `question.passages` of the documents that the document filter keeps (RAS, section C.1)."""
-        return [one.document for one in await self.annotate(question)]
+        return [annotation.document for annotation in await self.annotate(question)]
 
     async def keeps_nothing(self, question: Question) -> bool:
         """Whether the document filter keeps no document."""

@@ -7,15 +7,18 @@ malformed triple is counted and does not affect the triples beside it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-# Only unescaped markers count. Model output varies in spacing, so the spaces are optional when reading.
-_SUBJECT, _PREDICATE, _OBJECT, _PREDICATE_OR_OBJECT = (
-    re.compile(rf"\\.|({marker})", re.DOTALL) for marker in (r"\(\s*S>", r"\|\s*P>", r"\|\s*O>", r"\|\s*[PO]>")
-)
+# Only unescaped markers count: each pattern first skips an escaped character, which leaves its group empty. Models vary
+# the spaces, so these are optional when reading.
+_SUBJECT = re.compile(r"\\.|(\(\s*S>)", re.DOTALL)
+_PREDICATE = re.compile(r"\\.|(\|\s*P>)", re.DOTALL)
+_OBJECT = re.compile(r"\\.|(\|\s*O>)", re.DOTALL)
+_PREDICATE_OR_OBJECT = re.compile(r"\\.|(\|\s*[PO]>)", re.DOTALL)
 _NEEDS_ESCAPE = re.compile(r"\\|\((?=\s*S>)|\|(?=\s*[PO]>)")
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 # Names of the parts of a triple in files and in replies.
@@ -50,8 +53,8 @@ class Triple:
             object.__setattr__(self, name, folded)
 
     def __str__(self) -> str:
-        names = (_NEEDS_ESCAPE.sub(r"\\\g<0>", name) for name in (self.subject, self.predicate, self.object))
-        return "(S> {}| P> {}| O> {})".format(*names)
+        subject, predicate, object_ = [_NEEDS_ESCAPE.sub(r"\\\g<0>", name) for name in self.as_list()]
+        return f"(S> {subject}| P> {predicate}| O> {object_})"
 
     def as_list(self) -> list[str]:
         """The JSON form `[subject, predicate, object]`."""
@@ -93,17 +96,18 @@ def plain_markers(text: str) -> str:
 def triples_from_json(rows: object, where: str) -> tuple[Triple, ...]:
     """Build triples from rows `[subject, predicate, object]`, objects (see `triple_of`) or a text."""
     if isinstance(rows, str):
-        rows, malformed, _ = parse_triples(plain_markers(found := rows))
-        if malformed or (found.strip() and not rows):
+        parsed = parse_triples(plain_markers(rows))
+        if parsed.malformed or (rows.strip() and not parsed.triples):
             raise ValueError(
-                f"{where}: write triples in a text as (S> subject| P> predicate| O> object), found {found!r:.80}"
+                f"{where}: write triples in a text as (S> subject| P> predicate| O> object), found {rows!r:.80}"
             )
-        return rows
+        return parsed.triples
     if not isinstance(rows, (list, tuple)):
         raise ValueError(f"{where}: triples must be a list of [subject, predicate, object], found {rows!r:.80}")
     triples = []
     for row in rows:
-        if isinstance(row, dict) and (named := triple_of(row)):
+        named = triple_of(row) if isinstance(row, dict) else None
+        if named:
             triples.append(named)
             continue
         if not isinstance(row, (list, tuple)) or len(row) != 3 or not all(isinstance(field, str) for field in row):
@@ -118,13 +122,27 @@ def triples_from_json(rows: object, where: str) -> tuple[Triple, ...]:
 def triple_of(row: object) -> Triple | None:
     """Read `[s, p, o]`, or `{"subject", "predicate", "object"}` (also "head", "relation", …); None for other rows."""
     if isinstance(row, dict):
-        named = {str(key).strip().casefold(): value for key, value in row.items()}
-        row = [next((named[name] for name in names if name in named), None) for names in _PARTS]
+        row = _named_parts(row)
     if not isinstance(row, (list, tuple)) or len(row) != 3:
         return None
-    # A number is often written without quotation marks; NaN stands for a missing value in a table.
-    fields = [str(field) for field in row if type(field) in (str, int, float) and field == field]
-    return Triple(*fields) if len(fields) == 3 and all(field.strip() for field in fields) else None
+    fields = []
+    for field in row:
+        # A number is often written without quotation marks; NaN stands for a missing value in a table.
+        is_missing = isinstance(field, float) and math.isnan(field)
+        if type(field) not in (str, int, float) or is_missing or not str(field).strip():
+            return None
+        fields.append(str(field))
+    return Triple(*fields)
+
+
+def _named_parts(row: dict[Any, Any]) -> list[Any]:
+    """Subject, predicate and object of an object by any of their names; None for a part that it lacks."""
+    values = {str(key).strip().casefold(): value for key, value in row.items()}
+    parts = []
+    for names in _PARTS:
+        present = [values[name] for name in names if name in values]
+        parts.append(present[0] if present else None)
+    return parts
 
 
 def names_subject(row: dict[Any, Any]) -> bool:
@@ -143,19 +161,25 @@ def _parse_body(body: str) -> tuple[Triple | None, bool]:
     predicate = next(_markers(_PREDICATE, body), None)
     if predicate is None:
         return None, False
-    subject, rest = body[: predicate.start()], body[predicate.end() :]
-    object_ = next(_markers(_OBJECT, rest), None)
+    subject = body[: predicate.start()]
+    after_subject = body[predicate.end() :]
+    object_ = next(_markers(_OBJECT, after_subject), None)
     if object_ is None:
         return None, False
-    name, tail = rest[object_.end() :], rest[: object_.start()]
-    end, neighbour = name.rfind(")"), next(_markers(_PREDICATE_OR_OBJECT, name), None)
-    ends = [match.start() for match in _END.finditer(name, 0, neighbour.start())] if neighbour else []
-    if ends:
-        end = ends[-1]
+    relation = after_subject[: object_.start()]
+    after_relation = after_subject[object_.end() :]
+    end = after_relation.rfind(")")
+    # Another predicate or object belongs to a triple whose `(S>` is missing: this triple ends before it.
+    neighbour = next(_markers(_PREDICATE_OR_OBJECT, after_relation), None)
+    has_neighbour = False
+    if neighbour:
+        for match in _END.finditer(after_relation, 0, neighbour.start()):
+            end = match.start()
+            has_neighbour = True
     if end < 0:
         return None, False
+    fields = [_ESCAPED.sub(r"\1", field) for field in (subject, relation, after_relation[:end])]
     try:
-        fields = (_ESCAPED.sub(r"\1", field) for field in (subject, tail, name[:end]))
-        return Triple(*fields), bool(ends)
+        return Triple(*fields), has_neighbour
     except ValueError:
-        return None, bool(ends)
+        return None, has_neighbour

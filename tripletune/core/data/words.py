@@ -18,9 +18,13 @@ import regex
 
 from tripletune.core.options import not_one_of
 
-AUTO, NONE, _ENGLISH = "auto", "none", ("en", "english")
-# Minimum probability of a detected language, and Snowball's codes for py3langid's codes of Norwegian and Arabic.
-_SURE, _OTHER_CODES = 0.5, {"no": "nb", "nn": "nb", "ary": "ar", "arz": "ar"}
+AUTO = "auto"
+NONE = "none"
+_ENGLISH = ("en", "english")
+# Minimum probability of a detected language.
+_SURE = 0.5
+# Snowball's codes for py3langid's codes of Norwegian and Arabic.
+_OTHER_CODES = {"no": "nb", "nn": "nb", "ary": "ar", "arz": "ar"}
 _ASCII_WORD = re.compile(r"\w+")
 # The scripts of South-East Asia have line breaks of class SA, which Unicode leaves to a dictionary.
 UNSPACED = regex.compile(r"[\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}\p{lb=SA}]")
@@ -35,11 +39,14 @@ def words(text: str) -> list[str]:
     """Split a text into words, with accents; case and Unicode form are normalised."""
     if text.isascii():
         return _ASCII_WORD.findall(text.lower())
-    found: list[str] = []
+    terms: list[str] = []
     for match in _WORD.finditer(unicodedata.normalize("NFKC", text).casefold()):
-        one = regex.findall(r"\X", match[0]) if match["pairs"] else [match[0]]
-        found += map("".join, pairwise(one)) if len(one) > 1 else one
-    return found
+        characters = regex.findall(r"\X", match[0]) if match["pairs"] else [match[0]]
+        if len(characters) > 1:
+            terms += map("".join, pairwise(characters))
+        else:
+            terms += characters
+    return terms
 
 
 def fold(word: str) -> str:
@@ -59,30 +66,41 @@ def analyzer(language: str) -> Callable[[str], list[str]]:
     from bm25s.stopwords import STOPWORDS_EN
     from stop_words import StopWordError, get_stop_words
 
-    stem: Callable[[str], str] | None = str if language == NONE else None
-    listed = list(STOPWORDS_EN) if language in _ENGLISH else []
-    with suppress(KeyError):
-        stem = stem or Stemmer.Stemmer(language).stemWord
-    with suppress(StopWordError):
-        # "don't" gives two words; phrases and entries that are cut into several pairs are left out.
-        entries = [] if listed else [(text, words(text)) for text in get_stop_words(language)]
-        listed += [word for text, parts in entries if len(parts) == 1 or "'" in text for word in parts]
-    if not stem and not listed and language not in _identifier().labels:
+    stem: Callable[[str], str] | None = None
+    if language == NONE:
+        stem = str
+    else:
+        with suppress(KeyError):
+            stem = Stemmer.Stemmer(language).stemWord
+    stop_words: list[str] = []
+    if language in _ENGLISH:
+        stop_words = list(STOPWORDS_EN)
+    else:
+        with suppress(StopWordError):
+            for entry in get_stop_words(language):
+                entry_words = words(entry)
+                # "don't" gives two words; phrases and entries that are cut into several pairs are left out.
+                if len(entry_words) == 1 or "'" in entry:
+                    stop_words += entry_words
+    if not stem and not stop_words and language not in _identifier().labels:
         raise ValueError(not_one_of("language", language, [AUTO, NONE, *Stemmer.algorithms()]))
-    left_out, stem = {*listed, *map(fold, listed)}, stem or str
+    left_out = {*stop_words, *map(fold, stop_words)}
+    stem_of = stem or str
 
     def terms(text: str) -> list[str]:
-        stems = [stem(word) for word in words(text) if word not in left_out]
+        stems = [stem_of(word) for word in words(text) if word not in left_out]
         # Stem again without accents, since the stem of "Beyonce" is "beyonc".
-        return [one if one.isascii() else stem(fold(one)) for one in stems]
+        return [word if word.isascii() else stem_of(fold(word)) for word in stems]
 
     return terms
 
 
 def detect(text: str) -> str:
     """The code (ISO 639) of a text's language; "en" if the detector is not sure."""
-    found, confidence = _identifier().classify(text)
-    return _OTHER_CODES.get(found, found) if confidence >= _SURE else "en"
+    code, confidence = _identifier().classify(text)
+    if confidence < _SURE:
+        return "en"
+    return _OTHER_CODES.get(code, code)
 
 
 @cache

@@ -19,8 +19,9 @@ from functools import cached_property
 from typing import Any
 
 from tripletune.core.calls import TIMED_OUT, Backend, Completion, Message, Sampling, TransientError, ledger_name
+from tripletune.core.command_line import add_arguments
 from tripletune.core.options import CheckedOptions, not_one_of, rare, setting
-from tripletune.core.program import add_arguments, load_from, names_in
+from tripletune.core.plugins import load_from, names_in
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient, Limits, Retry
 from tripletune.models.loading import DTYPE_HELP, DTYPES, usual_dtype

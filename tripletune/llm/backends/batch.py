@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tripletune.core.calls import Backend, CallError, Completion, Message, RepliesPending, Sampling, redact
-from tripletune.core.data.records import read_jsonl
+from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.files import new_file, private
 from tripletune.llm.backends import BackendKind, LLMOptions
 from tripletune.llm.backends.anthropic import messages_body, read_message
@@ -50,12 +50,16 @@ class BatchBackend(Backend):
     def __init__(self, options: LLMOptions, ledger: Ledger | None, room: tuple[int, int] | None = None) -> None:
         if ledger is None:
             raise ValueError("backend batch needs a ledger: set a file, for example runs/ledger.sqlite")
-        self.model, self.layout = options.ledger_name, options.batch_layout
+        self.model = options.ledger_name
+        self.layout = options.batch_layout
         self.folder = Path(f"{ledger.path}.batch")
-        self._ledger, self._room = ledger, room or ROOMS[self.layout]
+        self._ledger = ledger
+        self._room = room or ROOMS[self.layout]
         self._body = partial(chat_body, options, True)
         if self.layout == "anthropic":
             self._body = partial(messages_body, options)
+        # The request files that this run has written.
+        self._new_files: set[str] = set()
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Store a call as pending and raise `RepliesPending`; `CallError` if the provider refused it before."""
@@ -90,19 +94,30 @@ class BatchBackend(Backend):
                 connection.execute(
                     f"INSERT INTO batches (file, requests, time) VALUES (?, ?, {NOW})", (str(file), len(ids))
                 )
-                connection.executemany("UPDATE calls SET detail = ? WHERE id = ?", [(str(file), one) for one in ids])
+                rows_of_file = [(str(file), row_id) for row_id in ids]
+                connection.executemany("UPDATE calls SET detail = ? WHERE id = ?", rows_of_file)
+                self._new_files.add(str(file))
 
     def pending_message(self) -> str | None:
         """Write request files, and say how many calls wait in which files and what to do; None if no call waits."""
         self.write()
-        found = {file: calls for file, model, calls in waiting(self._ledger) if model == self.model}
-        if not found:
+        files = [row for row in waiting(self._ledger) if row.model == self.model]
+        if not files:
             return None
-        return (
-            f"{sum(found.values()):,} calls wait for replies. Send {', '.join(found)} to the provider's Batch API, "
-            f"run `tripletune batch import --ledger {self._ledger.path} --replies FILE` for each reply file, then run "
+        sentences = [f"{sum(row.calls for row in files):,} calls wait for replies."]
+        new = [row.file for row in files if row.file in self._new_files]
+        earlier = [row for row in files if row.file not in self._new_files]
+        if new:
+            sentences.append(f"New: send {', '.join(new)} to the provider's Batch API.")
+        if earlier:
+            # A file that was sent must not be sent again: its calls would be paid for twice.
+            listed = ", ".join(f"{row.file} ({row.calls:,} of its {row.requests:,} calls wait)" for row in earlier)
+            sentences.append(f"Written by an earlier run: {listed}; send only what you have not sent yet.")
+        sentences.append(
+            f"Run `tripletune batch import --ledger {self._ledger.path} --replies FILE` for each reply file, then run "
             "the same command again"
         )
+        return " ".join(sentences)
 
     def _line(self, key: str, sampling: str, messages: str) -> bytes:
         body = self._body(json.loads(messages), sampling_of(sampling))
@@ -117,36 +132,63 @@ def _write_files(
     lines: Iterator[tuple[int, bytes]], names: Iterator[Path], room: tuple[int, int]
 ) -> Iterator[tuple[Path, list[int]]]:
     """Write lines with row ids to as few files as `room` allows; yield each file with its ids."""
+    most_requests, most_bytes = room
     line = next(lines, None)
     while line is not None:
-        path, ids, size = next(names), list[int](), 0
+        path = next(names)
+        ids: list[int] = []
+        size = 0
         with new_file(path) as scratch, open(scratch, "wb", opener=private) as file:
-            # A request larger than `room` gets a separate file, and the provider reports the error.
-            while line is not None and (not ids or (len(ids) < room[0] and size + len(line[1]) <= room[1])):
-                file.write(line[1])
-                ids.append(line[0])
-                size += len(line[1])
+            while line is not None:
+                row_id, request = line
+                is_full = len(ids) == most_requests or size + len(request) > most_bytes
+                # A request larger than a file may be gets a file of its own, and the provider reports the error.
+                if ids and is_full:
+                    break
+                file.write(request)
+                ids.append(row_id)
+                size += len(request)
                 line = next(lines, None)
         yield path, ids
 
 
-def waiting(ledger: Ledger) -> list[tuple[str, str, int]]:
-    """Return file, model and number of a ledger's pending calls; calls that are in no file yet come last."""
+class Waiting(NamedTuple):
+    """Calls of a request file that have no reply yet.
+
+    Attributes:
+        file: The request file; "" for calls that are in no file yet.
+        model: Their model's name in the ledger.
+        calls: Number of calls that wait.
+        requests: Number of calls in the file.
+    """
+
+    file: str
+    model: str
+    calls: int
+    requests: int
+
+
+def waiting(ledger: Ledger) -> list[Waiting]:
+    """The waiting calls of a ledger by request file and model; calls that are in no file yet come last."""
     query = (
-        "SELECT iif(detail = '', '(no file yet)', detail), model, count(*) FROM calls WHERE status = 'pending' "
-        "GROUP BY 1, 2 ORDER BY detail = '', 1, 2"
+        "SELECT detail, model, count(*), coalesce((SELECT max(requests) FROM batches WHERE file = detail), 0) "
+        "FROM calls WHERE status = 'pending' GROUP BY 1, 2 ORDER BY detail = '', 1, 2"
     )
     with ledger.connected() as connection:
-        return connection.execute(query).fetchall()
+        return [Waiting(*row) for row in connection.execute(query)]
 
 
 def reset(ledger: Ledger, file: str | None) -> int:
     """Mark the calls of a lost request file, or (None) refused calls, to be written again."""
-    which, value = "status = 'pending' AND detail = ?", file
     if file is None:
-        which, value = "status = 'failed' AND detail GLOB ?", f"{REFUSED}*"
+        condition = "status = 'failed' AND detail GLOB ?"
+        value = f"{REFUSED}*"
+    else:
+        condition = "status = 'pending' AND detail = ?"
+        value = file
+    update = f"UPDATE calls SET status = 'pending', detail = '' WHERE {condition}"
     with ledger.transaction() as connection:
-        return connection.execute(f"UPDATE calls SET status = 'pending', detail = '' WHERE {which}", (value,)).rowcount
+        return connection.execute(update, (value,)).rowcount
 
 
 class BatchReply(NamedTuple):
@@ -189,48 +231,89 @@ def import_replies(ledger: Ledger, path: str | Path) -> Counter[str] | None:
 
 def batch_reply(line: Mapping[str, Any]) -> BatchReply:
     """Read one line of a reply file in either layout, or raise a `ValueError`."""
-    key, result, response = line.get("custom_id"), _object(line, "result"), _object(line, "response")
+    key = line.get("custom_id")
     if not isinstance(key, str):
         raise ValueError("not a reply of a batch: the line has no custom_id")
-    status = response.get("status_code")
     if "result" in line:
-        error = _object(result, "error", "error") or _object(result, "error")
-        good, kind = result.get("type") == "succeeded", str(error.get("type") or result.get("type") or "error")
-        completion = read_message(_object(result, "message"))
-        refused = kind in _PERMANENT
+        outcome = _anthropic_outcome(_object(line, "result"))
     elif "response" in line or "error" in line:
-        body = _object(response, "body")
-        # Some servers put the message beside "error" (vLLM), or make "error" a text.
-        places = ((one.get("error"), one.get("message"), one.get("detail")) for one in (line, body))
-        words = next((text for found in places for text in found if isinstance(text, str)), None)
-        error = _object(line, "error") or _object(body, "error") or {"code": body.get("code"), "message": words}
-        good, kind = status == 200 and not line.get("error"), str(error.get("code") or status or "error")
-        completion = read_chat(body)
-        # After a rejected key or missing rights, the request itself can be sent again.
-        refused = type(status) is int and 400 <= status < 500 and status not in TRANSIENT | (ACCESS - {404})
+        outcome = _openai_outcome(line)
     else:
         raise ValueError("not a reply of a batch: the line has no response, error or result (is this a request file?)")
-    silent = silence(completion) if good and completion else ""
-    if good and completion and not silent:
-        return BatchReply(key, completion)
-    said = silent or ("a response without a reply" if good else f"{kind}: {error.get('message') or 'no words'}")
-    refused = completion is not None and completion.finish_reason in FINAL if good else refused
-    return BatchReply(key, None, redact(" ".join(said.split()))[:500], refused)
+    if outcome.fault:
+        return BatchReply(key, None, _quoted(outcome.fault), outcome.refused)
+    completion = outcome.completion
+    if completion is None:
+        return BatchReply(key, None, "a response without a reply")
+    silent = silence(completion)
+    if silent:
+        return BatchReply(key, None, _quoted(silent), refused=completion.finish_reason in FINAL)
+    return BatchReply(key, completion)
+
+
+class _Outcome(NamedTuple):
+    """What a provider says about one request.
+
+    Attributes:
+        completion: The reply, if there is one.
+        fault: Why the request failed; "" if it succeeded.
+        refused: Whether the same request would fail again.
+    """
+
+    completion: Completion | None
+    fault: str = ""
+    refused: bool = False
+
+
+def _anthropic_outcome(result: Mapping[str, Any]) -> _Outcome:
+    completion = read_message(_object(result, "message"))
+    if result.get("type") == "succeeded":
+        return _Outcome(completion)
+    error = _object(result, "error", "error") or _object(result, "error")
+    kind = str(error.get("type") or result.get("type") or "error")
+    return _Outcome(completion, f"{kind}: {error.get('message') or 'no words'}", kind in _PERMANENT)
+
+
+def _openai_outcome(line: Mapping[str, Any]) -> _Outcome:
+    response = _object(line, "response")
+    status = response.get("status_code")
+    body = _object(response, "body")
+    completion = read_chat(body)
+    if status == 200 and not line.get("error"):
+        return _Outcome(completion)
+    error = _object(line, "error") or _object(body, "error")
+    if not error:
+        # Some servers put the message beside "error" (vLLM), or make "error" a text.
+        texts = [place.get(name) for place in (line, body) for name in ("error", "message", "detail")]
+        words = [text for text in texts if isinstance(text, str)]
+        error = {"code": body.get("code"), "message": words[0] if words else None}
+    kind = str(error.get("code") or status or "error")
+    # After a rejected key or missing rights, the request itself can be sent again.
+    is_refused = type(status) is int and 400 <= status < 500 and status not in TRANSIENT | (ACCESS - {404})
+    return _Outcome(completion, f"{kind}: {error.get('message') or 'no words'}", is_refused)
+
+
+def _quoted(text: str) -> str:
+    """A provider's words on one line, without keys, cut to 500 characters."""
+    return redact(" ".join(text.split()))[:500]
 
 
 def _store(connection: sqlite3.Connection, reply: BatchReply, ledger: Path) -> str:
     """Put a reply into the ledger; returns the name of its count."""
     query = "SELECT model, sampling, messages, status, text FROM calls WHERE key = ?"
     row = connection.execute(query, (reply.key,)).fetchone()
-    if row is None or (row[3] == OK and has_text(row[4])):
-        return "unknown" if row is None else "known"
+    if row is None:
+        return "unknown"
+    model, sampling, messages, status, text = row
+    if status == OK and has_text(text):
+        return "known"
     if reply.completion is not None:
-        connection.execute(PUT, row_of(Call(reply.key, *row[:3]), reply.completion))
+        connection.execute(PUT, row_of(Call(reply.key, model, sampling, messages), reply.completion))
         return "stored"
-    if row[3] == PENDING and not reply.refused:
+    if status == PENDING and not reply.refused:
         connection.execute("UPDATE calls SET detail = '' WHERE key = ?", (reply.key,))
         return "again"
-    if row[3] == PENDING:
+    if status == PENDING:
         advice = f"to send it again, run `tripletune batch reset --ledger {ledger} --refused`"
         detail = f"{REFUSED}{reply.reason}; {advice}"
         connection.execute("UPDATE calls SET status = 'failed', detail = ? WHERE key = ?", (detail, reply.key))
@@ -240,8 +323,8 @@ def _store(connection: sqlite3.Connection, reply: BatchReply, ledger: Path) -> s
 def _object(value: Mapping[str, Any], *path: str) -> dict[str, Any]:
     """The object at a path; an empty object if the path is missing."""
     for name in path:
-        found = value.get(name)
-        value = found if isinstance(found, dict) else {}
+        inner = value.get(name)
+        value = inner if isinstance(inner, dict) else {}
     return dict(value)
 
 

@@ -80,14 +80,17 @@ class HostedBackend(Backend):
         self.address = options.url or os.environ.get(self.url_variable) or self.default_url
         if not is_plain_url(self.address):
             raise ValueError(f"{self.url_variable} {URL_FORM}")
-        parts = urllib.parse.urlsplit(self.address)
-        self.host, name = parts.netloc, str(parts.hostname)
+        url = urllib.parse.urlsplit(self.address)
+        self.host = url.netloc
+        name = str(url.hostname)
         self.official = any(name == host or name.endswith(f".{host}") for host in self.hosts)
         if self.official and not api_key:
             raise ValueError(f"{name} needs a key: set {self.key_variable}, or api_key_env if you set url yourself")
         # The key is kept in functions, so that printing this object does not show it.
-        self._key, self._redact = lambda: api_key or "none", lambda text: redact(text, [api_key or ""])
-        self.model, self.send_temperature = options.ledger_name, send_temperature
+        self._key = lambda: api_key or "none"
+        self._redact = lambda text: redact(text, [api_key or ""])
+        self.model = options.ledger_name
+        self.send_temperature = send_temperature
         self._client: Any = None
         if not send_temperature:
             logger.info("%s: temperature is not sent; replies are sampled with the provider's settings", self.model)
@@ -98,7 +101,7 @@ class HostedBackend(Backend):
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Reply to a chat; see `core.calls.Backend`."""
-        body = self.body(messages, sampling)
+        request = self.body(messages, sampling)
         if self._client is None:
             # The ledger client handles retries and the time limit.
             self._client = getattr(self.sdk, self.client_class)(
@@ -108,22 +111,22 @@ class HostedBackend(Backend):
             )  # fmt: skip
         start = time.perf_counter()
         try:
-            response = (await self.create(self._client, body)).http_response
+            response = (await self.create(self._client, request)).http_response
         except self.sdk.APIError as error:
             # The cause is dropped, because an SDK's exception may hold request headers.
             raise self._translate(error) from None
         seconds = time.perf_counter() - start
         # Decode the JSON here, because the SDK's models fail on servers that leave out fields.
         try:
-            found = json.loads(response.content)
+            body = json.loads(response.content)
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            body = None
+        if not isinstance(body, dict):
             raise TransientError(f"{self.host} sent a reply that is not a JSON object: {self._quote(response.text)}")
-        completion = self.read(found)
+        completion = self.read(body)
         if completion is None:
             # Some gateways wrap an upstream failure into a response with status 200.
-            detail = f": {self._quote(found['error'])}" if found.get("error") else ""
+            detail = f": {self._quote(body['error'])}" if body.get("error") else ""
             raise TransientError(f"{self.host} sent a response without a reply{detail}")
         return replace(completion, seconds=seconds)
 
@@ -134,8 +137,11 @@ class HostedBackend(Backend):
             await client.close()
 
     def _quote(self, text: object) -> str:
-        found = self._redact(" ".join(str(text).split()))
-        return found if len(found) <= _LONGEST_QUOTE else found[:_LONGEST_QUOTE] + " …"
+        """A server's words on one line, without the key and not too long."""
+        line = self._redact(" ".join(str(text).split()))
+        if len(line) <= _LONGEST_QUOTE:
+            return line
+        return line[:_LONGEST_QUOTE] + " …"
 
     def _translate(self, error: Any) -> CallError | TransientError:
         if isinstance(error, self.sdk.APIConnectionError):
@@ -144,23 +150,35 @@ class HostedBackend(Backend):
             return TransientError(f"no connection to {self.host}, or the connection broke: {shown}")
         if not isinstance(error, self.sdk.APIStatusError):
             return TransientError(f"{self.host} sent a reply that cannot be read: {self._quote(error)}")
-        status, text, headers = error.status_code, self._quote(error), error.response.headers
+        status = error.status_code
+        text = self._quote(error)
+        headers = error.response.headers
         if 300 <= status < 400:
             target = self._quote(headers.get("location", "nowhere"))
             return SetupError(
                 f"{self.host} redirects to {target}, and prompts are not sent there: if this server is right, set url"
             )
+
+        def failure(kind: type[CallError], advice: str) -> CallError:
+            return kind(f"{self.host}: {text}. What to do: {advice}")
+
+        if any(code in f"{getattr(error, 'code', '')} {text}" for code in _NO_CREDIT):
+            return failure(SetupError, _PAY)
         wish = headers.get("x-should-retry")
-        no_credit = any(code in f"{getattr(error, 'code', '')} {text}" for code in _NO_CREDIT)
-        if wish != "false" and not no_credit and (status in TRANSIENT or status >= 500 or wish == "true"):
+        is_temporary = status in TRANSIENT or status >= 500 or wish == "true"
+        if is_temporary and wish != "false":
             return TransientError(f"{self.host}: {text}", retry_after(headers))
-        # "max_tokens and the prompt exceed the context" is about this prompt.
-        long = status in (400, 422) and any(words in text for words in _TOO_LONG)
-        setting = status in (400, 422) and not long and any(name in text for name in _SETTINGS)
-        advice = _PAY if no_credit else _SHORTEN if long else _AS_ASKED if setting else _HINTS.get(status, _SEE)
-        access = status in ACCESS and not (status == 403 and any(mark in text.lower() for mark in _MODERATED))
-        kind = SetupError if no_credit or setting or access else PromptTooLong if long else CallError
-        return kind(f"{self.host}: {text}. What to do: {advice}")
+        if status in (400, 422):
+            # "max_tokens and the prompt exceed the context" is about this prompt.
+            if any(words in text for words in _TOO_LONG):
+                return failure(PromptTooLong, _SHORTEN)
+            if any(name in text for name in _SETTINGS):
+                return failure(SetupError, _AS_ASKED)
+        advice = _HINTS.get(status, _SEE)
+        is_moderated = status == 403 and any(mark in text.lower() for mark in _MODERATED)
+        if status in ACCESS and not is_moderated:
+            return failure(SetupError, advice)
+        return failure(CallError, advice)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
@@ -196,21 +214,24 @@ def sampling_fields(sampling: Sampling, send: bool) -> dict[str, float]:
 
 def count(usage: Any, *names: str) -> int:
     """The sum of token counts, which may be integers, floats or texts; other values count as 0."""
-    values = [str(usage.get(name)) for name in names] if isinstance(usage, dict) else []
+    if not isinstance(usage, dict):
+        return 0
+    values = [str(usage.get(name)) for name in names]
     return sum(int(float(value)) for value in values if re.fullmatch(r"\d{1,15}(\.\d*)?", value))
 
 
-def read_chat(found: Mapping[str, Any]) -> Completion | None:
+def read_chat(body: Mapping[str, Any]) -> Completion | None:
     """Read the reply from the body of a completion, of a chat or a prompt; None if the body has no reply."""
     try:
-        choice = found["choices"][0]
+        choice = body["choices"][0]
         message = choice["message"] if "message" in choice else {"content": choice["text"]}
-        text, refusal = message.get("content"), message.get("refusal")
+        text = message.get("content")
+        refusal = message.get("refusal")
     except (KeyError, IndexError, TypeError, AttributeError):
         return None
-    if isinstance(text, list):  # some servers send parts
-        text = "".join(str(part.get("text") or "") for part in text if isinstance(part, dict))
-    usage = found.get("usage")
+    if isinstance(text, list):  # some servers send the text in several objects
+        text = "".join(str(item.get("text") or "") for item in text if isinstance(item, dict))
+    usage = body.get("usage")
     details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
     return Completion(
         text=text if isinstance(text, str) else "",
@@ -230,9 +251,13 @@ class OpenAIBackend(HostedBackend):
     servers. If no temperature is sent, models use their own settings, even for calls that should be greedy.
     """
 
-    kind, client_class = "openai", "AsyncOpenAI"
-    default_url, url_variable, key_variable = "https://api.openai.com/v1", "OPENAI_BASE_URL", "OPENAI_API_KEY"
-    hosts, read = ("openai.com", "azure.com"), staticmethod(read_chat)
+    kind = "openai"
+    client_class = "AsyncOpenAI"
+    default_url = "https://api.openai.com/v1"
+    url_variable = "OPENAI_BASE_URL"
+    key_variable = "OPENAI_API_KEY"
+    hosts = ("openai.com", "azure.com")
+    read = staticmethod(read_chat)
 
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
         super().__init__(options, api_key, options.send_temperature != "no")

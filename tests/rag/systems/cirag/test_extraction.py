@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import Client
-from tripletune.core.calls import CallError, Sampling, SetupError
-from tripletune.core.data.records import Passage
+from tripletune.core.calls import CallError, Sampling, SetupError, UnusableReply
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple
 from tripletune.llm.ledger_client import RetriesExhausted
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.replies import UnusableReply
 from tripletune.rag import Trace
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import TextExtractor

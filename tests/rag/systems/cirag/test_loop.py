@@ -4,7 +4,7 @@ import pytest
 
 from tests.fakes import Client, Facts, Shelf
 from tripletune.core.calls import RepliesPending
-from tripletune.core.data.records import Passage
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple
 from tripletune.llm.ledger import make_call
 from tripletune.rag.systems import Tools

@@ -1,0 +1,35 @@
+"""Texts of answers as metrics and loops compare them: without case, punctuation and articles."""
+
+from __future__ import annotations
+
+import re
+import string
+
+from tripletune.core.data.words import UNSPACED
+
+# Answers that a text may hold by chance.
+YES_NO = ("yes", "no")
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalize_answer(text: str) -> str:
+    """Lower-case, drop ASCII punctuation and the articles a, an, the, and fold white space (as SQuAD and HotpotQA do).
+
+    A text with only articles or punctuation (the choice "A", the band "The The", the answer "!") keeps these, since an
+    empty gold answer would match every prediction.
+    """
+    lowered = text.lower()
+    bare = lowered.translate(_PUNCTUATION)
+    normal = " ".join(_ARTICLES.sub(" ", bare).split())
+    return normal or " ".join(bare.split()) or " ".join(lowered.split())
+
+
+def mentions(text: str, phrase: str) -> bool:
+    """Whether a text holds a phrase as whole words, after answer normalisation of both; see `UNSPACED`."""
+    return f" {_spaced(phrase)} " in f" {_spaced(text)} "
+
+
+def _spaced(text: str) -> str:
+    """A normalised text; in scripts without spaces, each character counts as a word."""
+    return " ".join(UNSPACED.sub(r" \g<0> ", normalize_answer(text)).split())

@@ -1,0 +1,120 @@
+"""Passages, the units of retrieval, and corpora: one JSON object `{"title", "text"}` per line, maybe with "id"."""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tripletune.core.data.fields import name_field, text_field
+from tripletune.core.data.jsonl import read_jsonl
+
+# The corpus file in a folder of passages.
+CORPUS = "corpus.jsonl"
+# The fields that cite a passage, and the length from which a field holds something else.
+SOURCE = ("document", "page", "heading")
+_LONGEST = 1000
+# Characters of a label that is made of the text.
+_LABEL = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A unit of retrieval. `id` comes from the corpus, or else depends only on title and text.
+
+    `source` holds document, page and heading for citations, if the corpus has them.
+    """
+
+    title: str
+    text: str
+    id: str = ""
+    source: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            object.__setattr__(self, "id", passage_id(self.title, self.text))
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any], where: str) -> Passage:
+        """Read a row of a corpus or of triples; `where` (file and line) opens every error message."""
+        title, text = name_field(row, where, "title"), text_field(row, where, "text")
+        source = {}
+        for name in SOURCE:
+            value = row.get(name)
+            # In some corpora these fields hold something else, for example a whole document.
+            if isinstance(value, (str, int)) and 0 < len(str(value)) < _LONGEST:
+                source[name] = value
+        return cls(title, text, name_field(row, where, "id", "_id"), source)
+
+    @property
+    def label(self) -> str:
+        """A short name to show: the title, or the first words of the text."""
+        if self.title:
+            return self.title
+        words = " ".join(self.text[:_LABEL].split())
+        if len(self.text) <= _LABEL:
+            return words
+        # The last word may be cut off.
+        whole_words = words.rpartition(" ")[0] or words
+        return f"{whole_words}…"
+
+    @property
+    def content(self) -> str:
+        """Title and text as one string, which is indexed and shown to readers."""
+        return f"{self.title}\n{self.text}" if self.title else self.text
+
+    @property
+    def key(self) -> str:
+        """The passage's key in stores of triples: a digest of title and text after NFKC, without white space.
+
+        `id` can't be the key, because a corpus may set it.
+        """
+        title, text = ["".join(unicodedata.normalize("NFKC", field).split()) for field in (self.title, self.text)]
+        return passage_id(title, text)
+
+
+def passage_id(title: str, text: str) -> str:
+    """A digest of a passage's content, as sixteen hexadecimal digits."""
+    return hashlib.blake2b(f"{title}\n{text}".encode(), digest_size=8).hexdigest()
+
+
+def corpus_file(path: str | Path) -> Path:
+    """The JSON-lines file of a corpus: the path itself, or the file in a folder of `tripletune build passages`."""
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    if not (path / CORPUS).is_file():
+        raise FileNotFoundError(
+            f"{path} is a folder without {CORPUS}: give a file, or turn documents into passages with `tripletune build "
+            f"passages --documents {path} --output DIR`"
+        )
+    return path / CORPUS
+
+
+def passages_by_key(path: str | Path, keys: Collection[str]) -> dict[str, Passage]:
+    """The first passage of a corpus with each of some `Passage.key`."""
+    passages: dict[str, Passage] = {}
+    if not keys:
+        return passages
+    for passage in read_corpus(path):
+        key = passage.key
+        if key in keys:
+            passages.setdefault(key, passage)
+    return passages
+
+
+def read_corpus(path: str | Path, blank_texts: bool = False) -> Iterator[Passage]:
+    """Stream a corpus; a line without "text" is an error, and so is an empty or null text unless `blank_texts`."""
+    path = corpus_file(path)
+    empty = True
+    for where, row in read_jsonl(path):
+        passage = Passage.from_json(row, where)
+        if not passage.text and ("text" not in row or not blank_texts):
+            raise ValueError(f'{where}: a passage needs a non-empty "text"; the line has {", ".join(row) or "nothing"}')
+        empty = False
+        yield passage
+    if empty:
+        raise ValueError(f'{path}: the corpus is empty; it needs at least one line {{"title": …, "text": …}}')

@@ -1,0 +1,38 @@
+"""Plug-ins: every module in the folders of backends, readers, systems and tasks, and entry points of other packages."""
+
+from __future__ import annotations
+
+import importlib.util
+import pkgutil
+from functools import cache
+from importlib import metadata
+from types import ModuleType
+
+from tripletune.core.options import nearest
+
+
+def names_in(package: str) -> list[str]:
+    """Names of a package's public modules and entry points; no module of the package is imported."""
+    modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    own = {module.name for module in modules if not module.name.startswith("_")}
+    return sorted(own | _installed(package).keys())
+
+
+@cache
+def _installed(package: str) -> dict[str, metadata.EntryPoint]:
+    return {entry.name: entry for entry in metadata.entry_points(group=package)}
+
+
+def load_from(package: str, name: str, kind: str) -> ModuleType:
+    """Import a module of a package by name; a module in the package is preferred to an entry point."""
+    known = names_in(package)
+    if name not in known:
+        raise ValueError(f"{kind} {name!r} is not one of {', '.join(known)}{nearest(name, known)}")
+    entry = _installed(package).get(name)
+    if entry is None or importlib.util.find_spec(f"{package}.{name}"):
+        return importlib.import_module(f"{package}.{name}")
+    try:
+        return entry.load()
+    except Exception as error:
+        owner = entry.dist.name if entry.dist else "another package"
+        raise ValueError(f"{kind} {name!r} can't be loaded ({entry.value} of the package {owner}): {error}") from error

@@ -1,0 +1,197 @@
+"""Triples inside replies: RAS's and WikiOFGraph's markers, JSON rows and objects, rows of three fields."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tripletune.core.calls import UnusableReply
+from tripletune.core.data.triples import (
+    FoundTriples,
+    Triple,
+    names_subject,
+    parse_triples,
+    plain_markers,
+    triple_of,
+)
+from tripletune.llm.reply_json import DEEPEST, JsonScan, explanation, masked, scan, without_thoughts
+
+# Marks the key of the list of triples in an object with several lists.
+_LISTED = re.compile("triple|fact", re.IGNORECASE)
+_ROW = re.compile(
+    r"^[\s*|-]*(?:Triples?:\s*)?(?:\d+ ?[.)|]\s+)?(?:\*{0,2}\[(\d+)\][\s|]*)?([^|\n]+)\|([^|\n]+)\|([^|\n]+?)\|?\s*$",
+    re.MULTILINE,
+)
+# The head of a Markdown table and the rule below it.
+_TABLE_HEAD = re.compile(r"^(?:.*\n)?[ \t|:]*--[ \t|:-]*\|[ \t|:-]*$", re.MULTILINE)
+_FIELDS = re.compile(r"()\bSubject:(.+?)\bPredicate:(.+?)\bObject:(.+?)$", re.MULTILINE | re.DOTALL)
+_MARKER = re.compile(r"\(\s*S>|\|\s*[PO]>")
+_ROW_START = re.compile(r"\[\s*[\"'“]|\{\s*[\"'](?:subject|head)\b", re.IGNORECASE)
+# A reply that says that there are no facts.
+_NO_FACTS = re.compile(r"\W*(none|no (facts?|triples?)( found| stated)?)\W*", re.IGNORECASE)
+
+
+def find_triples(text: str, advice: str = "") -> FoundTriples:
+    """Find the triples of a reply in any form that models write; every valid triple of a bad reply is kept.
+
+    The forms are RAS's `(S> s| P> p| O> o)`, WikiOFGraph's angled markers, and JSON rows `[s, p, o]` or objects with
+    "subject", "predicate" and "object" (`core.data.triples.triple_of`). JSON rows may stand in an object (under
+    "triples" or in its only list), in a list, or one after another. All lists are read. `UnusableReply` is raised if
+    the reply has no triple and does not say that there are no facts ("NONE", an empty list).
+    """
+    # A reply that begins with a triple holds no thoughts and no JSON; later tags or brackets belong to names.
+    begins_with_triple = _MARKER.match(plain_markers(text).lstrip())
+    plain = text if begins_with_triple else without_thoughts(text)
+    found = JsonScan([], []) if begins_with_triple else scan(plain, numbers_as_written=True)
+    values, unreadable = found
+    rows = _meant([value.value for value in values])
+    triples: list[Triple] = []
+    malformed = 0
+    for row in rows or ():
+        read = _triples_of_row(row)
+        triples += read
+        malformed += not read
+    marked = _with_plain_markers(plain)
+    outside_json = _with_plain_markers(masked(plain, values))
+    if _MARKER.search(outside_json) or (not triples and _MARKER.search(marked)):
+        parsed = parse_triples(marked)
+        # Predicate or object markers without a subject marker count as one malformed triple.
+        return FoundTriples(parsed.triples, parsed.malformed or int(not parsed.triples))
+    if _NO_FACTS.fullmatch(plain):
+        return FoundTriples(())
+    key = text.rfind('"triples"')
+    if unreadable and key > 0:
+        # Skip entities before the triples: since the outer object is incomplete, they would be read as triples.
+        return find_triples(text[key:], advice)
+    cut_off = sum(bool(_ROW_START.match(plain, start)) for start in unreadable)
+    if rows is None and not cut_off:
+        raise UnusableReply("no_triples", explanation(text, "there is no list of triples in it", advice))
+    return FoundTriples(tuple(triples), malformed + cut_off, bool(unreadable))
+
+
+def _with_plain_markers(text: str) -> str:
+    """A text with RAS's markers, unless it has some already: then angled ones belong to names."""
+    return text if _MARKER.search(text) else plain_markers(text)
+
+
+def _triples_of_row(row: Any) -> list[Triple]:
+    if isinstance(row, str):
+        return list(parse_triples(plain_markers(row)).triples)
+    triple = triple_of(row)
+    return [triple] if triple else []
+
+
+def triple_rows(text: str) -> list[tuple[str, list[str]]]:
+    """Read rows `subject | predicate | object` of a reply, also of a Markdown table, and with a number, as in `[2]`.
+
+    "Subject: … Predicate: … Object: …" is read too. Return the number, or "", and three non-empty fields of each row.
+    """
+    text = _TABLE_HEAD.sub("", without_thoughts(text))
+    rows = []
+    for match in [*_ROW.finditer(text), *_FIELDS.finditer(text)]:
+        number, *written = match.groups()
+        fields = [" ".join(field.split()).strip("*` ,;") for field in written]
+        if all(fields):
+            rows.append((number or "", fields))
+    return rows
+
+
+def _meant(values: Sequence[Any]) -> list[Any] | None:
+    """The rows of all lists of triples, and single triples; None if there are no lists and no triples."""
+    only_rows = all(_is_row(value) for value in values)
+    rows: list[Any] = []
+    is_clear = False
+    for value in values:
+        # A row beside other values may cite a passage: "[1]".
+        is_citation = _is_row(value) and not triple_of(value) and not (only_rows and len(value) > 1)
+        inner = None if is_citation else _rows_in(value)
+        if inner is not None:
+            rows += inner
+            is_clear = True
+    return rows if is_clear else None
+
+
+def _is_row(value: Any) -> bool:
+    """Whether a value is one triple, valid or malformed: an object with a subject, or a list of plain values."""
+    if isinstance(value, dict):
+        return names_subject(value)
+    for item in value:
+        holds_triples = isinstance(item, (list, dict)) or _MARKER.match(plain_markers(str(item)).lstrip())
+        if holds_triples:
+            return False
+    return bool(value)
+
+
+def _rows_in(value: Any, depth: int = 0) -> list[Any] | None:
+    """Valid and malformed triples in an object or array; None if it is unclear which values are triples."""
+    if _is_row(value) or depth > DEEPEST:
+        return [value]
+    if isinstance(value, list):
+        return _rows_in_list(value, depth)
+    named = {key: inner for key, inner in value.items() if _LISTED.search(key)}
+    rows: list[Any] = []
+    is_clear = False
+    lists = [inner for inner in (named or value).values() if isinstance(inner, (list, dict))]
+    for inner in lists:
+        inner_rows = _rows_in(inner, depth + 1)
+        if inner_rows is None:
+            continue
+        if len(lists) > 1 and not named:
+            # Of several lists without a telling name, those count that hold triples.
+            is_list_of_triples = not _is_row(inner) and any(triple_of(row) for row in inner_rows)
+            if not is_list_of_triples:
+                continue
+        rows += inner_rows
+        is_clear = True
+    is_empty = not named and not any(value.values())
+    return rows if is_clear or is_empty else None
+
+
+def _rows_in_list(values: list[Any], depth: int) -> list[Any]:
+    rows: list[Any] = []
+    for value in values:
+        is_group = isinstance(value, list) and bool(value) and all(isinstance(item, (list, dict)) for item in value)
+        inner = _rows_in(value, depth + 1) if isinstance(value, dict) or is_group else None
+        if inner is None:
+            rows.append(value)
+        else:
+            rows += inner
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractionReply:
+    """A parsed reply, without repeated triples.
+
+    A reply is `unreadable` if it has text, but neither a triple nor the word for "no facts".
+    """
+
+    triples: tuple[Triple, ...]
+    malformed: int = 0
+    unreadable: bool = False
+    repeated: int = 0
+
+    @property
+    def is_malformed(self) -> bool:
+        """Whether any part of the output could not be used as written."""
+        return self.unreadable or self.malformed > 0
+
+
+def read_reply(*texts: str) -> ExtractionReply:
+    """Parse a reply, or the replies to the pieces of a text, with `find_triples`; a bad reply does not affect others.
+
+    An empty reply means no facts (so encoder-decoder models learn it).
+    """
+    found, malformed, unreadable = list[Triple](), 0, False
+    for text in filter(str.strip, texts):
+        try:
+            reply = find_triples(text)
+        except UnusableReply:
+            unreadable = True
+        else:
+            found += reply.triples
+            malformed += reply.malformed
+    distinct = tuple(dict.fromkeys(found))
+    return ExtractionReply(distinct, malformed, unreadable, len(found) - len(distinct))
