@@ -23,7 +23,7 @@ from company import DOCUMENTS, HOME, write_documents
 from teacher import Teacher
 
 from tripletune.core.options import load_config
-from tripletune.recipes.own_documents import RoadConfig, steps_of
+from tripletune.recipes.own_documents import RoadConfig, road_steps
 
 RECORDED = HOME / "teacher.jsonl.gz"
 
@@ -113,7 +113,7 @@ def road(output: str, url: str = "http://127.0.0.1:9/v1", calls: str | None = No
         "calls": calls,
     }
     config = load_config(RoadConfig, HOME.parent / "recipes/configs/example_documents.yaml", settings)
-    return [step.command for step in steps_of(config)]
+    return [step.command for step in road_steps(config)]
 
 
 if __name__ == "__main__":

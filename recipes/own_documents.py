@@ -18,7 +18,7 @@ from pathlib import Path
 from tripletune.core.command_line import parse_command_line
 from tripletune.core.options import setting
 from tripletune.core.program import run_program
-from tripletune.recipes._steps import Step, run_command, run_recipe
+from tripletune.recipes._steps import RecipeStep, run_command, run_recipe
 
 # The programs that `--dry-run` runs to count the chat model's calls.
 _PASSAGES = "tripletune build passages"
@@ -48,7 +48,7 @@ class RoadConfig:
         return [f"{name}: not set" for name in ("documents", "llm") if not getattr(self, name)]
 
 
-def steps_of(config: RoadConfig) -> Iterator[Step]:
+def road_steps(config: RoadConfig) -> Iterator[RecipeStep]:
     """Yield all steps, from the documents to the exported model."""
     home = shlex.quote(config.output_dir)
     yield from _data_steps(config, home)
@@ -58,40 +58,40 @@ def steps_of(config: RoadConfig) -> Iterator[Step]:
         f"--triples {home}/triples.sqlite --top-k {config.top_k} --index {home}/index --first-query generated {options}"
     )
     before = f"{loop} --model {shlex.quote(config.base)} --untrained --output {home}/before"
-    yield Step("Before: evaluate the untrained model in the loop", before, "before/metrics.json")
-    yield Step("Train", _train_command(config), "model/final/training.json")
+    yield RecipeStep("Before: evaluate the untrained model in the loop", before, "before/metrics.json")
+    yield RecipeStep("Train", _train_command(config), "model/final/training.json")
     after = f"{loop} --model {home}/model --output {home}/after"
-    yield Step("After: evaluate the trained model in the loop", after, "after/metrics.json")
+    yield RecipeStep("After: evaluate the trained model in the loop", after, "after/metrics.json")
     exam = (
         f"tripletune eval records --data {home}/exam --split test --training-data {home}/records --controls "
         f"--limit 40 {options} --model {home}/model --output {home}/after-records"
     )
-    yield Step("Compare the model with a rule that counts steps", exam, "after-records/metrics.json")
+    yield RecipeStep("Compare the model with a rule that counts steps", exam, "after-records/metrics.json")
     compare = f"tripletune eval compare --across model {home}/before {home}/after"
-    yield Step("Compare untrained and trained model", compare, "")
+    yield RecipeStep("Compare untrained and trained model", compare, "")
     export = (
         f"tripletune checkpoints export {home}/model --scores {home}/after/metrics.json --overwrite "
         f"--output {home}/export"
     )
-    yield Step("Export", export, "export/adapter_config.json")
+    yield RecipeStep("Export", export, "export/adapter_config.json")
 
 
-def _data_steps(config: RoadConfig, home: str) -> Iterator[Step]:
+def _data_steps(config: RoadConfig, home: str) -> Iterator[RecipeStep]:
     """Yield the steps from the documents to the records."""
     chat_model = f"--llm {shlex.quote(config.llm)} --teacher-ledger {home}/ledger.sqlite"
     if config.calls:
         calls = f"tripletune ledger import {home}/ledger.sqlite {shlex.quote(config.calls)}"
-        yield Step("Import recorded calls", calls, "questions/README.md")
+        yield RecipeStep("Import recorded calls", calls, "questions/README.md")
     # These two steps also update what they made before, so they always run.
     passages = f"{_PASSAGES} --documents {shlex.join(config.documents)} --output {home}/passages"
-    yield Step("Split the documents into passages", passages, "")
+    yield RecipeStep("Split the documents into passages", passages, "")
     triples = f"{_TRIPLES} --corpus {home}/passages {chat_model} --output {home}/triples.sqlite"
-    yield Step("Extract the triples of the passages", triples, "")
+    yield RecipeStep("Extract the triples of the passages", triples, "")
     questions = (
         f"{_QUESTIONS} --corpus {home}/passages --triples {home}/triples.sqlite {chat_model} --count {config.count} "
         f"--holdout {config.holdout} --output {home}/questions"
     )
-    yield Step("Write and check questions", questions, "questions/README.md")
+    yield RecipeStep("Write and check questions", questions, "questions/README.md")
     searches = ""
     if config.top_k > 1:
         searches += f" --distractors {config.top_k - 1}"
@@ -105,7 +105,7 @@ def _data_steps(config: RoadConfig, home: str) -> Iterator[Step]:
             f"tripletune build subq --source qa:{home}/questions/{split}.jsonl --split-name {split}{searches} "
             f"--first-subquery generated --output {home}/{folder}"
         )
-        yield Step(f"Make planning and answering records: {split}", records, f"{folder}/README.md")
+        yield RecipeStep(f"Make planning and answering records: {split}", records, f"{folder}/README.md")
 
 
 def _train_command(config: RoadConfig) -> str:
@@ -124,7 +124,7 @@ def _train_command(config: RoadConfig) -> str:
 
 def main(config: RoadConfig, dry_run: bool = False) -> int:
     """Run the missing steps; return the exit code of a failed step, else 0."""
-    steps = list(steps_of(config))
+    steps = list(road_steps(config))
     status = run_recipe(config, steps, dry_run)
     if status:
         return status

@@ -31,7 +31,7 @@ from tripletune.models.local.service import DecodingService
 from tripletune.models.losses import evaluating
 from tripletune.train.arguments import shared_arguments
 from tripletune.train.rows.batches import pad_batch
-from tripletune.train.trl_trainers import RewardLog, TrlMixin, label_logits
+from tripletune.train.trl_trainers import RewardLog, TrlMixin, logits_at_labels
 
 if TYPE_CHECKING:
     from tripletune.train.tasks.grpo import GrpoTask
@@ -162,7 +162,7 @@ def reward_parts(row: dict[str, Any]) -> Mapping[str, float | None]:
     }
 
 
-class Run(NamedTuple):
+class EpisodeResult(NamedTuple):
     """A run of the loop, and its row of results (`eval.suites.questions.QuestionSuite.score`)."""
 
     episode: Episode
@@ -235,7 +235,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             "error": [result["error"] for result in results],
         }
 
-    async def _run_all(self, model: Any, questions: Sequence[Question]) -> list[Run]:
+    async def _run_all(self, model: Any, questions: Sequence[Question]) -> list[EpisodeResult]:
         """Run the loop once per question, all at the same time."""
         config = self.task.config
         tokenizer = self.processing_class
@@ -245,13 +245,13 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         context = model.config.get_text_config().max_position_embeddings
         chat = ChatEncoder(tokenizer, "student")
 
-        async def run(number: int, question: Question) -> Run:
+        async def run(number: int, question: Question) -> EpisodeResult:
             episode = Episode(service.reply, chat, context, config.train.temperature, self._seed_of(number))
             suite = copy.copy(self.task.suite)
             suite.tools = replace(suite.tools, integrator=episode)
             ((_, reply),) = await ask_items(suite, [question])
             episode.finish(tokenizer.eos_token_id, config.data.max_tokens)
-            return Run(episode, suite.score(question, reply))
+            return EpisodeResult(episode, suite.score(question, reply))
 
         try:
             return await asyncio.gather(*[run(number, question) for number, question in enumerate(questions)])
@@ -337,7 +337,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             logits = model(input_ids=row, labels=labels).logits
         is_label = labels[:, 1:] != IGNORED
         # With labels, the model computes only the logits of label tokens (`models.losses.learn_labels_only`).
-        logits = label_logits(logits, is_label).float() / self.temperature
+        logits = logits_at_labels(logits, is_label).float() / self.temperature
         all_log_probs = logits.log_softmax(-1)
         log_probs = all_log_probs.gather(1, labels[:, 1:][is_label][:, None])[:, 0]
         fixed = all_log_probs.detach()

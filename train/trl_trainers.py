@@ -192,7 +192,7 @@ def with_log_probs(forward: Callable[..., Any], graphs: torch.nn.Module) -> Call
         is_label = labels != IGNORED
         with evaluating(graphs):
             logits = forward(*args, **inputs).logits
-        logits = label_logits(logits, is_label).float()
+        logits = logits_at_labels(logits, is_label).float()
         log_probs = logits.log_softmax(-1)
         # These are only logged.
         fixed = log_probs.detach()
@@ -210,7 +210,7 @@ def with_log_probs(forward: Callable[..., Any], graphs: torch.nn.Module) -> Call
     return forward_or_log_probs
 
 
-def label_logits(logits: torch.Tensor, is_label: torch.Tensor) -> torch.Tensor:
+def logits_at_labels(logits: torch.Tensor, is_label: torch.Tensor) -> torch.Tensor:
     """Return the logits of the N label tokens, (N, V), of a model that may compute those of all tokens.
 
     Args:

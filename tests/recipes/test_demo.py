@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tripletune.__main__ import PROGRAMS
-from tripletune.recipes._steps import Step
+from tripletune.recipes._steps import RecipeStep
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,9 +32,9 @@ def test_every_step_names_a_program(demo):
 def test_what_was_done_is_not_done_again_and_a_failed_step_ends_the_demo(demo, tmp_path, monkeypatch, capfd):
     (tmp_path / "done").touch()
     steps = [
-        Step("One", "tripletune nothing", "done"),
-        Step("Two", "tripletune --help", "two"),
-        Step("Three", "tripletune x", ""),
+        RecipeStep("One", "tripletune nothing", "done"),
+        RecipeStep("Two", "tripletune --help", "two"),
+        RecipeStep("Three", "tripletune x", ""),
     ]
     monkeypatch.setattr(demo, "STEPS", steps)
     with pytest.raises(SystemExit, match="exit code 2"):

@@ -12,6 +12,6 @@ def test_a_failed_step_that_left_its_file_is_run_again(tmp_path, monkeypatch):
         return codes[len(ran) - 1]
 
     monkeypatch.setattr(_steps, "run_command", step)
-    steps = [_steps.Step("Evaluate", "tripletune eval run", "metrics.json")]
+    steps = [_steps.RecipeStep("Evaluate", "tripletune eval run", "metrics.json")]
     assert [_steps.run_steps(steps, tmp_path) for _ in codes] == codes
     assert ran == [False, False, False, True]
