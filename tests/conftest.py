@@ -288,7 +288,7 @@ def make_batch(embeddings):
         import torch
 
         from tripletune.models.graph_llm.graphs import batch_graphs
-        from tripletune.train.batches import pad_batch
+        from tripletune.train.rows.batches import pad_batch
 
         prompts = [processor.encode_input(record.input) for record in records]
         ends = [processor.encode_label(record)[0] if labels else [] for record in records]

@@ -57,6 +57,10 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
 class Projector(nn.Sequential):
     """Map (B, H) to (B, W) by two linear layers with a sigmoid between them (authors' code; table 8)."""
 
+    up: nn.Linear
+    sigmoid: nn.Sigmoid
+    out: nn.Linear
+
     def __init__(self, in_width: int, width: int, out_width: int, bias: bool = True) -> None:
         up, out = nn.Linear(in_width, width), nn.Linear(width, out_width, bias=bias)
         super().__init__(OrderedDict(up=up, sigmoid=nn.Sigmoid(), out=out))

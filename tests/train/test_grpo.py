@@ -21,8 +21,8 @@ from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.suites.questions import QuestionSuite
 from tripletune.models.local.chat import ChatEncoder
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
+from tripletune.train import grpo_trainer as grpo
 from tripletune.train import train
-from tripletune.train import trl_trainers as grpo
 from tripletune.train.tasks.grpo import GrpoConfig, GrpoTask
 
 FACTS = (Triple("Ada", "saw", "Kelm"), Triple("Bo", "saw", "Ada"))
