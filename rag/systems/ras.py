@@ -36,20 +36,9 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
     # A chat model replaces a missing Graph-LLM as planner, answerer or both (figure 3).
     planner: Generator = tools.planner or ChatGenerator(tools, options, notes)
     answerer: Generator = tools.answerer or ChatGenerator(tools, options, notes)
-    steps: tuple[Step, ...] = ()
+    # The variants without plans end here; in the others, the planner decides.
+    steps = await _steps_without_plans(search, tools, options, trace)
     queries_so_far: set[str] = set()
-
-    if not options.retrieval:
-        trace.stop_reason = "retrieval_off"
-    elif options.max_rounds == 0:
-        trace.stop_reason = "max_rounds"
-    elif options.context == "static":  # section 4.1: fixed rounds over a predetermined context, no plans
-        trace.stop_reason = "static_context"
-        for passage in need(tools, "context", "ras")[: options.max_rounds]:
-            steps += (await _retrieve_and_structure(search, tools, options, trace, (passage,)),)
-    elif not options.planning:
-        trace.stop_reason = "single_pass"
-        steps = (await _retrieve_and_structure(search, tools, options, trace),)
     while not trace.stop_reason:
         plan = await _plan(question, steps, planner, options, trace)  # eq. 1 and 2
         query, trace.stop_reason = _next_query(plan, steps, search, options)
@@ -76,6 +65,25 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
 
     llm = _reader(answerer, tools, options, trace)
     return await finish(trace, options, llm, _evidence(trace, options), answer_from_steps)
+
+
+async def _steps_without_plans(search: str, tools: Tools, options: LoopOptions, trace: Trace) -> tuple[Step, ...]:
+    """The steps of a variant that does not plan, with the reason to stop; no step and no reason if it plans."""
+    if not options.retrieval:
+        trace.stop_reason = "retrieval_off"
+        return ()
+    if options.max_rounds == 0:
+        trace.stop_reason = "max_rounds"
+        return ()
+    steps = []
+    if options.context == "static":  # section 4.1: fixed rounds over a predetermined context
+        trace.stop_reason = "static_context"
+        for passage in need(tools, "context", "ras")[: options.max_rounds]:
+            steps.append(await _retrieve_and_structure(search, tools, options, trace, (passage,)))
+    elif not options.planning:
+        trace.stop_reason = "single_pass"
+        steps.append(await _retrieve_and_structure(search, tools, options, trace))
+    return tuple(steps)
 
 
 async def _plan(question: str, steps: tuple[Step, ...], planner: Generator, options: LoopOptions, trace: Trace) -> Plan:
