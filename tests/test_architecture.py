@@ -130,4 +130,4 @@ def f():
     from tripletune.train.settings import RunConfig
     import tripletune.eval.metrics
 """
-    assert imported(ast.parse(source)) == {"train.tasks.RunConfig", "eval.metrics"}
+    assert imported(ast.parse(source)) == {"train.settings.RunConfig", "eval.metrics"}
