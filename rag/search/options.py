@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +91,10 @@ def build_indexes(options: SearchOptions, embedder: Embedder | None = None, vect
             raise ValueError(f"--vectors {vectors}: queries need the encoder that made the vectors: give --encoder")
         passages = PassageStore(options.corpus, options.index, options.overwrite)
         wanted = {"corpus_sha256": passages.sha256}
-        texts = lambda: (passage.content for passage in passages)  # noqa: E731
+
+        def texts() -> Iterator[str]:
+            return (passage.content for passage in passages)
+
         import_vectors(vectors, options.index, wanted, texts, len(passages), embedder, options.overwrite)
     how = (embedder, options.vectors, options.language, options.overwrite)
     retriever = open_retriever(options.retriever, options.corpus, options.index, *how)

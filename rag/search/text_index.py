@@ -138,8 +138,8 @@ class VectorIndex:
             return {"changes": f"{changes}, {(places < 0).sum():,} embedded"}
 
         about = prepare(folder, {"kind": "dense", **wanted, **made_by}, build)
-        # Other vectors of the same corpus need another graph.
-        made_by |= {_IMPORTED: about[_IMPORTED]} if _IMPORTED in about else {}
+        if _IMPORTED in about:  # other vectors of the same corpus need another graph
+            made_by[_IMPORTED] = about[_IMPORTED]
         # "c" instead of "r", because torch warns about read-only memory.
         self._vectors = np.memmap(folder / _VECTORS, dtype=np.float16, mode="c").reshape(-1, width)
         self._graph: Any = _open_graph(folder, wanted | made_by, self._vectors) if search == "hnsw" else None
