@@ -152,8 +152,9 @@ def split_revision(spec: str) -> ModelSource:
 def pinned(spec: str) -> ModelSource:
     """The name of a loaded model, and the commit of the hub that was loaded; what a trained model keeps of its base."""
     source = split_revision(spec)
-    on_hub = _HUB_SPEC.fullmatch(source.place) and not Path(source.place).is_dir()
-    return ModelSource(source.place, cached_commit(*source, CONFIG) or source.revision) if on_hub else source
+    if Path(source.place).is_dir() or not _HUB_SPEC.fullmatch(source.place):
+        return source
+    return ModelSource(source.place, cached_commit(*source, CONFIG) or source.revision)
 
 
 def model_file(source: ModelSource, name: str) -> Path | None:
@@ -173,9 +174,11 @@ def _trained_on_hub(spec: str) -> str | None:
     from huggingface_hub import snapshot_download
 
     name, revision = split_revision(spec)
-    # A model whose configuration is in the cache was asked before.
-    in_cache = [file for file in (CONFIG, *_TRAINED) if cached_commit(name, revision, file)]
-    if in_cache == [CONFIG] or not (in_cache or any(hub_file(name, revision, file) for file in _TRAINED)):
+    trained = any(cached_commit(name, revision, file) for file in _TRAINED)
+    # Of a model whose configuration is in the cache, the hub was asked before.
+    if not trained and not cached_commit(name, revision, CONFIG):
+        trained = any(hub_file(name, revision, file) for file in _TRAINED)
+    if not trained:
         return None
     return str(snapshot_download(name, revision=revision, allow_patterns=list(_FETCHED)))
 
@@ -616,7 +619,9 @@ def load_encoder(
         model = SentenceTransformer(
             source.place, revision=source.revision, trust_remote_code=trust_remote_code, model_kwargs=options
         )
-        first_folder = json.loads(modules.read_text(encoding="utf-8"))[0].get("path") or "" if modules else ""
+        first_folder = ""
+        if modules is not None:
+            first_folder = json.loads(modules.read_text(encoding="utf-8"))[0].get("path") or ""
         pooled = any(type(module).__name__ == "Pooling" for module in model.modules())
         options |= {"output_loading_info": True, "device_map": "meta", **source.options}
         for core, subfolder in _transformers_in(model, source, first_folder):
@@ -647,17 +652,18 @@ def _transformers_in(encoder: SentenceTransformer, source: ModelSource, folder: 
     """Yield the transformers of an encoder, each once, with its sub-folder; `folder` is that of the first module."""
     from transformers import PreTrainedModel
 
-    places = {id(encoder[0]): folder}
+    folders = {encoder[0]: folder}
     if routes := _routes(encoder):
         settings = model_file(source, f"{folder}/router_config.json".lstrip("/"))
         names = read_json(settings)["structure"] if settings else {}
+        folders = {}
         for route, modules in routes.items():
             for module, name in zip(modules, names.get(route, ())):
-                places[id(module)] = f"{folder}/{name}".lstrip("/")
-    for module in encoder.modules():
-        core = getattr(module, "model", None)
-        if id(module) in places and isinstance(core, PreTrainedModel):
-            yield core, places[id(module)]
+                folders[module] = f"{folder}/{name}".lstrip("/")
+    for module, subfolder in folders.items():
+        core = next((inner for inner in module.modules() if isinstance(inner, PreTrainedModel)), None)
+        if core is not None:
+            yield core, subfolder
 
 
 @contextmanager
