@@ -197,7 +197,7 @@ def _trl_trainer(rows: list[dict[str, Any]], config: Any, dtype: str, **settings
     """Return TRL's `SFTTrainer` with a run's model, LoRA, batch size and learning rate; other settings are TRL's."""
     import torch
     from datasets import Dataset
-    from transformers.trainer_callback import PrinterCallback
+    from transformers import PrinterCallback
     from trl import SFTConfig, SFTTrainer
 
     class Quiet(SFTTrainer):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tripletune.core import libraries
 from tripletune.core.files import new_file, read_json
 from tripletune.models.loading import load_tokenizer
 from tripletune.models.run_folders import PROCESSOR, check_finite, is_adapter, stored_weights, trained_folder
@@ -136,8 +137,7 @@ def _paired(weight: np.ndarray, heads: int) -> np.ndarray:
 
 def _rope_factors(config: Any) -> np.ndarray:
     """Return the divisor of each rotary frequency in Llama 3.1 and later."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    scaled = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0].numpy()
+    frequencies_of = libraries.take("transformers.modeling_rope_utils:ROPE_INIT_FUNCTIONS")
+    scaled = frequencies_of["llama3"](config, "cpu")[0].numpy()
     plain = config.rope_parameters["rope_theta"] ** -(np.arange(len(scaled)) / len(scaled))
     return (plain / scaled).astype(np.float32)

@@ -23,7 +23,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tripletune.core.files import file_digest, files_fingerprint, lock_folder, new_folder, read_json, write_json
+from tripletune.core import libraries
+from tripletune.core.files import (
+    file_digest,
+    files_fingerprint,
+    lock_folder,
+    new_folder,
+    read_json,
+    read_text,
+    write_json,
+)
 from tripletune.core.options import nearest
 from tripletune.models.control_tokens import read_text_alone
 from tripletune.models.run_folders import (
@@ -94,9 +103,10 @@ def best_dtype() -> torch.dtype:
     if torch.cuda.is_available():
         # A GPU without it (T4, V100) emulates it, slower than float32.
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    cpu = torch.backends.cpu.get_cpu_capability()
-    native = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    return torch.bfloat16 if cpu.startswith("AVX512") and native() else torch.float32
+    if not torch.backends.cpu.get_cpu_capability().startswith("AVX512") or not torch.backends.mkldnn.is_available():
+        return torch.float32
+    multiplies_bfloat16 = libraries.take("torch:ops.mkldnn._is_mkldnn_bf16_supported")
+    return torch.bfloat16 if multiplies_bfloat16() else torch.float32
 
 
 def parse_dtype(name: str) -> torch.dtype:
@@ -116,6 +126,18 @@ def usual_dtype(name: str | None = None) -> str:
 
     name = name or ("auto" if torch.cuda.is_available() else "float32")
     return str(parse_dtype(name)).removeprefix("torch.")
+
+
+def hub_commit(spec: str | Path, revision: str | None = None) -> str | None:
+    """The commit of a hub model in the local cache, for records of what was used; None for folders and packages."""
+    from huggingface_hub import try_to_load_from_cache
+
+    place = resolve(spec)
+    if Path(place).is_dir():
+        return None
+    file = try_to_load_from_cache(place, CONFIG, revision=revision)
+    # The cache has a folder per commit.
+    return Path(file).parent.name if isinstance(file, str) else None
 
 
 def model_fingerprint(spec: str | Path) -> str:
@@ -254,6 +276,25 @@ def complete(loaded: tuple[Any, Any], spec: str | Path, may_be_new: re.Pattern[s
         )
     check_finite(model.named_parameters(), f"model {spec}")
     return model
+
+
+def model_file(place: str, name: str) -> Path | None:
+    """The path of a file of a model (folder or hub id); None if the model has no such file, or it can't be reached."""
+    from transformers.utils import cached_file
+
+    try:
+        return Path(cached_file(place, name))
+    except OSError:
+        return None
+
+
+def encoder_modules(place: str) -> list[dict[str, Any]]:
+    """The modules of a sentence-transformers model, in order; empty for other models."""
+    file = model_file(place, "modules.json")
+    if file is None:
+        return []
+    modules: list[dict[str, Any]] = json.loads(read_text(file))
+    return modules
 
 
 def check_specs(file: Path, *specs: str) -> None:
@@ -503,16 +544,16 @@ def load_encoder(
     """Load a sentence encoder; the default of `dtype` is the type in its file."""
     from sentence_transformers import SentenceTransformer
     from transformers import PretrainedConfig, PreTrainedModel
-    from transformers.utils import cached_file
 
+    libraries.check_use("sentence encoders")
     options: dict[str, Any] = {"use_safetensors": True, "ignore_mismatched_sizes": True}
     options |= {"dtype": dtype} if dtype else {}
     source = resolve(spec)
     _trust_nothing(source, None)
     with telling(spec, "encoder"):
         kinds = PretrainedConfig.get_config_dict(source)[0].get("architectures") or [""]
-        modules = cached_file(source, "modules.json", _raise_exceptions_for_missing_entries=False)
-        if modules is None and kinds[0].endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
+        modules = encoder_modules(source)
+        if not modules and kinds[0].endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
             raise ValueError(
                 f"encoder {spec}: {kinds[0]} generates text and is no sentence encoder (it has no modules.json of "
                 "sentence-transformers): use a sentence encoder, for example BAAI/bge-small-en-v1.5"
@@ -521,9 +562,8 @@ def load_encoder(
         # It does not report missing weights, so load the same class again, on the device "meta".
         core = next((one for one in model.modules() if isinstance(one, PreTrainedModel)), None)
         if core is not None:
-            parts = json.loads(Path(modules).read_text(encoding="utf-8")) if modules else []
             options |= {"config": core.config, "output_loading_info": True, "device_map": "meta"}
-            options |= {"subfolder": parts[0].get("path") or ""} if parts else {}
+            options |= {"subfolder": modules[0].get("path") or ""} if modules else {}
             pools = any(type(module).__name__ == "Pooling" for module in model)
             info = type(core).from_pretrained(core.name_or_path, **options)[1]
             complete((core, info), spec, _MAY_BE_NEW if pools else None)
@@ -561,12 +601,13 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
         elif isinstance(error, (TypeError, AttributeError)):
             text = (
                 f"the {part} can't be built from the JSON files ({reason}): a value is missing or has the wrong type; "
-                "copy the folder again"
+                f"copy the folder again{libraries.untested('transformers')}"
             )
         elif isinstance(error, misfit) and name not in ("OutOfMemoryError", "AcceleratorError"):
+            last = str(error).strip().splitlines()[-1].strip()
             text = (
-                f"the files of the {part} do not match ({str(error).strip().splitlines()[-1].strip()}): do they "
-                "belong to another base model, or to another version of this project?"
+                f"the files of the {part} do not match ({last}): do they belong to another base model, or to another "
+                f"version of this project?{libraries.untested('transformers')}"
             )
         else:
             raise

@@ -19,7 +19,7 @@ from typing import Any
 from tripletune.core.command_line import parse_command_line, to_arguments
 from tripletune.core.options import other_default, setting
 from tripletune.core.program import run_program
-from tripletune.data_builders.trajectories import TrajectoryOptions
+from tripletune.data_builders.trajectories.options import TrajectoryOptions
 from tripletune.eval.systems import read_options
 from tripletune.recipes.demo import follow
 

@@ -27,12 +27,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from tripletune.core import libraries
 from tripletune.core.calls import CallError, PromptTooLong
 from tripletune.rag import TraceAction, TraceStep
 from tripletune.serve.limits import Door, Refused, closing
 from tripletune.serve.models import Shelf
 from tripletune.serve.protocol import Answer, Asked, AskedChat, Layout, read_request
 
+libraries.check_use("serve")
 logger = logging.getLogger(__name__)
 _ROOT = Path(__file__).parents[1]
 _FILES = {"/": "serve/page.html"} | {

@@ -22,6 +22,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
+from tripletune.core import libraries
 from tripletune.core.command_line import parse_command_line
 from tripletune.core.data.records import IGNORED
 from tripletune.core.hub import make_repository
@@ -146,12 +147,11 @@ def library_misfits(config: Any) -> list[str]:
     """Settings that the installed PEFT and transformers would refuse."""
     from peft import LoraConfig
     from torch.optim.lr_scheduler import ReduceLROnPlateau
-    from transformers import SchedulerType, TrainingArguments
-    from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION, GreedyLR
-    from transformers.training_args import OptimizerNames
+    from transformers import GreedyLR, SchedulerType, TrainingArguments
 
     from tripletune.train.engine import own_arguments
 
+    libraries.check_use("settings of training")
     model, train, kind = config.model, config.train, type(config)
     # Other initialisations need data or random numbers: a checkpoint would be loaded onto another base.
     inits = bool | Literal["gaussian", "olora", "orthogonal", "pissa"]
@@ -163,7 +163,8 @@ def library_misfits(config: Any) -> list[str]:
     # Smoothing changes `eval_loss` and knows no weights of records; only a resumed run evaluates at its start.
     refused = (name for name in ("label_smoothing_factor", "eval_on_start") if train.arguments.get(name))
     found += [f"train.arguments: {name} does not fit our losses and evaluations; leave it out" for name in refused]
-    optimizers, schedulers = ([one.value for one in names] for names in (OptimizerNames, SchedulerType))
+    optimizer_names = libraries.take("transformers.training_args:OptimizerNames")
+    optimizers, schedulers = ([one.value for one in names] for names in (optimizer_names, SchedulerType))
     if train.optimizer not in (None, *optimizers):
         found.append(not_one_of("train.optimizer", train.optimizer, optimizers))
     elif re.search("bnb|paged|lion|ademamix|^adamw_8bit", train.optimizer or "") and not find_spec("bitsandbytes"):
@@ -171,7 +172,8 @@ def library_misfits(config: Any) -> list[str]:
     if train.scheduler not in schedulers:
         return [*found, not_one_of("train.scheduler", train.scheduler, schedulers)]
     maker = {"reduce_lr_on_plateau": ReduceLROnPlateau, "greedy": GreedyLR}.get(train.scheduler)
-    maker = maker or TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(train.scheduler)]
+    makers = libraries.take("transformers.optimization:TYPE_TO_SCHEDULER_FUNCTION")
+    maker = maker or makers[SchedulerType(train.scheduler)]
     takes = inspect.signature(maker, eval_str=True).parameters
     hints = {name: Any if one.annotation is one.empty else one.annotation for name, one in takes.items()}
     found += misfits("train.scheduler_arguments", train.scheduler_arguments, hints, _OURS_OF_SCHEDULES)
@@ -272,11 +274,10 @@ def _gb(count: float) -> str:
 
 def check_tracking(report_to: Sequence[str]) -> None:
     """Make sure that a run can report to its trackers."""
-    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-
+    callbacks = libraries.take("transformers.integrations:INTEGRATION_TO_CALLBACK")
     for name in set(report_to) - {"none", "wandb"}:
         try:
-            INTEGRATION_TO_CALLBACK[name]()
+            callbacks[name]()
         except (RuntimeError, ValueError, ImportError) as error:
             raise ValueError(f"report_to {name}: {error} Or leave {name} out.") from None
     if "wandb" not in report_to or os.environ.get("WANDB_MODE", "online") in ("offline", "disabled", "dryrun"):

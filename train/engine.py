@@ -21,14 +21,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from accelerate.utils.other import is_repeated_blocks
-from peft.helpers import disable_input_dtype_casting
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
-from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_callback import PrinterCallback
+from transformers import PreTrainedTokenizerBase, PrinterCallback, Trainer, TrainingArguments
 
+from tripletune.core import libraries
 from tripletune.core.data.records import IGNORED
 from tripletune.core.files import finite, lock_folder, new_folder, write_json
 from tripletune.core.options import not_one_of, require
@@ -47,6 +44,9 @@ else:
     Mixed = object
 
 logger = logging.getLogger(__name__)
+libraries.check_use("training")
+disable_input_dtype_casting = libraries.take("peft.helpers:disable_input_dtype_casting")
+TRAINING_ARGS_NAME = libraries.take("transformers.trainer:TRAINING_ARGS_NAME")
 # Settings that have the same name in TrainingArguments.
 _ALIKE = ("learning_rate", "adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm", "logging_steps", "eval_steps",
           "save_steps", "save_total_limit", "ddp_timeout")  # fmt: skip
@@ -161,6 +161,8 @@ class EngineMixin(Mixed):
         prepared = super()._prepare_for_training(*args, **kwargs)
         # Check that the launcher has wrapped the model as its settings say.
         kind, wanted = type(self.model_wrapped).__name__, resume.sharding()
+        if wanted.startswith("ZeRO"):
+            libraries.check_use("ZeRO")
         if not kind.startswith(_WRAPPERS.get(wanted.partition("-")[0], "")):
             raise ValueError(
                 f"the launcher's settings ask for {wanted}, but the module in training is a {kind} on "
@@ -497,8 +499,8 @@ def compile_layers(model: nn.Module, backend: str = "inductor") -> int:
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
     """The layers of the outermost stacks."""
-    if is_repeated_blocks(module):
-        yield from module.children()
+    if isinstance(module, nn.ModuleList) and len({type(child) for child in module}) == 1:
+        yield from module
         return
     for child in module.children():
         yield from _layers(child)

@@ -91,8 +91,7 @@ class TextTask(TrainingTask):
         from tripletune.train.batches import TextCollator
 
         if not self.seq2seq:
-            attention = str(getattr(self.model.config, "_attn_implementation", ""))
-            return TextCollator(self.processor.pad_token_id, flatten="flash" in attention)
+            return TextCollator(self.processor.pad_token_id, flatten="flash" in self.config.model.attention)
         pad = DataCollatorForSeq2Seq(self.processor, self.model, pad_to_multiple_of=8)
         return lambda rows: dict(pad([{name: row[name] for name in ("input_ids", "labels")} for row in rows]))
 

@@ -17,8 +17,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from transformers.integrations.integration_utils import WandbCallback, WandbLogModel, rewrite_logs
+from transformers.integrations import WandbCallback
 
+from tripletune.core import libraries
 from tripletune.core.data.jsonl import read_jsonl, record_files
 from tripletune.core.files import flatten, read_json, write_json
 from tripletune.core.program import code_version, versions
@@ -27,6 +28,9 @@ from tripletune.train.batches import rows_meta
 from tripletune.train.resume import PACKAGES, StepLog, process_count
 from tripletune.train.tasks import Examples
 
+libraries.check_use("trackers")
+rewrite_logs = libraries.take("transformers.integrations:rewrite_logs")
+NO_UPLOAD = libraries.take("transformers.integrations.integration_utils:WandbLogModel.FALSE")
 SAMPLES = "samples.jsonl"
 _COLUMNS = ("step", "prompt", "expected", "reply")
 _IDS, _STEP = "trackers.json", "train/global_step"
@@ -74,7 +78,7 @@ class Reports(StepLog):
             self.ids["mlflow"] = mlflow.start_run(number, run_name=self.args.run_name).info.run_id
         write_json(file, self.ids)
         for callback in (one for one in callbacks if isinstance(one, WandbCallback)):
-            callback._log_model = WandbLogModel.FALSE  # its upload holds a pickle, and lacks files that a model needs
+            callback._log_model = NO_UPLOAD  # its upload holds a pickle, and lacks files that a model needs
         if "wandb" in self.trackers and (wandb := import_module("wandb")).run is None:
             about = {name: value for name in ("entity", "group", "tags") if (value := getattr(config, name))}
             number = os.environ.get("WANDB_RUN_ID", self.ids["id"])

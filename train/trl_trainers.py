@@ -28,8 +28,8 @@ from typing import Any
 
 import torch
 from trl import DistillationConfig, DistillationTrainer, DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
-from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
+from tripletune.core import libraries
 from tripletune.core.calls import CallError, Completion, LLMClient, Message, Sampling
 from tripletune.core.data.questions import Question
 from tripletune.core.data.records import IGNORED
@@ -43,6 +43,9 @@ from tripletune.train.batches import pad_batch, pair_batch
 from tripletune.train.engine import EngineMixin, shared_arguments
 from tripletune.train.resume import StepLog
 
+libraries.check_use("trainers of TRL")
+FusedCausalLMOutput = libraries.take("trl.trainer.utils:FusedCausalLMOutput")
+add_fused_lm_head = libraries.take("trl.trainer.utils:add_fused_lm_head")
 REWARDS = "rewards.jsonl"
 PARTS = ("answer", "recall", "format", "searches")
 # Our names of what `rewards.jsonl` holds, with TRL's names.

@@ -10,7 +10,7 @@ PROGRAMS = {
     "build subq": ("data_builders.subq", "make HotpotQA-SUBQ records from questions and a teacher"),
     "build questions": ("data_builders.questions", "make questions about your own corpus, checked by a teacher"),
     "build pairs": ("data_builders.text_to_triples", "make text-to-triples pairs"),
-    "build trajectories": ("data_builders.trajectories", "collect a teacher's chats in a loop, for distillation"),
+    "build trajectories": ("data_builders.trajectories.build", "collect a teacher's chats in a loop, for distillation"),
     "build corpus": ("data_builders.corpus", "collect the passages of benchmark files, for retrieval"),
     "build world": ("data_builders.world.build", "make questions about a fictional world"),
     "data": ("data_builders", "show, check and push a data set; read released records"),

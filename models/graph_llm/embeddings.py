@@ -8,7 +8,6 @@ hash and so a vector with probability n^2 / 3.7e19, which is 1e-7 for two millio
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tripletune.core.files import build_together, new_file, read_text, write_json
-from tripletune.models.loading import best_dtype, load_encoder, resolve
+from tripletune.core.files import build_together, new_file, read_json, write_json
+from tripletune.models.loading import best_dtype, encoder_modules, load_encoder, model_file, resolve
 
 KEYS, VECTORS, TABLE = "keys.npy", "vectors.npy", "table.json"
 # Strings per part of a table; see `build_together`.
@@ -48,26 +47,17 @@ class TextEncoder:
 def encoder_dimension(spec: str) -> int:
     """Read the embedding width D from an encoder's configuration, or from the loaded encoder if that is ambiguous."""
     place = resolve(spec)
-    modules = _small_file(place, "modules.json")
-    paths = {one["type"].rpartition(".")[2]: one["path"] for one in json.loads(modules)} if modules else {}
+    paths = {module["type"].rpartition(".")[2]: module["path"] for module in encoder_modules(place)}
     # Any other module, such as a dense layer behind the pooling, may change the width.
     if "Pooling" in paths and paths.keys() <= {"Transformer", "Pooling", "Normalize"}:
-        settings = json.loads(_small_file(place, f"{paths['Pooling']}/config.json") or "{}")
+        pooling = model_file(place, f"{paths['Pooling']}/config.json")
+        settings = read_json(pooling) if pooling else {}
         width = settings.get("embedding_dimension", settings.get("word_embedding_dimension"))
         # With several poolings, the vector is their concatenation.
         modes = [name for name, on in settings.items() if name.startswith("pooling_mode_") and on is True]
         if width and (len(modes) == 1 or isinstance(settings.get("pooling_mode"), str)):
             return int(width)
     return TextEncoder(spec).dimension
-
-
-def _small_file(place: str, name: str) -> str | None:
-    """The text of a file of a model (folder or hub id); None if the file is not available."""
-    from transformers.utils import cached_file
-
-    raises = ("gated_repo", "missing_entries", "connection_errors")
-    found = cached_file(place, name, **{f"_raise_exceptions_for_{what}": False for what in raises})
-    return None if found is None else read_text(found)
 
 
 def string_key(text: str) -> int:

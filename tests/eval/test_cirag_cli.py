@@ -12,7 +12,7 @@ from tripletune.core.calls import Sampling
 from tripletune.core.data.pairs import read_trajectories
 from tripletune.core.data.passages import passage_id, read_corpus
 from tripletune.data_builders.corpus import CorpusOptions, build_corpus
-from tripletune.data_builders.trajectories import main as build_trajectories
+from tripletune.data_builders.trajectories.build import main as build_trajectories
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.data_builders.world.oracle import WorldOracle
 from tripletune.eval import context_links, load_task, task_questions

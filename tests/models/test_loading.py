@@ -14,6 +14,7 @@ from tripletune.models.graph_llm import add_adapter, load_graph_llm
 from tripletune.models.loading import (
     adapter_base,
     cache_dir,
+    hub_commit,
     load_causal_lm,
     load_encoder,
     load_tokenizer,
@@ -48,6 +49,19 @@ def test_folders_and_hub_ids(tmp_path):
     for spec in ("/nowhere/model", "./nowhere", "runs/a/b", "model"):
         with pytest.raises(FileNotFoundError, match=f"model '{spec}': there is no such folder"):
             resolve(spec)
+
+
+def test_the_commit_of_a_hub_model_is_that_of_the_cache(tmp_path, tiny_llama, monkeypatch):
+    """transformers 5 no longer notes it in a model's configuration."""
+    place, commit = tmp_path / "models--owner--name", "0123456789abcdef0123456789abcdef01234567"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs/main").write_text(commit)
+    (place / "snapshots" / commit).mkdir(parents=True)
+    (place / "snapshots" / commit / "config.json").write_text("{}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert hub_commit("owner/name") == hub_commit("owner/name", commit) == commit
+    assert hub_commit("owner/other") is None
+    assert hub_commit(tiny_llama) is None
 
 
 def test_a_package_with_a_model_folder(package):

@@ -15,6 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tripletune.core import libraries
 from tripletune.core.data.jsonl import record_files, stored_parts, stored_rows
 from tripletune.core.files import file_digest, flatten
 from tripletune.core.options import rare, setting
@@ -291,6 +292,7 @@ class Examples:
         """Fingerprint of the files' content and of the selection."""
         from datasets import load_dataset_builder
 
+        libraries.check_use("data sets of the hub")
         files: list[Any] = []
         for path, share in self.places:
             rows = _dataset(path, self.split)
@@ -315,7 +317,8 @@ class Examples:
 
 def _row_parts(path: str, split: str, whole: bool) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
     """Yield the rows of a place, each with its location, in one or several parts."""
-    from tripletune.core.rows import array_opening, source_rows
+    from tripletune.core.data.arrays import array_opening
+    from tripletune.core.rows import source_rows
 
     if (rows := _dataset(path, split)) is not None:
         yield ((f"{path}:row {number}", row) for number, row in enumerate(rows, 1))

@@ -15,8 +15,8 @@ from tripletune.core.data.pairs import read_trajectories
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import read_records
 from tripletune.core.data.triples import Triple
-from tripletune.data_builders.ledger_chats import RoleCalls
-from tripletune.data_builders.trajectories import main
+from tripletune.data_builders.trajectories.build import main
+from tripletune.data_builders.trajectories.ledger_chats import RoleCalls
 from tripletune.data_builders.world.build import WorldOptions, generate_world, write_world
 from tripletune.eval.__main__ import main as evaluate
 from tripletune.llm.ledger import Ledger
