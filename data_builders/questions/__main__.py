@@ -96,7 +96,8 @@ def _calls_and_tokens(drafts: Sequence[Draft], material: Material, tokenizer: st
     for draft in drafts:
         passages = material.passages_of(draft)
         turns = [(WORD_ROLE, wording_text(draft, passages))]
-        turns += [(call.role, call.text) for call in reading_calls(question, passages)]
+        for call in reading_calls(question, passages):
+            turns.append((call.role, call.text))
         for role, text in turns:
             numbers = stages[role]
             numbers[0] += 1

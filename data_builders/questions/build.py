@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from itertools import islice
@@ -93,29 +93,35 @@ class QuestionBuild:
         self._sampling: dict[str, Sampling] = {}
         for role, max_tokens in MAX_TOKENS.items():
             self._sampling[role] = replace(sampling, max_tokens=max_tokens)
-        self.kept: dict[str, list[QuestionRow]] = {split: [] for split in self._options.wanted()}
+        self.kept: dict[str, list[QuestionRow]] = {}
+        # The drafts of each split that were not tried yet.
+        self._remaining: dict[str, Iterator[Draft]] = {}
+        for split in self._options.wanted():
+            self.kept[split] = []
+            self._remaining[split] = material.drafts(split)
         self.rejected: list[RejectedDraft] = []
         # The keys of the questions so far.
         self._asked: set[str] = set()
 
     async def run(self) -> None:
         """Make the questions of both splits; the next draft replaces a rejected draft."""
-        wanted = self._options.wanted()
-        remaining = {split: self._material.drafts(split) for split in wanted}
         while True:
-            batch = self._next_drafts(remaining)
+            batch = self._next_drafts()
             if not batch:
                 return
             await self._run_batch(batch)
-            made = ", ".join(f"{split} {len(self.kept[split]):,} of {number:,}" for split, number in wanted.items())
-            logger.info("%s questions; %d drafts rejected", made, len(self.rejected))
+            made = []
+            for split, number in self._options.wanted().items():
+                made.append(f"{split} {len(self.kept[split]):,} of {number:,}")
+            logger.info("%s questions; %d drafts rejected", ", ".join(made), len(self.rejected))
 
-    def _next_drafts(self, remaining: Mapping[str, Iterator[Draft]]) -> list[SplitDraft]:
+    def _next_drafts(self) -> list[SplitDraft]:
         """As many drafts of each split as questions are missing; fewer if the drafts run out."""
         batch: list[SplitDraft] = []
         for split, number in self._options.wanted().items():
             missing = number - len(self.kept[split])
-            batch += [SplitDraft(split, draft) for draft in islice(remaining[split], missing)]
+            for draft in islice(self._remaining[split], missing):
+                batch.append(SplitDraft(split, draft))
         return batch
 
     async def _run_batch(self, batch: list[SplitDraft]) -> None:
@@ -181,24 +187,33 @@ class QuestionBuild:
         """What the card says beside the numbers of the questions."""
         options = asdict(self._options)
         options["held out"] = ", ".join(sorted(self._material.held_out))
-        digests = self._prompts.digests()
+        prompts = {}
+        for name, digest in self._prompts.digests().items():
+            prompts[self._prompts.files[name]] = digest
         return BuildFacts(
             title="Questions over a corpus",
             summary="Questions over the facts of a corpus, with answers, supporting passages, sub-queries and triples. "
             "A teacher worded them; a program and the teacher checked them. Questions of `test` are about documents "
             f"of which `train` has no passage. `{DROPPED}` has the rejected drafts.",
-            drops={split: self._rejections_of(split) for split in self.kept},
-            issues={issue: count for issue, count in self._material.counts.items() if count},
+            drops=self._rejections(),
+            # Only counts above zero.
+            issues=dict(+self._material.counts),
             options=options,
-            prompts={file: digests[name] for name, file in self._prompts.files.items()},
+            prompts=prompts,
             models={"teacher": self._client.model},
             notes=self._notes(),
         )
 
-    def _rejections_of(self, split: str) -> dict[str, int]:
-        """Number of rejected drafts of a split by reason, in the order of `Rejection`."""
-        counts = Counter(rejected.reason for rejected in self.rejected if rejected.split == split)
-        return {str(reason): counts[reason] for reason in Rejection if counts[reason]}
+    def _rejections(self) -> dict[str, dict[str, int]]:
+        """Number of rejected drafts by split and reason, in the order of `Rejection`."""
+        counts = Counter((rejected.split, rejected.reason) for rejected in self.rejected)
+        by_split: dict[str, dict[str, int]] = {}
+        for split in self.kept:
+            by_split[split] = {}
+            for reason in Rejection:
+                if counts[split, reason]:
+                    by_split[split][str(reason)] = counts[split, reason]
+        return by_split
 
     def _notes(self) -> list[str]:
         """The number of documents of each split, and which split lacks questions; the latter are logged too."""
@@ -214,14 +229,18 @@ class QuestionBuild:
                 logger.warning("%s", note)
         return notes
 
+    @property
+    def made(self) -> dict[str, int]:
+        """Number of finished questions per split."""
+        return {split: len(rows) for split, rows in self.kept.items()}
+
     def check_unusable(self, output: str) -> None:
         """Raise `CallError` if more than a tenth of the drafts failed for unusable replies: the teacher is too weak."""
         unusable = 0
         for rejected in self.rejected:
             if rejected.reason in (Rejection.UNREADABLE, Rejection.CALL_REFUSED):
                 unusable += 1
-        made = sum(len(rows) for rows in self.kept.values())
-        if 10 * unusable > unusable + made:
+        if 10 * unusable > unusable + sum(self.made.values()):
             raise CallError(
                 f"{output} is written, but {unusable:,} drafts failed for unusable replies: see its {DROPPED}"
             )
@@ -247,7 +266,7 @@ def build_questions(
             raise ValueError(f"no question could be made ({_why_none(build)})")
         build.write(dataset)
     build.check_unusable(output)
-    return {split: len(rows) for split, rows in build.kept.items()}
+    return build.made
 
 
 async def _make_questions(

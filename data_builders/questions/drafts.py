@@ -92,10 +92,11 @@ class _DraftStream:
                 if draft is None or draft.id in seen:
                     continue
                 seen.add(draft.id)
-                facts = [fact.normalized for fact in draft.facts]
                 if not self._passages.issuperset(fact.passage for fact in draft.facts):
                     counts[CROSSING] += 1
-                elif max(uses[fact] for fact in facts) < _USES:
+                    continue
+                facts = [fact.normalized for fact in draft.facts]
+                if max(uses[fact] for fact in facts) < _USES:
                     uses.update(facts)
                     idle_passes = 0
                     yield draft
@@ -193,8 +194,7 @@ def _comparison_of_names(first: StatedFact, others: Sequence[StatedFact], rng: r
 
 def _draft_of_objects(kind: str, facts: Sequence[StatedFact], answer: str, test: str = "") -> Draft:
     """A draft in which each sub-query gives the subject of its fact and asks for the object."""
-    subjects = tuple(fact.triple.subject for fact in facts)
-    objects = tuple(fact.triple.object for fact in facts)
+    subjects, objects = zip(*(fact.names for fact in facts))
     return Draft(kind, tuple(facts), subjects, objects, answer, test)
 
 

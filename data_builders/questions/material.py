@@ -48,9 +48,8 @@ class Material:
         for number, document in enumerate(documents):
             split = TEST if document in self.held_out else TRAIN
             self.numbers[split].append(number)
-        self.documents: dict[str, int] = {}
-        for split, numbers in self.numbers.items():
-            self.documents[split] = len({documents[number] for number in numbers})
+        distinct = set(documents)
+        self.documents = {TRAIN: len(distinct - self.held_out), TEST: len(distinct & self.held_out)}
 
         # The numbers of the passages with a fact on an entity.
         self._passages_on: dict[str, set[int]] = defaultdict(set)

@@ -54,5 +54,9 @@ class QuestionBuildOptions(CheckedOptions):
     def wanted(self) -> dict[str, int]:
         """Number of questions per split; a split without questions is not in it."""
         held_out = round(self.count * self.holdout)
-        numbers = {TRAIN: self.count - held_out, TEST: held_out}
-        return {split: number for split, number in numbers.items() if number}
+        numbers = {}
+        if held_out < self.count:
+            numbers[TRAIN] = self.count - held_out
+        if held_out:
+            numbers[TEST] = held_out
+        return numbers

@@ -147,7 +147,7 @@ def reading_calls(question: str, passages: Sequence[Passage]) -> list[ReadingCal
 
 
 def _reading_text(question: str, passages: Sequence[Passage]) -> str:
-    documents = "\n\n".join(document_text(passage) for passage in passages)
+    documents = "\n\n".join(map(document_text, passages))
     return f"Passages:\n{documents}\n\nQuestion: {question}"
 
 
@@ -223,6 +223,7 @@ def agrees(reply: str, draft: Draft) -> bool:
         return False
     if draft.kind == COMPARISON:
         # A reply that names both entities does not choose.
-        others = [name for name in draft.given if name != draft.answer]
-        return not any(contains_name(spoken_reply, name) for name in others)
+        for name in draft.given:
+            if name != draft.answer and contains_name(spoken_reply, name):
+                return False
     return True
