@@ -55,8 +55,11 @@ def place_of(spec: str) -> tuple[str, str]:
 
 def read_settings(place: str, name: str, revision: str = "main") -> Any:
     """Return the content of a JSON file of a model (folder or hub id), or None if the model has no such file."""
-    found = cached_file(place, name, revision=revision, _raise_exceptions_for_missing_entries=False)
-    return None if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
+    try:
+        file = cached_file(place, name, revision=revision)
+    except OSError:
+        return None
+    return json.loads(Path(file).read_text(encoding="utf-8"))
 
 
 class NodeEncoder:

@@ -29,6 +29,7 @@ from tripletune.data_builders.datasets.inspect import (
     why_empty,
 )
 from tripletune.data_builders.datasets.kinds import RECORDS
+from tripletune.data_builders.datasets.split import split_name_problems, split_of
 from tripletune.data_builders.datasets.writer import (
     MADE,
     STATISTICS,
@@ -36,8 +37,6 @@ from tripletune.data_builders.datasets.writer import (
     FolderOptions,
     card_tables,
     new_dataset,
-    split_name_problems,
-    split_of,
 )
 from tripletune.data_builders.published import HUB_ID, read_explagraphs, read_released, split_names
 
@@ -70,16 +69,21 @@ class ExplagraphsOptions:
 def stats(arguments: argparse.Namespace) -> None:
     """Print the statistics of a data set, its splits, and the card's facts on the build."""
     stored = stored_statistics(arguments.folder)
-    facts = BuildFacts(**stored["build"]) if stored else BuildFacts("", "", notes=[f"build: unknown (no {STATISTICS})"])
-    kind: RowKind[Any]
-    if (empty := why_empty(arguments.folder)) is not None:
-        _say(empty)
-        kind, numbers = RECORDS, stored["statistics"]
+    if stored:
+        facts = BuildFacts(**stored["build"])
     else:
-        found, leaks = count_rows(arguments.folder, arguments.tokenizer)
-        kind, numbers = found.kind, found.to_json()
-    for one in card_tables(kind, facts, numbers):
-        one.show(plain_console(120))
+        facts = BuildFacts("", "", notes=[f"build: unknown (no {STATISTICS})"])
+    empty = why_empty(arguments.folder)
+    kind: RowKind[Any] = RECORDS
+    if empty is not None:
+        _say(empty)
+        numbers = stored["statistics"]
+    else:
+        statistics, leaks = count_rows(arguments.folder, arguments.tokenizer)
+        kind = statistics.kind
+        numbers = statistics.to_json()
+    for table in card_tables(kind, facts, numbers):
+        table.show(plain_console(120))
     _say("splits: " + listed(numbers["splits"]))
     if empty is None:
         _say("leakage: " + (listed(leaks) or f"no {kind.name} is in two splits"))
@@ -92,21 +96,26 @@ def validate(arguments: argparse.Namespace) -> int:
     for count, trouble in enumerate(troubles(arguments.folder), 1):
         if count <= _MOST_TROUBLES:
             _say(trouble)
+    if not count:
+        _say(f"{arguments.folder}: every {kind_of(arguments.folder).name} is valid")
+        return 0
     if count > _MOST_TROUBLES:
         _say(f"... and {count - _MOST_TROUBLES} more")
-    well = f"every {'row' if count else kind_of(arguments.folder).name} is valid"
-    _say(f"{arguments.folder}: {f'{count} problem(s)' if count else well}")
-    return 1 if count else 0
+    _say(f"{arguments.folder}: {count} problem(s)")
+    return 1
 
 
 def peek(arguments: argparse.Namespace) -> None:
     """Print a row as the model sees it, or its graph."""
     kind = kind_of(arguments.folder)
-    found = find_rows(arguments.folder, arguments.id, arguments.number, arguments.label, arguments.split)
+    selected = find_rows(arguments.folder, arguments.id, arguments.number, arguments.label, arguments.split)
     if arguments.mermaid:
-        _say(mermaid(kind, max((row for _, row in found), key=lambda row: len(kind.graphs(row)))))
+        # Of the rows of a question, the one with most steps shows the whole graph.
+        rows = [row for _, row in selected]
+        _say(mermaid(kind, max(rows, key=lambda row: len(kind.graphs(row)))))
     else:
-        _say(f"\n\n{'-' * 80}\n\n".join(row_text(kind, row, split) for split, row in found))
+        texts = [row_text(kind, row, split) for split, row in selected]
+        _say(f"\n\n{'-' * 80}\n\n".join(texts))
 
 
 def push(arguments: argparse.Namespace) -> None:
@@ -118,8 +127,10 @@ def push(arguments: argparse.Namespace) -> None:
 
 def released(arguments: argparse.Namespace) -> None:
     """Convert the training data that the RAS authors released into records."""
-    options, folder = from_arguments(ReleasedOptions, arguments), from_arguments(FolderOptions, arguments)
-    drops, issues = Counter[str](), Counter[str]()
+    options = from_arguments(ReleasedOptions, arguments)
+    folder = from_arguments(FolderOptions, arguments)
+    drops: Counter[str] = Counter()
+    issues: Counter[str] = Counter()
     with new_dataset(folder, RECORDS, [options.input]) as dataset:
         for record in islice(read_released(options.input, drops, issues), options.limit):
             split = split_of(record.question, options.seed, options.validation_fraction)
@@ -134,22 +145,25 @@ def released(arguments: argparse.Namespace) -> None:
             options=asdict(options),
         )
         numbers = dataset.finish(facts)
-    _say(f"rows left out: {listed(drops)}" if drops else "")
+    if drops:
+        _say(f"rows left out: {listed(drops)}")
     _say(f"{folder.output}: {listed(numbers['splits'])}")
 
 
 def explagraphs(arguments: argparse.Namespace) -> None:
     """Convert an ExplaGraphs file into answering records, split 60/20/20 at random with a seed."""
-    options, folder = from_arguments(ExplagraphsOptions, arguments), from_arguments(FolderOptions, arguments)
+    options = from_arguments(ExplagraphsOptions, arguments)
+    folder = from_arguments(FolderOptions, arguments)
     issues: Counter[str] = Counter()
     records = list(read_explagraphs(options.input, issues))
     if not records:
         raise ValueError(f"{options.input}: the file holds no rows")
-    split: dict[str, str] = {}
+    split_of_question: dict[str, str] = {}
     with new_dataset(folder, RECORDS, [options.input]) as dataset:
-        for record, drawn in zip(records, split_names(len(records), options.seed)):
+        for record, drawn_split in zip(records, split_names(len(records), options.seed)):
             # A repeated pair of arguments goes into the split of its first occurrence.
-            dataset.write(record, split.setdefault(normalize_answer(record.question), drawn))
+            split = split_of_question.setdefault(normalize_answer(record.question), drawn_split)
+            dataset.write(record, split)
         facts = BuildFacts(
             title="ExplaGraphs records",
             summary="Stance prediction on commonsense graphs (Saha et al., 2021), split at random 60/20/20 as "
@@ -168,6 +182,7 @@ def adapt(arguments: argparse.Namespace) -> None:
 
 
 def _say(text: str) -> None:
+    """Print a text that may hold data, unless it is empty."""
     if text:
         print(printable(text))
 
@@ -176,35 +191,49 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="tripletune data", description=__doc__, example="tripletune data stats runs/subq")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(function: Callable[[argparse.Namespace], int | None], example: str) -> argparse.ArgumentParser:
-        name, about = function.__name__, function.__doc__
-        added = commands.add_parser(name, help=about, description=about, example=f"tripletune data {name} {example}")
-        added.set_defaults(run=function)
-        if function in (stats, validate, peek):
-            added.add_argument("folder", help="folder of the data set")
-        return added
+    def add_command(function: Callable[[argparse.Namespace], int | None], example: str) -> argparse.ArgumentParser:
+        """Add the command with the name and the docstring of its function."""
+        name = function.__name__
+        about = function.__doc__
+        command = commands.add_parser(name, help=about, description=about, example=f"tripletune data {name} {example}")
+        command.set_defaults(run=function)
+        return command
 
-    add = command(stats, "runs/subq").add_argument
-    add("--tokenizer", help="count tokens with this model's tokenizer instead of words")
-    command(validate, "runs/subq")
-    add = command(peek, "runs/subq --label sufficient --number 3").add_argument
-    add("--id", help="show the row with this id, or all rows of the question with this id")
-    add("--number", type=int, help="index of the row to show, counted from 1 after the other filters")
-    add("--label", help="show only rows with this label: subq, sufficient, no_retrieval, answer, direct_answer "
-        "(records); facts, no_facts, name (pairs)")  # fmt: skip
-    add("--split", help="show only rows of this split")
-    add("--mermaid", action="store_true", help="print the row's graph as Mermaid text instead")
-    for function, kind, example in (
-        (released, ReleasedOptions, "--input train_data.jsonl --output runs/ras_released"),
-        (explagraphs, ExplagraphsOptions, "--input explagraphs.tsv --output runs/explagraphs"),
-    ):
-        added = command(function, example)
-        add_arguments(added, kind)
-        add_arguments(added.add_argument_group("output"), FolderOptions)
-    add_push(command(push, "runs/subq me/subq"))
-    example = "--input musique_corpus.json --output musique.corpus.jsonl"
-    add_arguments(command(adapt, example), AdaptOptions)
+    command = add_command(stats, "runs/subq")
+    _add_folder(command)
+    command.add_argument("--tokenizer", help="count tokens with this model's tokenizer instead of words")
+
+    _add_folder(add_command(validate, "runs/subq"))
+
+    command = add_command(peek, "runs/subq --label sufficient --number 3")
+    _add_folder(command)
+    command.add_argument("--id", help="show the row with this id, or all rows of the question with this id")
+    command.add_argument("--number", type=int, help="index of the row to show, counted from 1 after the other filters")
+    command.add_argument(
+        "--label",
+        help="show only rows with this label: subq, sufficient, no_retrieval, answer, direct_answer "
+        "(records); facts, no_facts, name (pairs)",
+    )
+    command.add_argument("--split", help="show only rows of this split")
+    command.add_argument("--mermaid", action="store_true", help="print the row's graph as Mermaid text instead")
+
+    command = add_command(released, "--input train_data.jsonl --output runs/ras_released")
+    add_arguments(command, ReleasedOptions)
+    add_arguments(command.add_argument_group("output"), FolderOptions)
+
+    command = add_command(explagraphs, "--input explagraphs.tsv --output runs/explagraphs")
+    add_arguments(command, ExplagraphsOptions)
+    add_arguments(command.add_argument_group("output"), FolderOptions)
+
+    add_push(add_command(push, "runs/subq me/subq"))
+
+    command = add_command(adapt, "--input musique_corpus.json --output musique.corpus.jsonl")
+    add_arguments(command, AdaptOptions)
     return parser
+
+
+def _add_folder(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", help="folder of the data set")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from tripletune.core.data.fields import checked, given, name_field, name_list, shown, text_field
 from tripletune.core.data.jsonl import read_jsonl
@@ -26,7 +25,6 @@ from tripletune.core.files import check_new, json_line, new_file
 from tripletune.core.options import setting
 from tripletune.core.rows import Row, required_text, source_rows, whole_object
 
-_ALIASES = ("aliases", "demonyms")
 _TEXTS = ("contents", "body", "context", "text", "passage")
 _NO_PHRASE = re.compile("[^A-Za-z0-9 ]")
 
@@ -47,85 +45,155 @@ class AdaptOptions:
 
 
 def adapt_rows(options: AdaptOptions) -> Counter[str]:
-    """Adapt a file and return counts of what was written; for triples, also the graph's nodes, relations and triples.
-
-    As in HippoRAG, nodes and relations are names and predicates in lower case, with letters and digits only.
-    """
-    check_new(options.output, [options.input, *([options.aliases] if options.aliases else [])])
-    counts, aliases = Counter[str](), None
+    """Adapt a file; return counts of what was written, and for triples the sizes of their graph (`_Graph`)."""
+    sources = [options.input]
     if options.aliases:
-        # 2WikiMultiHopQA counts demonyms among the names of a country.
-        aliases = {
-            required_text(row, ("Q_id",), where): [name for key in _ALIASES for name in name_list(row, where, key)]
-            for where, row in read_jsonl(options.aliases)
-        }
-        if not aliases:
-            raise ValueError(f"{options.aliases}: the file holds no row")
-    seen: set[int] = set()
-    graph: dict[str, set[Any]] = {"nodes": set(), "relations": set(), "distinct triples": set()}
+        sources.append(options.aliases)
+    check_new(options.output, sources)
+    counts: Counter[str] = Counter()
+    graph = _Graph()
+    if options.aliases:
+        adapted = _with_aliases(options.input, _read_aliases(options.aliases), counts)
+    else:
+        adapted = _passages(options, counts, graph)
     with new_file(options.output) as scratch, scratch.open("w", encoding="utf-8") as file:
-        for where, row in _adaptable(options.input):
-            for made in _adapted(row, where, aliases, options, seen):
-                if aliases is None and not made["text"].strip():
-                    counts["rows without text, left out"] += 1
-                    continue
-                counts["passages" if aliases is None else "rows"] += 1
-                counts["longer than --piece-limit, left whole"] += len(made.get("text", "")) > options.piece_limit
-                for fields in made.get("triples", ()):
-                    counts["triples"] += 1
-                    if isinstance(fields, list) and len(fields) == 3:
-                        subject, predicate, last = (_NO_PHRASE.sub(" ", str(name).lower()).strip() for name in fields)
-                        graph["nodes"] |= {subject, last}
-                        graph["relations"].add(predicate)
-                        graph["distinct triples"].add((subject, predicate, last))
-                counts["questions with aliases"] += "answer_aliases" in made
-                file.write(json_line(made))
+        for row in adapted:
+            file.write(json_line(row))
         if not counts["rows"] + counts["passages"]:
-            raise ValueError(f"{options.input}: the file holds no row{' with a text' if counts else ''}")
-    return +(counts + Counter({name: len(found) for name, found in graph.items()}))
+            with_text = " with a text" if +counts else ""
+            raise ValueError(f"{options.input}: the file holds no row{with_text}")
+    return +(counts + graph.sizes())
+
+
+def _read_aliases(path: str) -> dict[str, list[str]]:
+    """The other names of each entity of 2WikiMultiHopQA, by its Wikidata id."""
+    aliases = {}
+    for where, row in read_jsonl(path):
+        # 2WikiMultiHopQA counts demonyms among the names of a country.
+        names = name_list(row, where, "aliases") + name_list(row, where, "demonyms")
+        aliases[required_text(row, where, "Q_id")] = names
+    if not aliases:
+        raise ValueError(f"{path}: the file holds no row")
+    return aliases
+
+
+def _with_aliases(location: str, aliases: Mapping[str, list[str]], counts: Counter[str]) -> Iterator[Row]:
+    """The questions of 2WikiMultiHopQA, those whose answer has other names with `answer_aliases`."""
+    for where, row in _adaptable(location):
+        counts["rows"] += 1
+        names = aliases.get(name_field(row, where, "answer_id"))
+        if names:
+            counts["questions with aliases"] += 1
+            row = {**row, "answer_aliases": names}
+        yield row
+
+
+def _passages(options: AdaptOptions, counts: Counter[str], graph: _Graph) -> Iterator[Row]:
+    """The passages of a file, each `{"title", "id"?, "text", "triples"?}`; those without text are counted."""
+    seen: set[int] = set()
+    for where, row in _adaptable(options.input):
+        present = [name for name in _TEXTS if name in row]
+        if not present:
+            raise ValueError(
+                f"{where}: the layout of the row is unknown; it has {', '.join(row) or 'no fields'} (`tripletune build "
+                "passages` reads rows with any text column)"
+            )
+        passages: Iterable[Row]
+        if present[0] in ("body", "context"):
+            passages = _pieces(row, where, present[0], options, seen)
+        else:
+            passages = [_passage(row, where, present[0])]
+        for passage in passages:
+            if not passage["text"].strip():
+                counts["rows without text, left out"] += 1
+                continue
+            counts["passages"] += 1
+            if len(passage["text"]) > options.piece_limit:
+                counts["longer than --piece-limit, left whole"] += 1
+            for fields in passage.get("triples", ()):
+                counts["triples"] += 1
+                graph.add(fields)
+            yield passage
+
+
+class _Graph:
+    """Counts the graph of the triples as HippoRAG does.
+
+    Nodes and relations are names and predicates in lower case, with letters and digits only.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: set[str] = set()
+        self._relations: set[str] = set()
+        self._triples: set[tuple[str, str, str]] = set()
+
+    def add(self, fields: object) -> None:
+        """Add a triple; anything else than three fields is no part of the graph."""
+        if not isinstance(fields, list) or len(fields) != 3:
+            return
+        subject, predicate, object_ = (_NO_PHRASE.sub(" ", str(name).lower()).strip() for name in fields)
+        self._nodes.update((subject, object_))
+        self._relations.add(predicate)
+        self._triples.add((subject, predicate, object_))
+
+    def sizes(self) -> Counter[str]:
+        """The sizes of the graph."""
+        return Counter(
+            {"nodes": len(self._nodes), "relations": len(self._relations), "distinct triples": len(self._triples)}
+        )
 
 
 def _adaptable(location: str) -> Iterator[tuple[str, Row]]:
+    """The rows of a file, or of the list `docs` of a JSON object, or the object itself, after their places."""
     whole = whole_object(location)
     if whole is None or "data" in whole:
-        return source_rows(location)
+        yield from source_rows(location)
+        return
     rows = checked(whole, location, {"docs?": [{}]}).get("docs", [whole])
-    return ((f"{location}: {number}", row) for number, row in enumerate(rows, 1))
+    for number, row in enumerate(rows, 1):
+        yield f"{location}: {number}", row
 
 
-def _adapted(
-    row: Row, where: str, aliases: Mapping[str, list[str]] | None, options: AdaptOptions, seen: set[int]
-) -> Iterator[Row]:
-    if aliases is not None:
-        known = aliases.get(name_field(row, where, "answer_id"), [])
-        yield row | ({"answer_aliases": known} if known else {})
+def _pieces(row: Row, where: str, text_name: str, options: AdaptOptions, seen: set[int]) -> Iterator[Row]:
+    """The pieces of an article or book, or nothing if it is `seen`; a row without text gives one empty piece."""
+    text = text_field(row, where, text_name).strip()
+    meta = row.get("meta")
+    own_title = name_field(row, where, "title")
+    title = name_field(row, where, "corpus_name") or own_title
+    if not title and isinstance(meta, dict):
+        title = name_field(meta, where, "title")
+    if not text:
+        yield {"title": title, "text": ""}
         return
-    made: Row = {"title": name_field(row, where, "title")}
-    if identity := name_field(row, where, "id", "_id"):
-        made["id"] = identity
-    key = next((key for key in _TEXTS if key in row), "")
-    text = text_field(row, where, key).strip()
-    if key in ("body", "context"):
-        meta = row.get("meta") if isinstance(row.get("meta"), dict) else {}
-        title = name_field(row, where, "corpus_name", "title") or name_field(meta or {}, where, "title")
-        # UltraDomain repeats a book with each question on it.
-        if (known_text := hash((title, text))) not in seen or not text:
-            seen.add(known_text)
-            pieces = split_passage(text, options.piece_limit, options.piece_overlap) or [""]
-            yield from ({"title": title, "text": piece} for piece in pieces)
+    # UltraDomain repeats a book with each question on it.
+    book = hash((title, text))
+    if book in seen:
         return
-    if key == "contents" or (key == "passage" and "title" not in row):
-        head, _, rest = text.partition("\n")
-        if rest:
-            made["title"], text = head.strip() if key == "passage" else head.strip().strip('"'), rest.strip()
-    if not key:
-        raise ValueError(
-            f"{where}: the layout of the row is unknown; it has {', '.join(row) or 'no fields'} (`tripletune build "
-            "passages` reads rows with any text column)"
-        )
-    made["text"] = text
+    seen.add(book)
+    for piece in split_passage(text, options.piece_limit, options.piece_overlap):
+        yield {"title": title, "text": piece}
+
+
+def _passage(row: Row, where: str, text_name: str) -> Row:
+    """A row as a passage, with its triples if it has a list of them."""
+    title = name_field(row, where, "title")
+    text = text_field(row, where, text_name).strip()
+    holds_title = text_name == "contents" or (text_name == "passage" and "title" not in row)
+    if holds_title and "\n" in text:
+        first_line, _, body = text.partition("\n")
+        title = first_line.strip()
+        text = body.strip()
+        if text_name == "contents":
+            # FlashRAG writes titles in quotation marks.
+            title = title.strip('"')
+    passage: Row = {"title": title}
+    identity = name_field(row, where, "id", "_id")
+    if identity:
+        passage["id"] = identity
+    passage["text"] = text
     if "extracted_triples" in row or "triples" in row:
-        made["triples"] = given(row, "extracted_triples", "triples") or []
-        if not isinstance(made["triples"], list):
-            raise ValueError(f"{where}: the triples must be a list, found {shown(made['triples'])}")
-    yield made
+        triples = given(row, "extracted_triples", "triples") or []
+        if not isinstance(triples, list):
+            raise ValueError(f"{where}: the triples must be a list, found {shown(triples)}")
+        passage["triples"] = triples
+    return passage

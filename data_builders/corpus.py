@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.data.fields import name_field
@@ -31,7 +31,7 @@ from tripletune.core.files import file_digest, json_line, new_folder, write_json
 from tripletune.core.options import CheckedOptions, setting
 from tripletune.core.program import progress, run_program
 from tripletune.core.rows import Row, source_rows
-from tripletune.data_builders.datasets import SeenTable
+from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.readers import get_reader
 
 logger = logging.getLogger(__name__)
@@ -55,81 +55,116 @@ class CorpusOptions(CheckedOptions):
 
     def check(self) -> list[str]:
         """The problem that no file is named."""
-        return [] if self.train or self.evaluation else ["no file to draw from: name --train, --evaluation or both"]
+        if self.train or self.evaluation:
+            return []
+        return ["no file to draw from: name --train, --evaluation or both"]
 
     def files(self) -> dict[str, str]:
         """The file of each given split."""
-        return {split: file for split in SPLITS if (file := getattr(self, split))}
+        files = {"train": self.train, "evaluation": self.evaluation}
+        return {split: file for split, file in files.items() if file}
+
+    def count(self, split: str) -> int:
+        """The number of questions to draw for a split; 0: all."""
+        return self.train_count if split == "train" else self.evaluation_count
 
 
 def build_corpus(options: CorpusOptions, output: str | Path, overwrite: bool = False) -> dict[str, Any]:
     """Draw questions, write their corpora, and return the manifest."""
-    made = [MANIFEST, *(f"{split}.*jsonl" for split in SPLITS)]
+    names = [MANIFEST, *(f"{split}.*jsonl" for split in SPLITS)]
     files = options.files()
     manifest: dict[str, Any] = {"options": asdict(options), "splits": {}}
-    in_train: set[str] = set()
-    with new_folder(output, made, overwrite, [file for file in files.values() if Path(file).exists()]) as folder:
-        drawn = {split: _draw(options, split, file) for split, file in files.items()}
-        for split, (positions, counts) in drawn.items():
-            manifest["splits"][split] = counts | _write(options, split, positions, folder, in_train)
+    train_ids: set[str] = set()
+    with new_folder(output, names, overwrite, [file for file in files.values() if Path(file).exists()]) as folder:
+        # All draws come first, so that a file with too few questions ends the build before anything is written.
+        draws = {split: _draw(options, split, file) for split, file in files.items()}
+        for split, draw in draws.items():
+            manifest["splits"][split] = draw.facts | _write(options, split, draw.numbers, folder, train_ids)
             logger.info("%s: %s", split, json.dumps(manifest["splits"][split]))
         write_json(folder / MANIFEST, manifest)
-    if shared := manifest["splits"].get("evaluation", {}).get("also_in_train"):
+    shared = manifest["splits"].get("evaluation", {}).get("also_in_train")
+    if shared:
         logger.warning("%d evaluation questions are also training questions: draw them from another file", shared)
     return manifest
 
 
-def _draw(options: CorpusOptions, split: str, location: str) -> tuple[set[int] | None, dict[str, Any]]:
-    """Return the indices of the drawn questions among the usable ones (None for all), and counts."""
-    count = getattr(options, f"{split}_count")
-    drops = Counter[str]()
+class _Draw(NamedTuple):
+    """The questions of a split.
+
+    Attributes:
+        numbers: Numbers of the drawn questions among the usable ones, from 0; None: all.
+        facts: Facts for the manifest: the file, its digest, and how many questions it has.
+    """
+
+    numbers: set[int] | None
+    facts: dict[str, Any]
+
+
+def _draw(options: CorpusOptions, split: str, location: str) -> _Draw:
+    """Draw the questions of a split; a `ValueError` if the file has too few."""
+    count = options.count(split)
+    drops: Counter[str] = Counter()
     usable = sum(1 for _ in _usable(options.reader, location, drops))
     if usable < max(count, 1):
-        left_out = f" ({', '.join(f'{reason}: {n}' for reason, n in drops.items())})" if drops else ""
+        reasons = ", ".join(f"{reason}: {number}" for reason, number in drops.items())
+        left_out = f" ({reasons})" if drops else ""
         raise ValueError(
             f"{location}: cannot draw {count or 'any'} questions, since only {usable} can be used{left_out}: "
             f"lower --{split}-count, or set it to 0 to draw all"
         )
     digest = file_digest(location) if Path(location).is_file() else None
-    # Each split has its own random generator, so that a file added later does not change the other draw.
-    numbers = set(random.Random(f"{options.seed}/{split}").sample(range(usable), count)) if count else None
-    return numbers, {"file": location, "sha256": digest, "usable": usable, "left_out": dict(drops)}
+    numbers = None
+    if count:
+        # Each split has its own random generator, so that a file added later does not change the other draw.
+        numbers = set(random.Random(f"{options.seed}/{split}").sample(range(usable), count))
+    return _Draw(numbers, {"file": location, "sha256": digest, "usable": usable, "left_out": dict(drops)})
 
 
 def _usable(reader: str, location: str, drops: Counter[str]) -> Iterator[tuple[Row, Question]]:
     """Yield rows and questions that are answerable and have supporting passages, each id once."""
     questions = get_reader(reader)(location)
     with SeenTable() as seen:
-        for (where, row), item in zip(source_rows(location), questions, strict=True):
-            if not isinstance(item, Question):
-                drops[str(item.reason)] += 1
-            elif item.id not in (name_field(row, where, "_id"), name_field(row, where, "id")):
+        for (where, row), question in zip(source_rows(location), questions, strict=True):
+            if not isinstance(question, Question):
+                drops[str(question.reason)] += 1
+            elif question.id not in (name_field(row, where, "_id"), name_field(row, where, "id")):
                 raise ValueError(
                     f"{where}: reader {reader!r} does not give one question per row, so it can't be used here"
                 )
-            elif not any(item.passages[index].text.strip() for index in item.supporting):
+            elif not any(question.passages[index].text.strip() for index in question.supporting):
                 drops[str(DropReason.NO_SUPPORT)] += 1
-            elif seen.first("id", item.id) is not None:
+            elif not seen.is_new("id", question.id):
                 drops[str(DropReason.REPEATED_ID)] += 1
             else:
-                yield row, item
+                yield row, question
 
 
 def _write(
-    options: CorpusOptions, split: str, drawn: set[int] | None, folder: Path, in_train: set[str]
+    options: CorpusOptions, split: str, drawn: set[int] | None, folder: Path, train_ids: set[str]
 ) -> dict[str, int]:
-    """Write a split; ids of training questions go into `in_train`, to find evaluation questions among them."""
-    counts = Counter[str](questions=0, passages=0, copies=0, without_text=0, supporting=0)
-    if split == "evaluation" and in_train:
+    """Write the three files of a split and return its counts.
+
+    Args:
+        drawn: Numbers of the drawn questions among the usable ones; None: all.
+        train_ids: Takes the ids of training questions, to find evaluation questions among them.
+    """
+    counts: Counter[str] = Counter(questions=0, passages=0, copies=0, without_text=0, supporting=0)
+    if split == "evaluation" and train_ids:
         counts["also_in_train"] = 0
     with ExitStack() as stack:
-        questions, corpus, gold = (
-            stack.enter_context((folder / f"{split}{ending}").open("w", encoding="utf-8", newline="\n"))
-            for ending in (".jsonl", ".corpus.jsonl", ".gold.jsonl")
-        )
+
+        def open_file(ending: str) -> IO[str]:
+            file = (folder / f"{split}{ending}").open("w", encoding="utf-8", newline="\n")
+            return stack.enter_context(file)
+
+        questions = open_file(".jsonl")
+        corpus = open_file(".corpus.jsonl")
+        gold = open_file(".gold.jsonl")
         seen = stack.enter_context(SeenTable())
         usable = progress(_usable(options.reader, options.files()[split], Counter()), split)
-        for row, question in (one for number, one in enumerate(usable) if drawn is None or number in drawn):
+        for number, (row, question) in enumerate(usable):
+            if drawn is not None and number not in drawn:
+                continue
             ids = [_write_passage(passage, corpus, seen, counts) for passage in question.passages]
             supporting = list(dict.fromkeys(ids[index] for index in question.supporting if ids[index]))
             questions.write(json_line(row))
@@ -137,8 +172,8 @@ def _write(
             counts["questions"] += 1
             counts["supporting"] += len(supporting)
             if split == "train":
-                in_train.add(question.id)
-            elif question.id in in_train:
+                train_ids.add(question.id)
+            elif question.id in train_ids:
                 counts["also_in_train"] += 1
     return dict(counts)
 
@@ -148,13 +183,13 @@ def _write_passage(passage: Passage, corpus: IO[str], seen: SeenTable, counts: C
     if not passage.text.strip():
         counts["without_text"] += 1
         return ""
-    first = seen.first("passage", passage.key, passage.id)
-    if first is None:
-        counts["passages"] += 1
-        corpus.write(json_line({"id": passage.id, "title": passage.title, "text": passage.text}))
-    else:
+    first_id = seen.first("passage", passage.key, passage.id)
+    if first_id is not None:
         counts["copies"] += 1
-    return first or passage.id
+        return first_id
+    counts["passages"] += 1
+    corpus.write(json_line({"id": passage.id, "title": passage.title, "text": passage.text}))
+    return passage.id
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -49,11 +49,17 @@ _NEXT = re.compile(r"\n\s*(?=\[SUBQ\]\s|Question: )")
 
 
 class MalformedRow(ValueError):
-    """An unreadable row of the released data; the card shows the message."""
+    """A row of the released data that can't be read; the card shows the message."""
 
 
 def read_released(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[Record]:
-    """Stream the records of the released data."""
+    """Stream the records of the released data.
+
+    Args:
+        location: A file or hub id (`core.rows.source_rows`).
+        drops: Counts the rows that can't be read, by the reason.
+        issues: Counts malformed and repeated triples.
+    """
     # The number makes an id unique, since the data has repeated rows.
     for number, (_, row) in enumerate(source_rows(location), 1):
         try:
@@ -63,47 +69,70 @@ def read_released(location: str, drops: Counter[str], issues: Counter[str]) -> I
 
 
 def released_record(row: Row, number: int, issues: Counter[str]) -> Record:
-    """Row `number` as a record."""
-    text, label = row.get("input"), row.get("label")
+    """Row `number` as a record; see `read_released`."""
+    text = row.get("input")
+    label = row.get("label")
     if not isinstance(text, str) or not isinstance(label, str) or not text.strip() or not label.strip():
         raise MalformedRow("input or label is missing, empty or not text")
     instruction, body = _split_instruction(text.replace("\r\n", "\n"))
     steps, question = _parse_body(body, issues)
+    question_digest = hashlib.blake2b(normalize_answer(question).encode(), digest_size=8).hexdigest()
     plan = parse_plan(" ".join(label.split()))
     role = re.search(r"\b(planner|answerer)\b", instruction)
-    planning = role[0] == "planner" if role else plan.action is not None
-    if planning and plan.action is None:
+    is_planning = role[0] == "planner" if role else plan.action is not None
+    if not is_planning:
+        return Record(
+            id=f"{_SOURCE}:{number}:answer",
+            question_id=f"{_SOURCE}-{question_digest}",
+            task="answering",
+            question=question,
+            action=Action.SUFFICIENT if steps else Action.NO_RETRIEVAL,
+            steps=steps,
+            answers=(label.strip(),),
+            source=_SOURCE,
+        )
+    if plan.action is None:
         raise MalformedRow("the label of a planning row is not an action")
-    answering = Action.SUFFICIENT if steps else Action.NO_RETRIEVAL
-    identity = hashlib.blake2b(normalize_answer(question).encode(), digest_size=8).hexdigest()
-    name, asked = f"{_SOURCE}:{number}", f"{_SOURCE}-{identity}"
-    if planning and plan.action:
-        return Record(f"{name}:plan", asked, "planning", question, plan.action, steps, plan.subquery, (), _SOURCE)
-    return Record(f"{name}:answer", asked, "answering", question, answering, steps, "", (label.strip(),), _SOURCE)
+    return Record(
+        id=f"{_SOURCE}:{number}:plan",
+        question_id=f"{_SOURCE}-{question_digest}",
+        task="planning",
+        question=question,
+        action=plan.action,
+        steps=steps,
+        subquery=plan.subquery,
+        source=_SOURCE,
+    )
 
 
 def _split_instruction(text: str) -> tuple[str, str]:
     """Return instruction and body; no line of an instruction begins like a body."""
-    if start := _BODY.search(text):
-        return text[: start.start()], text[start.start() :]
+    body = _BODY.search(text)
+    if body:
+        return text[: body.start()], text[body.start() :]
     # A bare question comes after a blank line, and may contain blank lines.
-    head, blank, rest = text.lstrip("\n").partition("\n\n")
-    return (head, rest) if blank else (text, "")
+    instruction, blank_line, question = text.lstrip("\n").partition("\n\n")
+    if blank_line:
+        return instruction, question
+    return text, ""
 
 
 def _parse_body(body: str, issues: Counter[str]) -> tuple[tuple[Step, ...], str]:
+    """Read a body: the steps `[SUBQ] …` with their graphs, then the question."""
     steps: list[Step] = []
     body = body.removeprefix(Action.NO_RETRIEVAL.value).lstrip()
-    while opening := _SUBQ.match(body):
-        query, graph, rest = body[opening.end() :].partition(_GRAPH)
+    while step_start := _SUBQ.match(body):
+        query, heading, after_heading = body[step_start.end() :].partition(_GRAPH)
         query = " ".join(query.split())
-        following = _NEXT.search(rest)
-        if not graph or not query or _NEXT.search(body[: body.find(_GRAPH)], opening.end()):
+        # Where the next step begins before the heading, the heading is that of the next step.
+        belongs_to_next = _NEXT.search(body[: body.find(_GRAPH)], step_start.end())
+        if not heading or not query or belongs_to_next:
             raise MalformedRow("a step without sub-query or graph information")
-        if following is None:
+        step_end = _NEXT.search(after_heading)
+        if step_end is None:
             raise MalformedRow("no question in the input")
-        steps.append(Step(query, _read_triples(rest[: following.start()], issues)))
-        body = rest[following.end() :]
+        steps.append(Step(query, _read_triples(after_heading[: step_end.start()], issues)))
+        body = after_heading[step_end.end() :]
     question = body.removeprefix("Question:").strip()
     if not question:
         raise MalformedRow("no question in the input")
@@ -111,24 +140,36 @@ def _parse_body(body: str, issues: Counter[str]) -> tuple[tuple[Step, ...], str]
 
 
 def _read_triples(text: str, issues: Counter[str]) -> tuple[Triple, ...]:
-    """The triples of a printed list, or the readable triples of a broken list."""
+    """The distinct triples of a printed list, or the readable triples of a broken list."""
+    triples: list[Triple] = []
+    malformed = 0
+    for item in _printed_items(text):
+        # In this list a backslash is not an escape, and a line break inside a name is a space.
+        folded = " ".join(item.split()).replace("\\", "\\\\")
+        if folded and not folded.endswith((")", "]")):
+            # The authors' code split the list at "), ", so a last bracket may be missing.
+            folded += ")"
+        parsed = parse_triples(folded)
+        triples += parsed.triples
+        malformed += parsed.malformed
+        if folded and not parsed.triples and not parsed.malformed:
+            # A text without any marker is one malformed triple.
+            malformed += 1
+    distinct = tuple(dict.fromkeys(triples))
+    issues[MALFORMED_TRIPLES] += malformed
+    issues[REPEATED_TRIPLES] += len(triples) - len(distinct)
+    return distinct
+
+
+def _printed_items(text: str) -> list[str]:
+    """The items of a list of texts as Python prints it; the whole text as one item if it is no such list."""
     try:
         items = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        items = None
-    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-        items = [text]
-    found: list[Triple] = []
-    for item in items:
-        # In this list a backslash is not an escape, and a line break inside a name is a space.
-        folded = " ".join(item.split()).replace("\\", "\\\\")
-        # The authors' code split the list at "), ", so a last bracket may be missing.
-        parsed = parse_triples(folded if folded.endswith((")", "]")) else f"{folded})")
-        found += parsed.triples
-        issues[MALFORMED_TRIPLES] += parsed.malformed or bool(folded and not parsed.triples)
-    distinct = tuple(dict.fromkeys(found))
-    issues[REPEATED_TRIPLES] += len(found) - len(distinct)
-    return distinct
+        return [text]
+    if isinstance(items, list) and all(isinstance(item, str) for item in items):
+        return items
+    return [text]
 
 
 LABELS = ("support", "counter")
@@ -137,15 +178,17 @@ _BETWEEN_TRIPLES = re.compile(r"\)\s*,?\s*\(")
 
 
 def read_explagraphs(path: str | Path, issues: Counter[str]) -> Iterator[Record]:
-    """Stream the rows of an ExplaGraphs file as answering records, in file order."""
-    for number, line in enumerate(read_text(path).removeprefix("\ufeff").split("\n"), 1):
+    """Stream the rows of an ExplaGraphs file as answering records, in file order; `issues` counts malformed triples."""
+    lines = read_text(path).removeprefix("\ufeff").split("\n")
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
+        where = f"{path}:{number}"
         # Each line is parsed alone, so that an open quotation mark does not include the lines after it.
-        (columns,), where = csv.reader([line], delimiter="\t"), f"{path}:{number}"
+        (columns,) = csv.reader([line], delimiter="\t")
         if len(columns) != 4:
             raise ValueError(f"{where}: expected 4 tab-separated columns, found {len(columns)}")
-        first, second, label, graph = map(str.strip, columns)
+        first, second, label, graph = (column.strip() for column in columns)
         if label == "label":
             continue
         if label not in LABELS:
@@ -154,27 +197,39 @@ def read_explagraphs(path: str | Path, issues: Counter[str]) -> Iterator[Record]
             raise ValueError(f"{where}: an argument is empty")
         triples, malformed = parse_graph(graph)
         issues[MALFORMED] += malformed
-        asked = f"Argument 1: {first} Argument 2: {second} Does argument 2 support or counter argument 1?"
-        steps = (Step("How are the two arguments connected?", triples),)
-        names = f"explagraphs:{number}:answer", f"explagraphs-{number}"
-        yield Record(*names, "answering", asked, Action.SUFFICIENT, steps, "", (label,), "explagraphs")
+        yield Record(
+            id=f"explagraphs:{number}:answer",
+            question_id=f"explagraphs-{number}",
+            task="answering",
+            question=f"Argument 1: {first} Argument 2: {second} Does argument 2 support or counter argument 1?",
+            action=Action.SUFFICIENT,
+            steps=(Step("How are the two arguments connected?", triples),),
+            answers=(label,),
+            source="explagraphs",
+        )
 
 
 def parse_graph(text: str) -> tuple[tuple[Triple, ...], int]:
     """Return the distinct triples of `(s; p; o)(s; p; o)` and the number of malformed ones; names may have brackets."""
     text = text.strip()
-    triples, malformed = [], 0
-    for part in _BETWEEN_TRIPLES.split(text.removeprefix("(").removesuffix(")")) if text else ():
+    if not text:
+        return (), 0
+    triples = []
+    malformed = 0
+    for fields in _BETWEEN_TRIPLES.split(text.removeprefix("(").removesuffix(")")):
         try:
-            triples.append(Triple(*part.split(";")))
+            triples.append(Triple(*fields.split(";")))
         except (TypeError, ValueError):
+            # Not three fields, or an empty one.
             malformed += 1
     return tuple(dict.fromkeys(triples)), malformed
 
 
 def split_names(count: int, seed: int = 0) -> list[str]:
     """Split `count` rows at random 60/20/20 into train, validation and test."""
-    names = ["train"] * round(count * 0.6) + ["validation"] * round(count * 0.2)
-    names += ["test"] * (count - len(names))
+    train_rows = round(count * 0.6)
+    validation_rows = round(count * 0.2)
+    test_rows = count - train_rows - validation_rows
+    names = ["train"] * train_rows + ["validation"] * validation_rows + ["test"] * test_rows
     random.Random(seed).shuffle(names)
     return names

@@ -9,13 +9,12 @@ Files are streamed and look-ups use temporary files, so memory grows neither wit
 from __future__ import annotations
 
 import hashlib
-import heapq
 import logging
 import re
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
@@ -25,9 +24,11 @@ from tripletune.core.data.pairs import ExtractionPair, entity_triple, is_only_a_
 from tripletune.core.data.triples import Triple
 from tripletune.core.options import CheckedOptions, setting
 from tripletune.core.program import run_program
-from tripletune.data_builders.datasets import SeenTable, listed
+from tripletune.data_builders.datasets import listed
 from tripletune.data_builders.datasets.kinds import PAIRS, text_key
-from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, drawn, new_dataset, split_name_problems
+from tripletune.data_builders.datasets.lookup import SeenTable
+from tripletune.data_builders.datasets.split import PAPER_ROWS, CountedSplit, drawn, split_name_problems
+from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset
 from tripletune.data_builders.readers.triples import (
     MALFORMED_TRIPLES,
     PairDrop,
@@ -41,10 +42,6 @@ from tripletune.data_builders.subq.options import Source, check_names
 logger = logging.getLogger(__name__)
 
 ENTITY_SOURCE = "names"
-PAPER_ROWS = 5_000
-# At most a tenth of a small data set is for validation, so that most of it is left for training.
-_LARGEST_SHARE = 10
-_PAIR, _TEXT, _ID = "pair", "text", "id"
 TEXT_CHANGED = "texts with Unicode composed, spaces folded or control characters removed"
 TRIPLE_CHANGED = "triples changed in the same way"
 CASE_CHANGED = "triples with entities in the spelling of the text"
@@ -87,26 +84,34 @@ class PairOptions(CheckedOptions):
 
     def check(self) -> list[str]:
         """Problems of the split."""
-        found = split_name_problems(self.split_name)
+        problems = split_name_problems(self.split_name)
         if self.split_name is not None and self.validation_rows is not None:
-            found.append("validation_rows and split_name: a single split has no validation rows; set one of the two")
-        return found
+            problems.append("validation_rows and split_name: a single split has no validation rows; set one of the two")
+        return problems
 
 
 def build_pairs(
     sources: Sequence[Source], options: PairOptions, folder: FolderOptions, excluded: Sequence[Source] = ()
 ) -> dict[str, Any]:
-    """Build a text-to-triples data set."""
+    """Build a text-to-triples data set.
+
+    Args:
+        excluded: Sources whose texts are left out.
+
+    Returns:
+        The statistics of the data set, as in its `statistics.json`.
+    """
     check_names(sources)
+    files: list[str | None] = []
     for source in (*sources, *excluded):
         check_source(source)
         if source.name == ENTITY_SOURCE and source in sources:
             raise ValueError(f"{source.name!r} is the name for pairs of --entity-share: choose another source name")
+        files += [source.location, source.annotations]
     build = _Build(sources, excluded, options)
-    files = [path for one in (*sources, *excluded) for path in (one.location, one.annotations) if path]
     with new_dataset(folder, PAIRS, files) as dataset:
-        for pair, side in build.sides():
-            dataset.write(pair, side)
+        for pair, split in build.split_pairs():
+            dataset.write(pair, split)
         if not dataset.statistics.records:
             reasons = "; ".join(f"{name}: {listed(drops)}" for name, drops in build.drops.items() if drops)
             raise ValueError(f"no pair could be made ({reasons or 'the files hold no rows'})")
@@ -116,69 +121,116 @@ def build_pairs(
 
 
 class _Build:
+    """Makes the pairs of all sources.
+
+    Attributes:
+        drops: Counts the rows that give no pair, by source and `PairDrop`.
+    """
+
     def __init__(self, sources: Sequence[Source], excluded: Sequence[Source], options: PairOptions) -> None:
-        self._sources, self._excluded, self._options = sources, excluded, options
+        self._sources = sources
+        self._excluded = excluded
+        self._options = options
         self._split = CountedSplit(options.validation_rows, options.seed)
         self._excluded_texts = 0
-        self._issues = {source.name: Counter[str]() for source in sources}
-        self.drops = {source.name: Counter[str]() for source in sources}
+        self._issues: dict[str, Counter[str]] = {source.name: Counter() for source in sources}
+        self.drops: dict[str, Counter[str]] = {source.name: Counter() for source in sources}
 
-    def sides(self) -> Iterator[tuple[ExtractionPair, str]]:
-        name = self._options.split_name
+    def split_pairs(self) -> Iterator[tuple[ExtractionPair, str]]:
+        """Stream the pairs with their splits."""
         with SeenTable() as seen:
             pairs = self._pairs(seen)
-            yield from self._split.split(pairs) if name is None else ((pair, name) for pair in pairs)
+            if self._options.split_name is None:
+                yield from self._split.split(pairs)
+            else:
+                for pair in pairs:
+                    yield pair, self._options.split_name
 
     def _pairs(self, seen: SeenTable) -> Iterator[ExtractionPair]:
+        """The pairs of all sources, each perhaps followed by the pair of its name.
+
+        `seen` holds the excluded texts under "text", and under "pair" the title and text of each pair, with a key of
+        its triples.
+        """
         for source in self._excluded:
             for row in read_rows(source, Counter(), Counter()):
-                self._excluded_texts += seen.first(_TEXT, text_key(clean_text(row.text))) is None
+                if seen.is_new("text", text_key(clean_text(row.text))):
+                    self._excluded_texts += 1
         if self._excluded and not self._excluded_texts:
             raise ValueError(f"--exclude {', '.join(source.text for source in self._excluded)}: no text was found")
         for source in self._sources:
             for pair in self._source_pairs(source, seen):
                 yield pair
                 name = self._name_of(pair)
-                if name is not None and seen.first(_PAIR, f"\n{text_key(name)}") is None:
+                if name is not None and seen.is_new("pair", f"\n{text_key(name)}"):
                     triples = (entity_triple(name),)
                     yield ExtractionPair(f"{ENTITY_SOURCE}:{pair.id}", name, "", triples, ENTITY_SOURCE)
 
     def _source_pairs(self, source: Source, seen: SeenTable) -> Iterator[ExtractionPair]:
-        drops, issues = self.drops[source.name], self._issues[source.name]
+        """The pairs of a source; rows that give none are counted in `drops`."""
+        drops = self.drops[source.name]
+        issues = self._issues[source.name]
         for number, row in enumerate(islice(read_source(source, drops, issues), self._options.limit), 1):
             clean = clean_row(row, self._options, issues)
-            key, facts = text_key(clean.text), triples_key(clean.triples)
-            if clean.unusable:
-                drops[clean.unusable] += 1
-            elif not key:
-                drops[PairDrop.NO_TEXT] += 1
-            elif not clean.triples and self._options.no_facts == "drop":
-                drops[PairDrop.NO_FACTS] += 1
-            elif self._excluded and seen.get(_TEXT, key) is not None:
-                drops[PairDrop.EXCLUDED] += 1
-            elif (before := seen.first(_PAIR, f"{text_key(clean.title)}\n{key}", facts)) is not None:
-                drops[PairDrop.REPEATED if before == facts else PairDrop.CONTRADICTED] += 1
-            else:
-                identity = f"{source.name}:{row.id or number}"
-                identity += f":{number}" if seen.first(_ID, identity) is not None else ""
-                yield ExtractionPair(identity, clean.text, clean.title, clean.triples, source.name)
+            reason = self._reason_to_drop(clean, seen)
+            if reason is not None:
+                drops[reason] += 1
+                continue
+            identity = f"{source.name}:{row.id or number}"
+            if not seen.is_new("id", identity):
+                identity += f":{number}"
+            yield ExtractionPair(identity, clean.text, clean.title, clean.triples, source.name)
+
+    def _reason_to_drop(self, row: PairRow, seen: SeenTable) -> PairDrop | None:
+        """Why a clean row gives no pair, or None; then its title and text are added to `seen`."""
+        key = text_key(row.text)
+        if row.unusable:
+            return row.unusable
+        if not key:
+            return PairDrop.NO_TEXT
+        if not row.triples and self._options.no_facts == "drop":
+            return PairDrop.NO_FACTS
+        if self._excluded and seen.get("text", key) is not None:
+            return PairDrop.EXCLUDED
+        triples = triples_key(row.triples)
+        earlier_triples = seen.first("pair", f"{text_key(row.title)}\n{key}", triples)
+        if earlier_triples is None:
+            return None
+        if earlier_triples == triples:
+            return PairDrop.REPEATED
+        return PairDrop.CONTRADICTED
 
     def _name_of(self, pair: ExtractionPair) -> str | None:
         """The name that becomes an extra pair, for a share of the pairs, drawn by a hash of the id; else None."""
         if not pair.triples or drawn(self._options.seed, pair.id) >= self._options.entity_share * 2**64:
             return None
         name = pair.title or pair.triples[0].subject
-        return name if name in f"{pair.title}\n{pair.text}" else None
+        if name not in f"{pair.title}\n{pair.text}":
+            return None
+        return name
 
     def facts(self) -> BuildFacts:
-        notes = [self._split.sentence()] if self._options.split_name is None else []
-        if names := ", ".join(source.text for source in self._excluded):
+        """The facts of the build for the card; call it after all pairs were read."""
+        notes = []
+        if self._options.split_name is None:
+            notes.append(self._split.sentence())
+        if self._excluded:
+            names = ", ".join(source.text for source in self._excluded)
             notes.append(f"{self._excluded_texts:,} texts of {names} were excluded.")
+        drops = {}
+        for name, dropped in self.drops.items():
+            if +dropped:
+                drops[name] = {str(reason): number for reason, number in dropped.items()}
+        issues = {}
+        for name, counts in self._issues.items():
+            for issue, number in counts.items():
+                if number:
+                    issues[f"{name}: {issue}"] = number
         return BuildFacts(
             title="Text-to-triples pairs",
             summary="Texts with their subject-predicate-object facts, to train the extractor of RAS (section D.1).",
-            drops={name: {str(what): n for what, n in drops.items()} for name, drops in self.drops.items() if +drops},
-            issues={f"{name}: {what}": n for name, issues in self._issues.items() for what, n in issues.items() if n},
+            drops=drops,
+            issues=issues,
             options={
                 "sources": [source.text for source in self._sources],
                 "exclude": [source.text for source in self._excluded],
@@ -190,33 +242,40 @@ class _Build:
 
 def clean_row(row: PairRow, options: PairOptions, issues: Counter[str]) -> PairRow:
     """Normalise a row and count changes in `issues`; a row that loses all its triples is unusable."""
-    title, text = clean_text(row.title), clean_text(row.text)
-    issues[TEXT_CHANGED] += (title, text) != (row.title, row.text)
+    title = clean_text(row.title)
+    text = clean_text(row.text)
+    issues[TEXT_CHANGED] += int((title, text) != (row.title, row.text))
     if not row.triples and is_only_a_name(title, text):
         issues[ONLY_A_NAME] += 1
         return replace(row, title=title, text=text, triples=(entity_triple(title),))
-    found: list[Triple] = []
     searched = f"{title}\n{text}"
-    lowered = searched.lower()
+    triples = []
     for triple in row.triples:
         try:
-            cleaned = Triple(*map(clean_text, triple.as_list()))
+            triples.append(_clean_triple(triple, searched, options, issues))
         except ValueError:
+            # A field has no visible character.
             issues[MALFORMED_TRIPLES] += 1
-            continue
-        subject, predicate, object_ = cleaned.as_list()
-        if options.entity_case == "text":
-            subject, object_ = (_spelling(name, searched, lowered) for name in (subject, object_))
-        if options.predicates == "words":
-            predicate = predicate_words(predicate)
-        found.append(Triple(subject, predicate, object_))
-        issues[TRIPLE_CHANGED] += cleaned != triple
-        issues[CASE_CHANGED] += (subject, object_) != (cleaned.subject, cleaned.object)
-        issues[PREDICATE_CHANGED] += predicate != cleaned.predicate
-    distinct = tuple(dict.fromkeys(found))
-    issues[REPEATED_TRIPLES] += len(found) - len(distinct)
+    distinct = tuple(dict.fromkeys(triples))
+    issues[REPEATED_TRIPLES] += len(triples) - len(distinct)
     unusable = PairDrop.ALL_MALFORMED if row.triples and not distinct else None
     return replace(row, title=title, text=text, triples=distinct, unusable=unusable)
+
+
+def _clean_triple(triple: Triple, searched: str, options: PairOptions, issues: Counter[str]) -> Triple:
+    """Normalise a triple; `searched` is the title and text whose spelling its entities may get."""
+    clean = Triple(*map(clean_text, triple.as_list()))
+    respelled = clean
+    if options.entity_case == "text":
+        subject = _spelling(clean.subject, searched)
+        respelled = Triple(subject, clean.predicate, _spelling(clean.object, searched))
+    reworded = respelled
+    if options.predicates == "words":
+        reworded = replace(respelled, predicate=predicate_words(clean.predicate))
+    issues[TRIPLE_CHANGED] += int(clean != triple)
+    issues[CASE_CHANGED] += int(respelled != clean)
+    issues[PREDICATE_CHANGED] += int(reworded != respelled)
+    return reworded
 
 
 def clean_text(text: str) -> str:
@@ -232,78 +291,25 @@ def triples_key(triples: tuple[Triple, ...]) -> str:
     return hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
 
 
-def _spelling(name: str, text: str, lowered: str) -> str:
+def _spelling(name: str, text: str) -> str:
     """A name in the spelling of the text if the text has the name as whole words, else unchanged."""
-    wanted = name.lower()
-    if len(lowered) != len(text) or len(wanted) != len(name):
+    lower_text = text.lower()
+    lower_name = name.lower()
+    # A letter such as "İ" is two characters in lower case, and then the places in the two texts differ.
+    if len(lower_text) != len(text) or len(lower_name) != len(name):
         return name
-    found = []
-    start = lowered.find(wanted)
+    spellings = []
+    start = lower_text.find(lower_name)
     while start >= 0:
         end = start + len(name)
-        before, after = text[start - 1 : start] if start else "", text[end : end + 1]
+        before = text[start - 1 : start] if start else ""
+        after = text[end : end + 1]
         if not before.isalnum() and not after.isalnum():
-            found.append(text[start:end])
-        start = lowered.find(wanted, start + 1)
-    return name if name in found or not found else found[0]
-
-
-@dataclass
-class CountedSplit:
-    """Assigns splits to a stream of pairs in one pass; only the validation rows are held in memory.
-
-    The validation rows are those whose texts have the smallest hashes, so they do not depend on the order of the rows
-    and hardly change when the data grows. Rows of one text share a split, so `kept` may be smaller than `rows`.
-    """
-
-    rows: int | None = None
-    seed: int = 0
-    total: int = 0
-    kept: int = 0
-
-    def split(self, pairs: Iterable[ExtractionPair]) -> Iterator[tuple[ExtractionPair, str]]:
-        """Yield the pairs with "train" or "validation"; candidates for validation come last."""
-        most = PAPER_ROWS if self.rows is None else self.rows
-        # A heap of (minus the hash, minus the number, pair), with the largest hash first.
-        heap: list[tuple[int, int, ExtractionPair]] = []
-        border = 2**64
-        for pair in pairs:
-            self.total += 1
-            number = drawn(self.seed, text_key(pair.text))
-            if number >= border:
-                yield pair, "train"
-                continue
-            heapq.heappush(heap, (-number, -self.total, pair))
-            if len(heap) > most:
-                border = -heap[0][0]
-                yield from _from_border(heap, border)
-        if self.rows is None:
-            most = min(most, self.total // _LARGEST_SHARE)
-        elif most and most >= self.total:
-            raise ValueError(
-                f"validation rows {most}: there are only {self.total:,} pairs; set fewer, or set split_name"
-            )
-        while len(heap) > most:
-            yield from _from_border(heap, -heap[0][0])
-        self.kept = len(heap)
-        for _, _, pair in sorted(heap, key=lambda entry: -entry[1]):
-            yield pair, "validation"
-
-    def sentence(self) -> str:
-        """A sentence on the split, for the card."""
-        text = (
-            f"Validation: the {self.kept:,} of {self.total:,} pairs whose texts have the smallest hashes under seed "
-            f"{self.seed}; no text is in both splits."
-        )
-        if self.rows is None and self.kept < PAPER_ROWS:
-            text += f" The paper keeps {PAPER_ROWS:,} pairs; this data set is small, so a tenth is kept."
-        return text
-
-
-def _from_border(heap: list[tuple[int, int, ExtractionPair]], border: int) -> Iterator[tuple[ExtractionPair, str]]:
-    """Take all pairs with the largest hash out of the heap, so that the pairs of one text stay together."""
-    while heap and -heap[0][0] >= border:
-        yield heapq.heappop(heap)[2], "train"
+            spellings.append(text[start:end])
+        start = lower_text.find(lower_name, start + 1)
+    if not spellings or name in spellings:
+        return name
+    return spellings[0]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -325,7 +331,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
 
     def program() -> None:
-        sources, excluded = ([Source.parse(text) for text in texts] for texts in (parsed.source, parsed.exclude))
+        sources = list(map(Source.parse, parsed.source))
+        excluded = list(map(Source.parse, parsed.exclude))
         folder = from_arguments(FolderOptions, parsed)
         numbers = build_pairs(sources, from_arguments(PairOptions, parsed), folder, excluded)
         logger.info("%s: %s", folder.output, listed(numbers["splits"]))

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.masking_utils import sdpa_mask
 
+from tripletune.core import libraries
 from tripletune.models.losses import evaluating
 
 BLOCKS = "blocks"
@@ -28,10 +29,14 @@ _SIZE = 96
 
 def set_attention(model: Any, name: str) -> None:
     """Set the attention kernel of a language model: "blocks", or a kernel by its name in transformers."""
-    own = not (model._supports_sdpa and model._supports_attention_backend)
-    if name == BLOCKS and (own or getattr(model.config.get_text_config(), "attention_dropout", None)):
-        what = "brings its own attention" if own else "has attention_dropout"
-        raise ValueError(f"model.attention blocks: {type(model).__name__} {what}; set model.attention to eager or auto")
+    if name == BLOCKS:
+        libraries.check_use("attention in blocks")
+        own = not (model._supports_sdpa and model._supports_attention_backend)
+        if own or getattr(model.config.get_text_config(), "attention_dropout", None):
+            what = "brings its own attention" if own else "has attention_dropout"
+            raise ValueError(
+                f"model.attention blocks: {type(model).__name__} {what}; set model.attention to eager or auto"
+            )
     model.set_attn_implementation(name)
 
 
@@ -184,4 +189,4 @@ def _backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:
 
 _attend.register_autograd(_backward, setup_context=_keep)
 AttentionInterface.register(BLOCKS, block_attention)
-AttentionMaskInterface.register(BLOCKS, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+AttentionMaskInterface.register(BLOCKS, sdpa_mask)

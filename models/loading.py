@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import logging
 import os
@@ -24,7 +25,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tripletune.core.files import file_digest, files_fingerprint, lock_folder, new_folder, read_json, write_json
+from tripletune.core import libraries
+from tripletune.core.files import (
+    file_digest,
+    files_fingerprint,
+    lock_folder,
+    new_folder,
+    read_json,
+    write_json,
+)
 from tripletune.core.hub import cached_commit, hub_file
 from tripletune.core.options import nearest
 from tripletune.models.control_tokens import read_text_alone
@@ -181,9 +190,10 @@ def best_dtype() -> torch.dtype:
     if torch.cuda.is_available():
         # A GPU without it (T4, V100) emulates it, slower than float32.
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    cpu = torch.backends.cpu.get_cpu_capability()
-    native = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    return torch.bfloat16 if cpu.startswith("AVX512") and native() else torch.float32
+    if not torch.backends.cpu.get_cpu_capability().startswith("AVX512") or not torch.backends.mkldnn.is_available():
+        return torch.float32
+    multiplies_bfloat16 = libraries.take("torch:ops.mkldnn._is_mkldnn_bf16_supported")
+    return torch.bfloat16 if multiplies_bfloat16() else torch.float32
 
 
 def parse_dtype(name: str) -> torch.dtype:
@@ -593,6 +603,7 @@ def load_encoder(
     from sentence_transformers import SentenceTransformer
     from transformers import PretrainedConfig
 
+    libraries.check_use("sentence encoders")
     options: dict[str, Any] = {"use_safetensors": True, "ignore_mismatched_sizes": True}
     options |= {"dtype": dtype} if dtype else {}
     source = source_of(spec)
@@ -683,12 +694,13 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
         elif isinstance(error, (TypeError, AttributeError)):
             text = (
                 f"the {part} can't be built from the JSON files ({reason}): a value is missing or has the wrong type; "
-                "copy the folder again"
+                f"copy the folder again{libraries.untested('transformers')}"
             )
         elif isinstance(error, misfit) and name not in ("OutOfMemoryError", "AcceleratorError"):
+            last = str(error).strip().splitlines()[-1].strip()
             text = (
-                f"the files of the {part} do not match ({str(error).strip().splitlines()[-1].strip()}): do they "
-                "belong to another base model, or to another version of this project?"
+                f"the files of the {part} do not match ({last}): do they belong to another base model, or to another "
+                f"version of this project?{libraries.untested('transformers')}"
             )
         else:
             raise
@@ -753,6 +765,9 @@ def _package_model(package: str) -> Path:
 
 
 def _convert_gguf(gguf: Path, target: Path) -> None:
+    # transformers' own error names neither the file nor the extra.
+    if importlib.util.find_spec("gguf") is None:
+        raise ImportError(f"{gguf} needs the package gguf, which reads it: run pip install 'tripletune[gguf]'")
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     logger.info("converting %s to %s once (about half a minute)", gguf.name, target)

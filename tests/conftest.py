@@ -225,7 +225,7 @@ def serve(tmp_path, monkeypatch):
     """`serve(model)`: `--model tmp_path/model` is that object, a Graph-LLM that a test writes."""
 
     def put(model):
-        monkeypatch.setattr("tripletune.rag.answering.check_model_folder", lambda spec: None)
+        monkeypatch.setattr("tripletune.rag.graph_models.check_model_folder", lambda spec: None)
         monkeypatch.setattr("tripletune.llm.graph_generator.load_generator", lambda spec, **options: model)
         (tmp_path / "model").mkdir()
         (tmp_path / "model" / "config.json").write_text('{"model_type": "graph_llm", "base_model": "pypi:none"}')
@@ -288,7 +288,7 @@ def make_batch(embeddings):
         import torch
 
         from tripletune.models.graph_llm.graphs import batch_graphs
-        from tripletune.train.batches import pad_batch
+        from tripletune.train.rows.batches import pad_batch
 
         prompts = [processor.encode_input(record.input) for record in records]
         ends = [processor.encode_label(record)[0] if labels else [] for record in records]

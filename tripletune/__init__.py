@@ -26,10 +26,11 @@ def load_system(system: str, *, teacher: LLMOptions | None = None, **options: An
     Args:
         system: The system's name: "ras", "cirag", "t2rag", "gear", "thrag" or a baseline.
         teacher: The chat model, if the system needs one, such as `LLMOptions(backend="openai", model="gpt-4o-mini")`.
-        **options: Fields of `rag.answering.SystemOptions` (`model`, `corpus`, `triples`, `index`, …) and options of the
-            system, such as `top_k=2`.
+        **options: Fields of `rag.system_options.SystemOptions` (`model`, `corpus`, `triples`, `index`, …), and options
+            of the system, such as `top_k=2`.
     """
-    from tripletune.rag.answering import SystemOptions, open_system
+    from tripletune.rag.answering import open_system
+    from tripletune.rag.system_options import SystemOptions
 
     return open_system(SystemOptions.of(system=system, **options), teacher)
 

@@ -24,7 +24,7 @@ from tripletune.core.options import default_of
 from tripletune.core.plugins import names_in
 from tripletune.eval import find_metrics, load_task, task_names
 from tripletune.rag.systems import AnswerOptions, LoopOptions, find_system, system_names
-from tripletune.train.tasks import EngineConfig
+from tripletune.train.settings import EngineConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 _PLACE = re.compile(r"\b(eq\.|algorithm|figures?|tables?|sections?|papers? leaves?) (\d|[A-Z]\.\d|a choice)", re.I)

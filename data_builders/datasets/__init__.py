@@ -6,36 +6,32 @@ samples of a label are the rows whose ids have the smallest hashes, so the order
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import json
-import sqlite3
 from bisect import bisect_right, insort
-from collections import Counter, defaultdict, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from operator import itemgetter
-from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.pairs import ExtractionPair, Trajectory
 from tripletune.core.data.records import Record
 from tripletune.core.data.triples import Triple
 from tripletune.core.tables import Table
 
+if TYPE_CHECKING:
+    from tripletune.data_builders.datasets.writer import BuildFacts
+
 SAMPLES = 5
 
 R = TypeVar("R", bound=Record | ExtractionPair | Trajectory)
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 class RowKind(Protocol[R]):
-    """A kind of row.
+    """A kind of row: how it is stored, read, counted and shown.
 
     Attributes:
+        name: "record", "pair" or "trajectory"; `plural` is its plural.
         layout: Types of a stored row: "string" or "bool", `[type]` for a list, `{name: type}` for a structure.
         keys: Keys that identify a stored row of this kind.
         hub_task: The hub's name of the task.
@@ -67,11 +63,11 @@ class RowKind(Protocol[R]):
     def count(self, row: R, statistics: Statistics[R]) -> None:
         """Count a row, by `Statistics.count` and `Statistics.measure`."""
 
-    def tables(self, numbers: dict[str, Any], facts: Any) -> list[Table]:
-        """Tables of the card from `Statistics.to_json` and the `writer.BuildFacts`."""
+    def tables(self, numbers: dict[str, Any], facts: BuildFacts) -> list[Table]:
+        """Tables of the card, from the numbers of `Statistics.to_json` and the facts of the build."""
 
     def graphs(self, row: R) -> list[Sequence[Triple]]:
-        """The triples of each step."""
+        """The triples of each step of a row; a kind without triples has none."""
         return []
 
 
@@ -81,10 +77,18 @@ def summary(counts: Counter[int]) -> dict[str, float]:
     if not total:
         return {"count": 0, "min": 0, "mean": 0.0, "median": 0.0, "max": 0}
     values = sorted(counts)
+    # ends[i]: how many of the numbers are at most values[i].
     ends = list(accumulate(counts[value] for value in values))
-    middle = [values[bisect_right(ends, rank)] for rank in ((total - 1) // 2, total // 2)]
+    lower_middle = values[bisect_right(ends, (total - 1) // 2)]
+    upper_middle = values[bisect_right(ends, total // 2)]
     mean = sum(value * count for value, count in counts.items()) / total
-    return {"count": total, "min": values[0], "mean": round(mean, 2), "median": sum(middle) / 2, "max": values[-1]}
+    return {
+        "count": total,
+        "min": values[0],
+        "mean": round(mean, 2),
+        "median": (lower_middle + upper_middle) / 2,
+        "max": values[-1],
+    }
 
 
 def keep_smallest(kept: list[tuple[bytes, Any]], key: str, item: Any, count: int = SAMPLES) -> None:
@@ -95,13 +99,29 @@ def keep_smallest(kept: list[tuple[bytes, Any]], key: str, item: Any, count: int
 
 
 class Statistics(Generic[R]):
-    """Counts the rows of a data set and keeps a few samples; lengths are in tokens, or in words without a tokenizer."""
+    """Counts the rows of a data set and keeps a few samples.
+
+    Args:
+        kind: The kind of the rows.
+        tokenizer: Lengths are in tokens of this model's tokenizer; None: in words.
+
+    Attributes:
+        unit: The unit of lengths, in words.
+        length: Returns the length of a text.
+        splits: Number of rows per split.
+    """
 
     def __init__(self, kind: RowKind[R], tokenizer: str | None = None) -> None:
         self.kind = kind
-        self.unit = f"tokens of {tokenizer}" if tokenizer else "white-space words (no tokenizer was given)"
-        self.length = token_counter(tokenizer) if tokenizer else lambda text: len(text.split())
+        self.length: Callable[[str], int]
+        if tokenizer:
+            self.unit = f"tokens of {tokenizer}"
+            self.length = token_counter(tokenizer)
+        else:
+            self.unit = "white-space words (no tokenizer was given)"
+            self.length = count_words
         self.splits: Counter[str] = Counter()
+        # section -> group -> name -> count, and group -> name -> value -> number of rows with this value
         self._counts: dict[str, dict[str, Counter[str]]] = {}
         self._lengths: dict[str, dict[str, Counter[int]]] = {}
         self._samples: dict[str, list[tuple[bytes, R]]] = defaultdict(list)
@@ -117,45 +137,67 @@ class Statistics(Generic[R]):
         keep_smallest(self._samples[self.kind.label(row)], row.id, row)
         self.kind.count(row, self)
 
-    def count(self, section: str, group: str, what: str, number: int = 1) -> None:
+    def count(self, section: str, group: str, name: str, number: int = 1) -> None:
         """Add to a count: `count("sources", "hotpotqa", "answering")`."""
-        self._counts.setdefault(section, {}).setdefault(group, Counter())[what] += number
+        self._counts.setdefault(section, {}).setdefault(group, Counter())[name] += number
 
-    def measure(self, group: str, what: str, value: int) -> None:
+    def measure(self, group: str, name: str, value: int) -> None:
         """Add a value to a distribution: `measure("planning", "input_tokens", 338)`."""
-        self._lengths.setdefault(group, {}).setdefault(what, Counter())[value] += 1
+        self._lengths.setdefault(group, {}).setdefault(name, Counter())[value] += 1
 
     def to_json(self) -> dict[str, Any]:
-        """All counts as plain numbers, and the samples."""
-        # The labels of the row kind come first, in the order of the kind.
-        labels = sorted(self._samples, key=[*self.kind.labels.values(), *sorted(self._samples)].index)
+        """All counts as plain numbers, and the samples.
+
+        Returns:
+            `{"unit", "records", "splits": {split: n}, "lengths": {group: {name: summary}}, "samples": {label: [{"id",
+            "input", "label"}]}}`, and between them `{section: {group: {name: n}}}` for each section of `count`.
+        """
+        sections = {}
+        for section, groups in self._counts.items():
+            sections[section] = {group: dict(counts) for group, counts in groups.items()}
+        lengths = {}
+        for group, distributions in self._lengths.items():
+            lengths[group] = {name: summary(values) for name, values in distributions.items()}
+        samples = {}
+        for label in self._sample_labels():
+            samples[label] = [self._sample(row) for _, row in self._samples[label]]
         return {
             "unit": self.unit,
             "records": self.records,
             "splits": dict(self.splits),
-            **{name: {group: dict(counts) for group, counts in one.items()} for name, one in self._counts.items()},
-            "lengths": {
-                group: {what: summary(counts) for what, counts in one.items()} for group, one in self._lengths.items()
-            },
-            "samples": {label: [self._sample(row) for _, row in self._samples[label]] for label in labels},
+            **sections,
+            "lengths": lengths,
+            "samples": samples,
         }
 
+    def _sample_labels(self) -> list[str]:
+        """The labels that have samples: first those that the row kind names, in its order, then others by name."""
+        named = [label for label in self.kind.labels.values() if label in self._samples]
+        return named + sorted(set(self._samples) - set(named))
+
     def _sample(self, row: R) -> dict[str, str]:
-        read, learned = self.kind.text(row)
-        return {"id": row.id, "input": read, "label": learned}
+        model_input, label = self.kind.text(row)
+        return {"id": row.id, "input": model_input, "label": label}
 
 
 def length_table(numbers: dict[str, Any]) -> Table:
-    """The table of the distributions of all measures."""
-    head = ["min", "mean", "median", "max"]
-    named = [(name, one) for group in numbers["lengths"].values() for name, one in group.items()]
-    rows = [[name, *(f"{one[key]:,}" for key in head)] for name, one in named]
-    return Table(["", *head], rows, "Lengths", f"In {numbers['unit']}.")
+    """The table of the distributions of all measures, from `Statistics.to_json`."""
+    columns = ["min", "mean", "median", "max"]
+    rows = []
+    for distributions in numbers["lengths"].values():
+        for name, values in distributions.items():
+            rows.append([name, *(f"{values[column]:,}" for column in columns)])
+    return Table(["", *columns], rows, "Lengths", f"In {numbers['unit']}.")
 
 
 def listed(counts: Mapping[str, int]) -> str:
-    """Counts as "name number, ..."."""
+    """Counts above zero as "name number, name number"."""
     return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+
+
+def count_words(text: str) -> int:
+    """The number of words between white space."""
+    return len(text.split())
 
 
 def token_counter(spec: str) -> Callable[[str], int]:
@@ -164,91 +206,3 @@ def token_counter(spec: str) -> Callable[[str], int]:
 
     tokenizer = load_tokenizer(spec)
     return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-_CACHE_KIB = 64 * 1024
-# Finished results per running item that may wait for a slower item before them. Beyond this, no new item is started.
-_WAITING = 4
-
-
-class SeenTable(AbstractContextManager["SeenTable"]):
-    """Remembers the note of the first occurrence of every value, under a 16-byte hash; at most 64 MB are in memory."""
-
-    def __init__(self) -> None:
-        # For an empty name SQLite opens a private temporary file, which disappears with the connection.
-        self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-        for setting in (f"cache_size = -{_CACHE_KIB}", "journal_mode = OFF", "synchronous = OFF"):
-            self._database.execute(f"PRAGMA {setting}")
-        self._database.execute("CREATE TABLE seen (digest BLOB PRIMARY KEY, note TEXT) WITHOUT ROWID")
-        self._database.execute("BEGIN")
-
-    def __exit__(self, *_: object) -> None:
-        self._database.close()
-
-    def first(self, kind: str, value: str, note: str = "") -> str | None:
-        """The note of the first occurrence of a value, or None if this call adds the value."""
-        row = (_digest(kind, value), note)
-        added = self._database.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", row).rowcount
-        return None if added else self.get(kind, value)
-
-    def get(self, kind: str, value: str) -> str | None:
-        """The note of a value that was added before, else None."""
-        row = self._database.execute("SELECT note FROM seen WHERE digest = ?", (_digest(kind, value),)).fetchone()
-        return None if row is None else str(row[0])
-
-
-class JsonlIndex:
-    """The rows of a JSON-lines file by their key, kept on disk.
-
-    Args:
-        key_of: Returns the key of a row, given "file:line" and the row.
-
-    Attributes:
-        repeated_line: Number of the first line that repeats an earlier key; the earlier line is used.
-    """
-
-    def __init__(self, path: str | Path, key_of: Callable[[str, dict[str, Any]], str]) -> None:
-        self.repeated_line: int | None = None
-        self._seen = SeenTable()
-        for where, row in read_jsonl(path):
-            if self._seen.first("row", key_of(where, row), json.dumps([where, row])) is not None:
-                self.repeated_line = self.repeated_line or int(where.rpartition(":")[2])
-
-    def get(self, key: str) -> tuple[str, dict[str, Any]] | None:
-        """The row of this key with its "file:line", or None."""
-        found = self._seen.get("row", key)
-        return None if found is None else tuple(json.loads(found))
-
-
-def _digest(kind: str, value: str) -> bytes:
-    return hashlib.blake2b(f"{kind}\n{value}".encode(errors="surrogatepass"), digest_size=16).digest()
-
-
-async def in_order(
-    items: Iterator[Item], work: Callable[[Item], Awaitable[Result]], concurrency: int
-) -> AsyncGenerator[tuple[Item, Result], None]:
-    """Run `work` on every item and yield items with results, in the order of the items.
-
-    In the sliding window, a slow item delays the results after it but not the work on them, and a fast reader does not
-    run ahead of a slow teacher. An exception of `work` is raised at its item's turn, and no task is left running.
-    """
-    room = asyncio.Semaphore(concurrency)
-    window: deque[tuple[Item, asyncio.Future[Result]]] = deque()
-    try:
-        for item in items:
-            await room.acquire()
-            task = asyncio.ensure_future(work(item))
-            task.add_done_callback(lambda _: room.release())
-            window.append((item, task))
-            # Let the event loop run: otherwise, work that never waits would start only when the window is full.
-            await asyncio.sleep(0)
-            while window and (window[0][1].done() or len(window) > _WAITING * concurrency):
-                yield window[0][0], await window[0][1]
-                window.popleft()
-        while window:
-            yield window[0][0], await window[0][1]
-            window.popleft()
-    finally:
-        for _, running in window:
-            running.cancel()
-        await asyncio.gather(*(running for _, running in window), return_exceptions=True)

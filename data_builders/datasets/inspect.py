@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import regex as re
 
 from tripletune.core.data.jsonl import stored_rows
 from tripletune.core.files import few, read_json
-from tripletune.core.tables import printable
-from tripletune.data_builders.datasets import RowKind, SeenTable, Statistics
+from tripletune.core.tables import on_one_line
+from tripletune.data_builders.datasets import RowKind, Statistics
 from tripletune.data_builders.datasets.kinds import KINDS, RECORDS
+from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import CARD, DROPPED, STATISTICS
 
 _SHARD_NAME = re.compile(r"(?P<split>.+?)-\d{5}\.(jsonl|parquet)")
@@ -29,8 +30,9 @@ def dataset_files(folder: str | Path) -> dict[str, list[Path]]:
         raise FileNotFoundError(f"no such folder: {folder}")
     files: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
-        if match := _SHARD_NAME.fullmatch(path.name):
-            files.setdefault(match["split"], []).append(path)
+        shard_name = _SHARD_NAME.fullmatch(path.name)
+        if shard_name:
+            files.setdefault(shard_name["split"], []).append(path)
     if not files:
         raise FileNotFoundError(why_empty(folder) or f"{folder} holds no shards (<split>-00000.jsonl or .parquet)")
     return files
@@ -39,8 +41,11 @@ def dataset_files(folder: str | Path) -> dict[str, list[Path]]:
 def stored_statistics(folder: str | Path) -> dict[str, Any]:
     """The content of a folder's `statistics.json`; empty if there is no such file."""
     path = Path(folder) / STATISTICS
-    content = read_json(path) if path.is_file() else {}
-    if content and not (isinstance(content.get("statistics"), dict) and isinstance(content.get("build"), dict)):
+    if not path.is_file():
+        return {}
+    content = read_json(path)
+    has_parts = isinstance(content.get("statistics"), dict) and isinstance(content.get("build"), dict)
+    if content and not has_parts:
         raise ValueError(f"{path}: the file does not hold the statistics of a data set; build the data set again")
     return content
 
@@ -50,55 +55,79 @@ def why_empty(folder: str | Path) -> str | None:
     content = stored_statistics(folder)
     if not content or content["statistics"]["records"]:
         return None
-    counts: Counter[str] = sum(map(Counter, content["build"]["drops"].values()), Counter())
-    reasons = few([f"{n:,} x {reason}" for reason, n in counts.most_common()])
+    drops: Counter[str] = Counter()
+    for drops_of_source in content["build"]["drops"].values():
+        drops.update(drops_of_source)
+    reasons = few([f"{number:,} x {reason}" for reason, number in drops.most_common() if number > 0])
     shown = f"{Path(folder) / CARD} has all counts, and {Path(folder) / DROPPED} has the replies"
     return f"{folder} has no records, since no question could be labelled ({reasons}): {shown}"
 
 
 def kind_of(folder: str | Path) -> RowKind[Any]:
     """The kind of a data set's rows, according to the first row; records if that row is unreadable."""
-    rows = chain.from_iterable(map(stored_rows, chain(*dataset_files(folder).values())))
+    files = chain.from_iterable(dataset_files(folder).values())
     with suppress(ValueError):
-        for _, first in rows:
-            return next((kind for kind in KINDS.values() if set(kind.keys) <= set(first)), RECORDS)
+        for file in files:
+            for _, row in stored_rows(file):
+                return _kind_with_keys(set(row))
     return RECORDS
 
 
-def _leaks(kind: RowKind[Any], row: Any, split: str, seen: SeenTable) -> list[tuple[str, str, str | None]]:
-    """Values of the row that occur in another split (a question, a text): kind, value, split."""
-    sides = [(what, value, seen.first(what, value, split)) for what, value in kind.sides(row)]
-    return [side for side in sides if side[2] not in (None, split)]
+def _kind_with_keys(keys: set[str]) -> RowKind[Any]:
+    for kind in KINDS.values():
+        if keys.issuperset(kind.keys):
+            return kind
+    return RECORDS
+
+
+class Leak(NamedTuple):
+    """A value that must not occur in two splits, and does.
+
+    Attributes:
+        side: The kind of value: "question id", "question text" or "text".
+        other_split: The split of the first row with this value.
+    """
+
+    side: str
+    value: str
+    other_split: str
+
+
+def _leaks(kind: RowKind[Any], row: Any, split: str, seen: SeenTable) -> list[Leak]:
+    """Values of the row that occurred in another split before; `seen` remembers the split of every value."""
+    leaks = []
+    for side, value in kind.sides(row):
+        first_split = seen.first(side, value, split)
+        if first_split not in (None, split):
+            leaks.append(Leak(side, value, str(first_split)))
+    return leaks
 
 
 def count_rows(folder: str | Path, tokenizer: str | None = None) -> tuple[Statistics[Any], Counter[str]]:
     """Statistics of a data set, and per kind of value the number of values that are also in another split."""
-    kind, leaks = kind_of(folder), Counter[str]()
+    kind = kind_of(folder)
+    leaks: Counter[str] = Counter()
     statistics = Statistics(kind, tokenizer)
     with SeenTable() as seen:
         for split, row in _rows(folder, kind):
             statistics.add(row, split)
-            leaks.update(what for what, _, _ in _leaks(kind, row, split, seen))
+            leaks.update(leak.side for leak in _leaks(kind, row, split, seen))
     return statistics, leaks
 
 
 def troubles(folder: str | Path) -> Iterator[str]:
     """Faults of a data set, one line each: bad rows, repeated ids, values in two splits, wrong numbers of rows."""
-    if (empty := why_empty(folder)) is not None:
+    empty = why_empty(folder)
+    if empty is not None:
         yield empty
         return
-    kind, counts = kind_of(folder), Counter[str]()
+    kind = kind_of(folder)
+    counts: Counter[str] = Counter()
     with SeenTable() as seen:
         for split, files in dataset_files(folder).items():
-            for where, row in (found for file in files for found in _checked(file, kind)):
+            for where, row in chain.from_iterable(_checked(file, kind) for file in files):
                 counts[split] += 1
-                if isinstance(row, ValueError):
-                    yield str(row)
-                    continue
-                if seen.first("id", row.id) is not None:
-                    yield f"{where}: {kind.name} id {row.id!r} occurs a second time"
-                for what, value, other in _leaks(kind, row, split, seen):
-                    yield f"{where}: {what} {value[:80]!r} is in {split!r} and in {other!r}"
+                yield from _row_troubles(kind, where, row, split, seen)
     if not counts:
         yield f"{folder} holds no {kind.name}"
     expected = stored_statistics(folder).get("statistics", {"splits": counts})["splits"]
@@ -106,6 +135,17 @@ def troubles(folder: str | Path) -> Iterator[str]:
         if counts[split] != expected.get(split, 0):
             here = f"split {split!r} has {counts[split]} rows, but this file says {expected.get(split, 0)}"
             yield f"{Path(folder) / STATISTICS}: {here}"
+
+
+def _row_troubles(kind: RowKind[Any], where: str, row: Any, split: str, seen: SeenTable) -> Iterator[str]:
+    """Faults of a row, which may be the `ValueError` of reading it, beside the rows before it."""
+    if isinstance(row, ValueError):
+        yield str(row)
+        return
+    if not seen.is_new("id", row.id):
+        yield f"{where}: {kind.name} id {row.id!r} occurs a second time"
+    for leak in _leaks(kind, row, split, seen):
+        yield f"{where}: {leak.side} {leak.value[:80]!r} is in {split!r} and in {leak.other_split!r}"
 
 
 def _checked(file: Path, kind: RowKind[Any]) -> Iterator[tuple[str, Any]]:
@@ -122,12 +162,14 @@ def _checked(file: Path, kind: RowKind[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _rows(folder: str | Path, kind: RowKind[Any], split: str | None = None) -> Iterator[tuple[str, Any]]:
+    """The rows of a data set, or of one split, each after the name of its split; an unreadable row is an error."""
     files = dataset_files(folder)
     if split is not None and split not in files:
         raise ValueError(f"{folder} has no split {split!r}; it has {', '.join(files)}")
     for name in [split] if split else files:
         for file in files[name]:
-            yield from ((name, kind.read(row, where)) for where, row in stored_rows(file))
+            for where, row in stored_rows(file):
+                yield name, kind.read(row, where)
 
 
 def find_rows(
@@ -137,57 +179,84 @@ def find_rows(
     label: str | None = None,
     split: str | None = None,
 ) -> list[tuple[str, Any]]:
-    """Rows of a data set with their splits, by the filters of `tripletune data peek`; without filters the first row."""
+    """Rows of a data set after the names of their splits, by the filters of `tripletune data peek`.
+
+    Without filters, this is the first row. With an id it is the row that has it, or else all rows of the question that
+    has it. A `ValueError` says that no row fits.
+    """
     kind = kind_of(folder)
     if number is not None and number < 1:
         raise ValueError(f"number {number}: {kind.plural} are counted from 1")
     if label is not None and label not in kind.labels:
-        known = f"is not one of {', '.join(kind.labels)}" if kind.labels else "can't be used"
-        raise ValueError(f"label {label!r} {known}, since {folder} holds {kind.plural}")
-    fitting = (
-        (name, row)
-        for name, row in _rows(folder, kind, split)
-        if identity in (None, row.id, getattr(row, "question_id", None))
-        and (label is None or kind.label(row) == kind.labels[label])
-    )
-    found = list(islice(fitting, (number or 1) - 1, None if identity and not number else number or 1))
-    # The one row with this id, or else all rows of the question with this id.
-    found = [item for item in found if item[1].id == identity][:1] or found
-    if not found:
-        asked = {"id": identity, "number": number, "label": label, "split": split}
-        filters = ", ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
-        raise ValueError(f"{folder} has no {kind.name}{f' with {filters}' if filters else ''}")
-    return found
+        why = f"is not one of {', '.join(kind.labels)}" if kind.labels else "can't be used"
+        raise ValueError(f"label {label!r} {why}, since {folder} holds {kind.plural}")
+    rows = _fitting(folder, kind, identity, label, split)
+    if identity and not number:
+        selected = list(rows)
+        with_this_id = [(name, row) for name, row in selected if row.id == identity]
+        if with_this_id:
+            selected = with_this_id[:1]
+    else:
+        first = (number or 1) - 1
+        selected = list(islice(rows, first, first + 1))
+    if not selected:
+        options = {"id": identity, "number": number, "label": label, "split": split}
+        filters = [f"{name} {value}" for name, value in options.items() if value is not None]
+        if not filters:
+            raise ValueError(f"{folder} has no {kind.name}")
+        raise ValueError(f"{folder} has no {kind.name} with {', '.join(filters)}")
+    return selected
+
+
+def _fitting(
+    folder: str | Path, kind: RowKind[Any], identity: str | None, label: str | None, split: str | None
+) -> Iterator[tuple[str, Any]]:
+    """The rows of a split (None: of all) with this id or question id, and this label (None: any)."""
+    for name, row in _rows(folder, kind, split):
+        if identity not in (None, row.id, getattr(row, "question_id", None)):
+            continue
+        if label is None or kind.label(row) == kind.labels[label]:
+            yield name, row
 
 
 def row_text(kind: RowKind[Any], row: Any, split: str) -> str:
     """A row as text: description, the model's whole input, and label."""
-    read, learned = kind.text(row)
+    model_input, label = kind.text(row)
     about = [" ".join(line.splitlines()) for line in kind.describe(row, split)]
-    return "\n".join([*about, "", read, "", f"=> {learned}"])
+    return "\n".join([*about, "", model_input, "", f"=> {label}"])
 
 
 def mermaid(kind: RowKind[Any], row: Any) -> str:
     """The graph of a row as Mermaid text; names that several steps share (bridges) have a bold frame."""
-    graphs, steps, arrows = kind.graphs(row), defaultdict[str, set[int]](set), []
+    graphs = kind.graphs(row)
+    # The steps in which each name occurs; the number of a node is the place of its name.
+    steps_of: dict[str, set[int]] = {}
+    arrows = []
     for step, triples in enumerate(graphs):
         for triple in dict.fromkeys(triples):
             for name in (triple.subject, triple.object):
-                steps[name].add(step)
-            ends = [f"n{list(steps).index(name)}" for name in (triple.subject, triple.object)]
+                steps_of.setdefault(name, set()).add(step)
+            names = list(steps_of)
             label = f"q_{step}: {triple.predicate}" if len(graphs) > 1 else triple.predicate
-            arrows.append(f"    {ends[0]} -->|{_quoted(label)}| {ends[1]}")
-    if not steps:
+            arrows.append(
+                f"    n{names.index(triple.subject)} -->|{_quoted(label)}| n{names.index(triple.object)}",
+            )
+    if not steps_of:
         raise ValueError(f"{kind.name} {row.id!r} has no triples to draw; choose another row (--number, --label)")
-    bridges = [f"n{number}" for number, shared in enumerate(steps.values()) if len(shared) > 1]
-    return "\n".join([
-        "flowchart LR",
-        *(f"    n{number}[{_quoted(name)}]" for number, name in enumerate(steps)),
-        *arrows,
-        *(["    classDef bridge stroke-width:3px", f"    class {','.join(bridges)} bridge"] if bridges else []),
-    ])  # fmt: skip
+    lines = ["flowchart LR"]
+    bridges = []
+    for number, (name, steps) in enumerate(steps_of.items()):
+        lines.append(f"    n{number}[{_quoted(name)}]")
+        if len(steps) > 1:
+            bridges.append(f"n{number}")
+    lines += arrows
+    if bridges:
+        lines.append("    classDef bridge stroke-width:3px")
+        lines.append(f"    class {','.join(bridges)} bridge")
+    return "\n".join(lines)
 
 
 def _quoted(text: str) -> str:
     """A label without Mermaid syntax: special characters are written as numeric codes."""
-    return '"' + _NO_ENTITY.sub(lambda match: f"#{ord(match[0])};", " ".join(printable(text).split())) + '"'
+    escaped = _NO_ENTITY.sub(lambda match: f"#{ord(match[0])};", on_one_line(text))
+    return f'"{escaped}"'

@@ -6,9 +6,9 @@ from __future__ import annotations
 import copy
 import unicodedata
 from collections.abc import Iterable, Sequence
-from functools import partial
+from itertools import chain
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tripletune.core.data.answers import YES_NO, mentions, normalize_answer
 from tripletune.core.data.pairs import ExtractionPair, Trajectory, entity_triple
@@ -18,40 +18,75 @@ from tripletune.core.data.triples import Triple
 from tripletune.core.tables import Table
 from tripletune.data_builders.datasets import R, RowKind, Statistics, length_table
 
+if TYPE_CHECKING:
+    from tripletune.data_builders.datasets.writer import BuildFacts
+
 _INSTRUCTIONS = load_instructions()
 # Separates facts that are searched as one text: no name contains the separator, so no match spans two facts.
 _BETWEEN_FACTS = " \ue000 "
-# Table 4: row name (with the statistics shown), key in our statistics, the paper's planning and answering values.
-_TABLE_4: tuple[tuple[str, str, str, str], ...] = (
-    ("Queries", "records", "129,902", "78,164"),
-    ("Input tokens (mean, median, max)", "input_tokens", "338, 301, 1,910", "475, 466, 2,214"),
-    ("Output tokens (mean, median, max)", "output_tokens", "13, 12, 62", "13, 4, 2,332"),
-    ("Sub-queries (min, mean, max)", "subqueries", "0, 0.8, 5", "0, 1.2, 6"),
-    ("[SUFFICIENT]", "[SUFFICIENT]", "45,722 (35.2%)", "-"),
-    ("[SUBQ]", "[SUBQ]", "71,676 (55.2%)", "-"),
-    ("[NO_RETRIEVAL]", "[NO_RETRIEVAL]", "12,504 (9.6%)", "-"),
-    ("[SUBQ] tokens (min, mean, max)", "subq_tokens", "6, 18.3, 62", "-"),
-    ("Nodes of a graph (mean, median, max)", "graph_nodes", "11.6, 11, 56", "11.7, 11, 84"),
-    ("Edges of a graph (mean, median, max)", "graph_edges", "21.2, 20, 116", "21.3, 20, 160"),
+
+
+class _PaperRow(NamedTuple):
+    """A row of RAS's table 4.
+
+    Attributes:
+        name: The row's name, with the statistics that it shows in brackets.
+        key: The count or measure of `Statistics` beside it.
+        planning, answering: The paper's cells.
+    """
+
+    name: str
+    key: str
+    planning: str
+    answering: str
+
+
+_TABLE_4 = (
+    _PaperRow("Queries", "records", "129,902", "78,164"),
+    _PaperRow("Input tokens (mean, median, max)", "input_tokens", "338, 301, 1,910", "475, 466, 2,214"),
+    _PaperRow("Output tokens (mean, median, max)", "output_tokens", "13, 12, 62", "13, 4, 2,332"),
+    _PaperRow("Sub-queries (min, mean, max)", "subqueries", "0, 0.8, 5", "0, 1.2, 6"),
+    _PaperRow("[SUFFICIENT]", "[SUFFICIENT]", "45,722 (35.2%)", "-"),
+    _PaperRow("[SUBQ]", "[SUBQ]", "71,676 (55.2%)", "-"),
+    _PaperRow("[NO_RETRIEVAL]", "[NO_RETRIEVAL]", "12,504 (9.6%)", "-"),
+    _PaperRow("[SUBQ] tokens (min, mean, max)", "subq_tokens", "6, 18.3, 62", "-"),
+    _PaperRow("Nodes of a graph (mean, median, max)", "graph_nodes", "11.6, 11, 56", "11.7, 11, 84"),
+    _PaperRow("Edges of a graph (mean, median, max)", "graph_edges", "21.2, 20, 116", "21.3, 20, 160"),
 )
-_SOURCE_COLUMNS = (*(action.value for action in Action), "answering", "answering with triples", "yes/no answer",
-                   "answer in triples")  # fmt: skip
+_SOURCE_COLUMNS = (
+    *(action.value for action in Action),
+    "answering",
+    "answering with triples",
+    "yes/no answer",
+    "answer in triples",
+)
 
 
 class _Records(RowKind[Record]):
     """Planning and answering records."""
 
-    name, plural, read = "record", "records", staticmethod(Record.from_json)
+    name = "record"
+    plural = "records"
+    read = staticmethod(Record.from_json)
     layout = MappingProxyType({
-        **dict.fromkeys(("id", "question_id", "task", "question"), "string"),
+        "id": "string",
+        "question_id": "string",
+        "task": "string",
+        "question": "string",
         "steps": [{"query": "string", "triples": [["string"]], "text": "string"}],
-        "action": "string", "subquery": "string", "answers": ["string"], "source": "string",
+        "action": "string",
+        "subquery": "string",
+        "answers": ["string"],
+        "source": "string",
     })  # fmt: skip
     keys = ("question_id", "task", "action")
     hub_task = "question-answering"
     labels = MappingProxyType({
-        "subq": "[SUBQ]", "sufficient": "[SUFFICIENT]", "no_retrieval": "[NO_RETRIEVAL]",
-        "answer": "answer after retrieval", "direct_answer": "answer without retrieval",
+        "subq": "[SUBQ]",
+        "sufficient": "[SUFFICIENT]",
+        "no_retrieval": "[NO_RETRIEVAL]",
+        "answer": "answer after retrieval",
+        "direct_answer": "answer without retrieval",
     })  # fmt: skip
 
     def label(self, row: Record) -> str:
@@ -64,15 +99,14 @@ class _Records(RowKind[Record]):
         return render(row.input), row.label
 
     def describe(self, row: Record, split: str) -> list[str]:
-        graphs = ", ".join(
-            f"q_{number}: {len(set(step.triples))} triples, {len(_names(step.triples))} nodes"
-            for number, step in enumerate(row.steps)
-        )
+        graphs = []
+        for number, step in enumerate(row.steps):
+            graphs.append(f"q_{number}: {len(set(step.triples))} triples, {len(_names(step.triples))} nodes")
         return [
             f"{row.id}  ({row.task}, split {split}, source {row.source or '-'}, question {row.question_id})",
-            f"graphs: {graphs or 'none'}",
+            f"graphs: {', '.join(graphs) or 'none'}",
             f"gold answers: {' | '.join(row.answers) or 'none'}",
-            *_rejected(row),
+            *_rejected_line(row),
             "",
             _INSTRUCTIONS[row.task],
         ]
@@ -85,67 +119,90 @@ class _Records(RowKind[Record]):
         return [step.triples for step in row.steps]
 
     def count(self, row: Record, statistics: Statistics[Record]) -> None:
+        """Count a record, and measure its lengths: the quantities of table 4, and the rows of the table of sources."""
         for task in TASKS:
-            statistics.count("tasks", task, "records", task == row.task)
+            # Both tasks are named in the statistics, also one without records.
+            statistics.count("tasks", task, "records", 1 if task == row.task else 0)
         statistics.count("tasks", row.task, row.action.value)
-        output, measure = statistics.length(row.label), partial(statistics.measure, row.task)
-        measure("input_tokens", statistics.length(f"{_INSTRUCTIONS[row.task]}\n\n{render(row.input)}"))
-        measure("output_tokens", output)
-        measure("subqueries", len(row.steps))
-        if row.task == "planning" and row.action is Action.SUBQ:
-            measure("subq_tokens", output)
-        for triples in filter(None, (set(step.triples) for step in row.steps)):
-            # Each triple is an edge and its reverse, as in the authors' code.
-            measure("graph_nodes", len(_names(triples)))
-            measure("graph_edges", 2 * len(triples))
-        statistics.count("sources", row.source, row.action.value if row.task == "planning" else "answering")
-        if row.task == "answering" and row.steps:
-            statistics.count("sources", row.source, "answering with triples")
-            if row.answers[0].strip().lower() in YES_NO:
-                statistics.count("sources", row.source, "yes/no answer")
-            elif facts_name((triple for step in row.steps for triple in step.triples), row.answers):
-                statistics.count("sources", row.source, "answer in triples")
+        self._measure(row, statistics)
+        if row.task == "planning":
+            statistics.count("sources", row.source, row.action.value)
+            return
+        statistics.count("sources", row.source, "answering")
+        if not row.steps:
+            return
+        statistics.count("sources", row.source, "answering with triples")
+        if row.answers[0].strip().lower() in YES_NO:
+            statistics.count("sources", row.source, "yes/no answer")
+        elif facts_name(chain.from_iterable(step.triples for step in row.steps), row.answers):
+            statistics.count("sources", row.source, "answer in triples")
 
-    def tables(self, numbers: dict[str, Any], facts: Any) -> list[Table]:
-        head = ["", "planning", "planning, paper", "answering", "answering, paper"]
-        rows = [
-            [name, _cell(numbers, "planning", name, key), planning, _cell(numbers, "answering", name, key), answering]
-            for name, key, planning, answering in _TABLE_4
-        ]
+    def _measure(self, row: Record, statistics: Statistics[Record]) -> None:
+        model_input = f"{_INSTRUCTIONS[row.task]}\n\n{render(row.input)}"
+        output_length = statistics.length(row.label)
+        statistics.measure(row.task, "input_tokens", statistics.length(model_input))
+        statistics.measure(row.task, "output_tokens", output_length)
+        statistics.measure(row.task, "subqueries", len(row.steps))
+        if row.task == "planning" and row.action is Action.SUBQ:
+            statistics.measure(row.task, "subq_tokens", output_length)
+        for step in row.steps:
+            triples = set(step.triples)
+            if triples:
+                # Each triple is an edge and its reverse, as in the authors' code.
+                statistics.measure(row.task, "graph_nodes", len(_names(triples)))
+                statistics.measure(row.task, "graph_edges", 2 * len(triples))
+
+    def tables(self, numbers: dict[str, Any], facts: BuildFacts) -> list[Table]:
+        """Table 4 of RAS with ours beside it, and what each source gave."""
+        rows = []
+        for paper in _TABLE_4:
+            planning = _cell(numbers, "planning", paper)
+            answering = _cell(numbers, "answering", paper)
+            rows.append([paper.name, planning, paper.planning, answering, paper.answering])
         note = (
             f"Lengths here are {numbers['unit']}; the paper counts LLaMA-2 tokens. A graph belongs to one step: its "
             "nodes are the distinct subjects and objects, and each triple is an edge and its reverse."
         )
-        sources = [
-            [name, facts.teachers.get(name, "-"), f"{facts.questions.get(name, 0):,}"]
-            + [f"{counts.get(key, 0):,}" for key in _SOURCE_COLUMNS]
-            for name, counts in numbers.get("sources", {}).items()
-        ]
-        explained = (
+        head = ["", "planning", "planning, paper", "answering", "answering, paper"]
+        table_4 = Table(head, rows, "Beside table 4 of RAS", note)
+
+        sources = []
+        for name, counts in numbers.get("sources", {}).items():
+            cells = [name, facts.teachers.get(name, "-"), f"{facts.questions.get(name, 0):,}"]
+            cells += [f"{counts.get(column, 0):,}" for column in _SOURCE_COLUMNS]
+            sources.append(cells)
+        note = (
             "“Answer in triples” counts the answering records whose history has triples that name a gold answer "
             "(normalised, whole words); yes/no answers are not counted."
         )
-        return [
-            Table(head, rows, "Beside table 4 of RAS", note),
-            Table(["source", "teacher", "questions", *_SOURCE_COLUMNS], sources, "Sources", explained),
-        ]
+        return [table_4, Table(["source", "teacher", "questions", *_SOURCE_COLUMNS], sources, "Sources", note)]
 
 
-def _cell(numbers: dict[str, Any], task: str, name: str, key: str) -> str:
-    """One cell of table 4: a count, a share, or the statistics that the row's name lists in brackets."""
+def _cell(numbers: dict[str, Any], task: str, paper: _PaperRow) -> str:
+    """Our cell of table 4: a count, a share, or the statistics that the row's name lists in brackets."""
     counts = numbers.get("tasks", {}).get(task, {})
-    total = counts.get("records", 0)
-    if key == "records":
-        return f"{total:,}"
-    if name == key:
-        return f"{counts.get(key, 0):,} ({counts.get(key, 0) / total:.1%})" if task == "planning" and total else "-"
-    values = numbers["lengths"].get(task, {}).get(key)
-    parts = name[name.index("(") + 1 : -1].split(", ")
-    return ", ".join(f"{values[part]:,.1f}".removesuffix(".0") for part in parts) if values else "-"
+    records = counts.get("records", 0)
+    if paper.key == "records":
+        return f"{records:,}"
+    is_action = paper.name == paper.key
+    if is_action:
+        if task != "planning" or not records:
+            return "-"
+        count = counts.get(paper.key, 0)
+        return f"{count:,} ({count / records:.1%})"
+    values = numbers["lengths"].get(task, {}).get(paper.key)
+    if not values:
+        return "-"
+    shown = paper.name[paper.name.index("(") + 1 : -1].split(", ")
+    return ", ".join(f"{values[statistic]:,.1f}".removesuffix(".0") for statistic in shown)
 
 
-def _names(triples: Any) -> set[str]:
-    return {name for triple in triples for name in (triple.subject, triple.object)}
+def _names(triples: Iterable[Triple]) -> set[str]:
+    """The distinct subjects and objects: the nodes of a graph."""
+    names: set[str] = set()
+    for triple in triples:
+        names.update((triple.subject, triple.object))
+    return names
 
 
 def facts_name(facts: Iterable[Triple], names: Iterable[str]) -> bool:
@@ -162,7 +219,9 @@ _COLUMNS = ("with facts", "without facts", "only a name", "with a title", "tripl
 class _Pairs(RowKind[ExtractionPair]):
     """Texts with their triples."""
 
-    name, plural, read = "pair", "pairs", staticmethod(ExtractionPair.from_json)
+    name = "pair"
+    plural = "pairs"
+    read = staticmethod(ExtractionPair.from_json)
     layout = MappingProxyType(
         {"id": "string", "text": "string", "title": "string", "triples": [["string"]], "source": "string"}
     )
@@ -170,9 +229,12 @@ class _Pairs(RowKind[ExtractionPair]):
     labels = MappingProxyType({"facts": "with facts", "no_facts": "without facts", "name": "only a name"})
 
     def label(self, row: ExtractionPair) -> str:
+        """Whether a text has facts, has none, or is only a name."""
         if not row.triples:
             return "without facts"
-        return "only a name" if row.triples == (entity_triple(row.triples[0].subject),) else "with facts"
+        if row.triples == (entity_triple(row.triples[0].subject),):
+            return "only a name"
+        return "with facts"
 
     def text(self, row: ExtractionPair) -> tuple[str, str]:
         return row.source_text, row.target or "(nothing: the text has no facts)"
@@ -182,32 +244,33 @@ class _Pairs(RowKind[ExtractionPair]):
         return [head, f"{len(row.triples)} triples, {len(_names(row.triples))} entities"]
 
     def sides(self, row: ExtractionPair) -> list[tuple[str, str]]:
-        """Texts that differ only in spaces, case or Unicode form count as the same."""
+        """The text alone; see `text_key`."""
         return [("text", text_key(row.text))]
 
     def graphs(self, row: ExtractionPair) -> list[Sequence[Triple]]:
         return [row.triples]
 
     def count(self, row: ExtractionPair, statistics: Statistics[ExtractionPair]) -> None:
-        names, searched = _names(row.triples), f"{row.title}\n{row.text}".casefold()
-        for what, number in (
-            ("pairs", 1),
-            (self.label(row), 1),
-            ("with a title", bool(row.title)),
-            ("triples", len(row.triples)),
-            ("entities", len(names)),
-            ("entities in the text", sum(name.casefold() in searched for name in names)),
-        ):
-            statistics.count("sources", row.source, what, number)
+        """Count a pair by its label, and its entities, also those that title or text name in these words."""
+        entities = _names(row.triples)
+        searched = f"{row.title}\n{row.text}".casefold()
+        in_text = [name for name in entities if name.casefold() in searched]
+        statistics.count("sources", row.source, "pairs")
+        statistics.count("sources", row.source, self.label(row))
+        statistics.count("sources", row.source, "with a title", 1 if row.title else 0)
+        statistics.count("sources", row.source, "triples", len(row.triples))
+        statistics.count("sources", row.source, "entities", len(entities))
+        statistics.count("sources", row.source, "entities in the text", len(in_text))
         statistics.measure("all", "source", statistics.length(row.source_text))
         statistics.measure("all", "target", statistics.length(row.target))
         statistics.measure("all", "triples", len(row.triples))
 
-    def tables(self, numbers: dict[str, Any], facts: Any) -> list[Table]:
-        sources = [
-            [name, *(f"{counts.get(key, 0):,}" for key in _COLUMNS), _share(counts)]
-            for name, counts in numbers.get("sources", {}).items()
-        ]
+    def tables(self, numbers: dict[str, Any], facts: BuildFacts) -> list[Table]:
+        """What each source gave, and the lengths."""
+        sources = []
+        for name, counts in numbers.get("sources", {}).items():
+            cells = [f"{counts.get(column, 0):,}" for column in _COLUMNS]
+            sources.append([name, *cells, _share_in_text(counts)])
         note = (
             "“Entities in the text” is the share of subjects and objects that occur in title or text, ignoring case. "
             f"The paper trains on {PAPER_PAIRS:,} pairs of WikiOFGraph (RAS, section D.1)."
@@ -217,22 +280,30 @@ class _Pairs(RowKind[ExtractionPair]):
 
 
 def text_key(text: str) -> str:
-    """A text with normalised spaces, case and Unicode form."""
+    """A text without spaces, in one case and Unicode form: texts that differ only in these count as the same."""
     return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def _share(counts: dict[str, int]) -> str:
+def _share_in_text(counts: dict[str, int]) -> str:
     entities = counts.get("entities", 0)
-    return f"{counts['entities in the text'] / entities:.1%}" if entities else "-"
+    if not entities:
+        return "-"
+    return f"{counts['entities in the text'] / entities:.1%}"
 
 
 class _Trajectories(RowKind[Trajectory]):
     """Chats with their loss mask."""
 
-    name, plural, read = "trajectory", "trajectories", staticmethod(Trajectory.from_json)
+    name = "trajectory"
+    plural = "trajectories"
+    read = staticmethod(Trajectory.from_json)
     layout = MappingProxyType({
-        **dict.fromkeys(("id", "question_id", "role", "model"), "string"),
-        "messages": [{"role": "string", "content": "string"}], "learned": ["bool"],
+        "id": "string",
+        "question_id": "string",
+        "role": "string",
+        "model": "string",
+        "messages": [{"role": "string", "content": "string"}],
+        "learned": ["bool"],
     })  # fmt: skip
     keys = ("messages", "learned")
 
@@ -240,44 +311,59 @@ class _Trajectories(RowKind[Trajectory]):
         return row.role
 
     def text(self, row: Trajectory) -> tuple[str, str]:
-        turns = [
-            f"{message['role']}{' (learned)' if learned else ''}: {message['content']}"
-            for message, learned in zip(row.messages[:-1], row.learned)
-        ]
+        turns = []
+        for message, learned in zip(row.messages[:-1], row.learned):
+            mark = " (learned)" if learned else ""
+            turns.append(f"{message['role']}{mark}: {message['content']}")
         return "\n\n".join(turns), row.messages[-1]["content"]
 
     def describe(self, row: Trajectory, split: str) -> list[str]:
         head = f"{row.id}  ({row.role}, split {split}, teacher {row.model}, question {row.question_id})"
-        return [head, f"{len(row.messages)} turns, {sum(row.learned)} learned", *_rejected(row)]
+        return [head, f"{len(row.messages)} turns, {sum(row.learned)} learned", *_rejected_line(row)]
 
     def sides(self, row: Trajectory) -> list[tuple[str, str]]:
         return [("question id", row.question_id)]
 
     def count(self, row: Trajectory, statistics: Statistics[Trajectory]) -> None:
+        """Count a chat by its teacher and its number of learned turns, and measure the text, whole and learned."""
         statistics.count("trajectories", "learned_turns", str(sum(row.learned)))
         statistics.count("trajectories", "models", row.model)
-        lengths = [statistics.length(message["content"]) for message in row.messages]
-        statistics.measure("all", "whole", sum(lengths))
-        statistics.measure("all", "learned", sum(n for n, learned in zip(lengths, row.learned) if learned))
+        whole = 0
+        learned = 0
+        for message, is_learned in zip(row.messages, row.learned):
+            length = statistics.length(message["content"])
+            whole += length
+            if is_learned:
+                learned += length
+        statistics.measure("all", "whole", whole)
+        statistics.measure("all", "learned", learned)
 
-    def tables(self, numbers: dict[str, Any], facts: Any) -> list[Table]:
+    def tables(self, numbers: dict[str, Any], facts: BuildFacts) -> list[Table]:
+        """Chats by their number of learned turns and by teacher, and the lengths."""
         counts = numbers.get("trajectories", {"learned_turns": {}, "models": {}})
-        turns = sorted(counts["learned_turns"].items(), key=lambda item: int(item[0]))
-        rows = [[f"with {name} learned turns", f"{count:,}"] for name, count in turns]
-        rows += [[f"of {model}", f"{count:,}"] for model, count in sorted(counts["models"].items())]
+        rows = []
+        for turns in sorted(counts["learned_turns"], key=int):
+            rows.append([f"with {turns} learned turns", f"{counts['learned_turns'][turns]:,}"])
+        for model, number in sorted(counts["models"].items()):
+            rows.append([f"of {model}", f"{number:,}"])
         return [Table(["", "trajectories"], rows, "Turns and teachers"), length_table(numbers)]
 
 
-def _rejected(row: Record | Trajectory) -> list[str]:
-    return [f"rejected: {row.rejected}"] if row.rejected else []
+def _rejected_line(row: Record | Trajectory) -> list[str]:
+    """The line of `describe` with the worse reply of a preference pair; none for other rows."""
+    if not row.rejected:
+        return []
+    return [f"rejected: {row.rejected}"]
 
 
 def with_rejected(kind: RowKind[R]) -> RowKind[R]:
     """The same kind of rows, where each row also has a rejected reply."""
-    found = copy.copy(kind)
-    found.layout = MappingProxyType({**kind.layout, "rejected": "string"})
-    return found
+    pairs = copy.copy(kind)
+    pairs.layout = MappingProxyType({**kind.layout, "rejected": "string"})
+    return pairs
 
 
-RECORDS, PAIRS, TRAJECTORIES = _Records(), _Pairs(), _Trajectories()
+RECORDS = _Records()
+PAIRS = _Pairs()
+TRAJECTORIES = _Trajectories()
 KINDS: dict[str, RowKind[Any]] = {kind.plural: kind for kind in (PAIRS, RECORDS, TRAJECTORIES)}

@@ -7,29 +7,29 @@ card gives sources, models, numbers, and samples.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, Literal
 
 import yaml
 
-from tripletune.core.data.answers import normalize_answer
 from tripletune.core.files import check_folder, file_digest, json_line, new_folder, write_json, write_text
 from tripletune.core.options import rare, require, setting
 from tripletune.core.tables import Table, code_span, on_one_line, plain, printable
 from tripletune.data_builders.datasets import R, RowKind, Statistics
 
-CARD, STATISTICS = "README.md", "statistics.json"
+CARD = "README.md"
+STATISTICS = "statistics.json"
 # File of the questions that a teacher LLM could not label (`data_builders.subq.build`).
 DROPPED = "dropped.ndjson"
 _LONGEST_SAMPLE = 2000
 # Names of the files in a data set folder.
 MADE = (STATISTICS, "*-[0-9][0-9][0-9][0-9][0-9].jsonl", "*-[0-9][0-9][0-9][0-9][0-9].parquet", CARD, DROPPED)
-_SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
 _ROW_GROUP = 512
 
 
@@ -49,21 +49,30 @@ class FolderOptions:
 
 
 class DatasetWriter(Generic[R]):
-    """Writes a data set; `new_dataset` returns one."""
+    """Writes a data set; `new_dataset` returns one.
+
+    Args:
+        folder: Where the files are written.
+        sources: The input files that exist, for the card.
+    """
 
     def __init__(self, folder: Path, kind: RowKind[R], options: FolderOptions, sources: Sequence[str]) -> None:
-        self.folder, self.statistics = folder, Statistics(kind, options.tokenizer)
-        self._kind, self._options, self._sources = kind, options, sources
+        self.folder = folder
+        self.statistics = Statistics(kind, options.tokenizer)
+        self._kind = kind
+        self._options = options
+        self._sources = sources
+        # The unfinished shard of each split.
         self._shards: dict[str, _Shard] = {}
 
     def write(self, row: R, split: str) -> None:
         """Append a row to a split."""
-        number, last = divmod(self.statistics.splits[split], self._options.shard_size)
+        number, rows_in_shard = divmod(self.statistics.splits[split], self._options.shard_size)
         if split not in self._shards:
             self._shards[split] = _Shard(self.folder / f"{split}-{number:05d}.{self._options.format}", self._kind)
         self._shards[split].write(row.to_json())
         self.statistics.add(row, split)
-        if last + 1 == self._options.shard_size:
+        if rows_in_shard + 1 == self._options.shard_size:
             self._shards.pop(split).close()
 
     def close(self) -> None:
@@ -72,10 +81,16 @@ class DatasetWriter(Generic[R]):
             self._shards.popitem()[1].close()
 
     def finish(self, facts: BuildFacts) -> dict[str, Any]:
-        """Finish the shards and write the card, which lists the input files unless `facts` has files."""
+        """Finish the shards and write card and statistics; return the statistics.
+
+        The card lists the input files, unless `facts` has files, and the options of the folder after those of `facts`.
+        """
         self.close()
-        facts.files = facts.files or {path: file_digest(path) for path in self._sources if Path(path).is_file()}
-        facts.options |= {name: getattr(self._options, name) for name in ("format", "shard_size", "tokenizer")}
+        if not facts.files:
+            for path in filter(os.path.isfile, self._sources):
+                facts.files[path] = file_digest(path)
+        for name in ("format", "shard_size", "tokenizer"):
+            facts.options[name] = getattr(self._options, name)
         numbers = self.statistics.to_json()
         head = _front_matter(self._kind, facts.title, numbers["splits"], self._options.format)
         write_text(self.folder / CARD, f"{head}\n{card_body(self._kind, facts, numbers)}")
@@ -91,30 +106,13 @@ def new_dataset(
 
     The `sources` are never overwritten; sources that are not files (hub ids) are ignored.
     """
-    read = [str(path) for path in sources if path is not None and Path(path).exists()]
-    folder = new_folder(options.output, MADE, options.overwrite, read)
-    with folder as place, closing(DatasetWriter(place, kind, options, read)) as writer:
+    existing = [str(path) for path in sources if path is not None and Path(path).exists()]
+    # The writer closes its shards before the folder gets its name.
+    with (
+        new_folder(options.output, MADE, options.overwrite, existing) as folder,
+        closing(DatasetWriter(folder, kind, options, existing)) as writer,
+    ):
         yield writer
-
-
-def split_of(question: str, seed: int, validation_fraction: float) -> str:
-    """The split of a question: "train", or "validation" for a share of the questions.
-
-    The split depends only on normalised text and seed: questions with the same words share a split in every build.
-    """
-    return "validation" if drawn(seed, normalize_answer(question)) < validation_fraction * 2**64 else "train"
-
-
-def drawn(seed: int, text: str) -> int:
-    """A number below 2**64, from a hash of the seed and a text."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}\n{text}".encode(), digest_size=8).digest())
-
-
-def split_name_problems(name: str | None) -> list[str]:
-    """Problems of a split's name."""
-    if name is None or _SPLIT_NAME.fullmatch(name):
-        return []
-    return [f"split_name: {name!r} must be made of letters, digits, underscores and single dots"]
 
 
 class _Shard:
@@ -122,9 +120,11 @@ class _Shard:
 
     def __init__(self, path: Path, kind: RowKind[Any]) -> None:
         self._rows: list[dict[str, Any]] = []
+        self._append: Callable[[list[dict[str, Any]]], None]
+        self._close: Callable[[], None]
         if path.suffix == ".jsonl":
             file = path.open("w", encoding="utf-8")
-            self._append = lambda rows: file.writelines(json_line(row) for row in rows)
+            self._append = lambda rows: file.writelines(map(json_line, rows))
             self._close = file.close
         else:
             import pyarrow as pa
@@ -132,9 +132,9 @@ class _Shard:
 
             # The schema is explicit, since empty lists in the first rows of a shard do not show their types.
             schema = pa.schema(_arrow(kind.layout))
-            shard = pq.ParquetWriter(path, schema, compression="zstd")
-            self._append = lambda rows: shard.write_table(pa.Table.from_pylist(rows, schema=schema))
-            self._close = shard.close
+            table = pq.ParquetWriter(path, schema, compression="zstd")
+            self._append = lambda rows: table.write_table(pa.Table.from_pylist(rows, schema=schema))
+            self._close = table.close
 
     def write(self, row: dict[str, Any]) -> None:
         self._rows.append(row)
@@ -157,7 +157,9 @@ def _arrow(layout: Any) -> Any:
 
     if isinstance(layout, Mapping):
         return pa.struct([(name, _arrow(inner)) for name, inner in layout.items()])
-    return pa.list_(_arrow(layout[0])) if isinstance(layout, list) else pa.type_for_alias(layout)
+    if isinstance(layout, list):
+        return pa.list_(_arrow(layout[0]))
+    return pa.type_for_alias(layout)
 
 
 @dataclass
@@ -165,15 +167,20 @@ class BuildFacts:
     """Facts that a card shows beside its numbers.
 
     Attributes:
+        title, summary: Heading and first paragraph.
+        teachers: The model or annotations that labelled a source, by source.
         drops: Questions or rows left out, by source and reason.
         questions: Questions that gave records, by source.
         repairs: Replies that a repair turn corrected, by source and stage.
         refused: Rejected replies, also of repair turns, by source, stage and reason.
         recovered: Readable replies in another form than requested, by source.
         examples: Examples of left-out questions, by reason (`data_builders.subq.build`).
+        issues: Warnings about rows that were read nevertheless, with how often.
         files: SHA-256 of each input file; `prompts` has those of the prompts.
+        options: The options of the build.
         models: The model of each role.
         calls: Numbers of calls by stage; two runs of one build give equal numbers.
+        notes: Paragraphs below the summary.
     """
 
     title: str
@@ -202,23 +209,27 @@ def _front_matter(kind: RowKind[R], title: str, splits: Sequence[str], format: s
         "task_categories": [kind.hub_task],
         "tags": ["retrieval-augmented-generation", "knowledge-graph"],
         "configs": [{"config_name": "default", "data_files": files}],
-        "dataset_info": {"config_name": "default", "features": _inner(kind.layout)},
+        "dataset_info": {"config_name": "default", "features": _features(kind.layout)},
     }
     return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n"
 
 
-def _feature(layout: Any) -> dict[str, Any]:
-    """A `RowKind.layout` as the hub writes it."""
-    inner = _inner(layout)
-    return inner if isinstance(inner, dict) else {"struct" if isinstance(inner, list) else "dtype": inner}
-
-
-def _inner(layout: Any) -> Any:
+def _features(layout: Any) -> Any:
+    """A `RowKind.layout` as the hub writes it: the name of a type, `{"list": type}`, or a list of named features."""
     if isinstance(layout, str):
         return layout
     if isinstance(layout, list):
-        return {"list": _inner(layout[0])}
-    return [{"name": name, **_feature(one)} for name, one in layout.items()]
+        return {"list": _features(layout[0])}
+    features = []
+    for name, inner in layout.items():
+        feature = _features(inner)
+        if isinstance(inner, str):
+            features.append({"name": name, "dtype": feature})
+        elif isinstance(inner, list):
+            features.append({"name": name, **feature})
+        else:
+            features.append({"name": name, "struct": feature})
+    return features
 
 
 def card_body(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> str:
@@ -226,8 +237,11 @@ def card_body(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> s
     parts = [f"# {plain(facts.title)}", facts.summary, *facts.notes]
     if not numbers["records"]:
         parts.append("**No records: no question could be labelled.** The tables below say why.")
-    for one in card_tables(kind, facts, numbers):
-        parts += [f"## {one.title}", *filter(None, [one.note]), one.markdown()]
+    for table in card_tables(kind, facts, numbers):
+        parts.append(f"## {table.title}")
+        if table.note:
+            parts.append(table.note)
+        parts.append(table.markdown())
     if facts.examples:
         parts += _examples(facts.examples)
     if numbers["samples"]:
@@ -236,8 +250,8 @@ def card_body(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> s
 
 
 def card_tables(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> list[Table]:
-    """All tables of a card: numbers of rows and facts of the build."""
-    splits = [[name, f"{n:,}"] for name, n in numbers["splits"].items()]
+    """All tables of a card: numbers of rows and facts of the build; of empty tables only the first, with the splits."""
+    splits = _cells_of(numbers["splits"])
     tables = [Table(["split", kind.plural], splits, kind.plural.capitalize())]
     if numbers["records"]:
         tables += kind.tables(numbers, facts)
@@ -248,22 +262,39 @@ def card_tables(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) ->
         ("Replies that were read although they did not have the requested form", _by_source(facts.recovered)),
         ("Warnings", facts.issues),
     ):
-        tables.append(Table(["what", "count"], [[name, f"{n:,}"] for name, n in counts.items()], title))
+        tables.append(Table(["what", "count"], _cells_of(counts), title))
     tables.append(Table(["role", "model"], facts.models.items(), "Models"))
-    columns = list(dict.fromkeys(name for counts in facts.calls.values() for name in counts))
-    rows = [[stage, *(f"{n[name]:,}" if name in n else "-" for name in columns)] for stage, n in facts.calls.items()]
-    tables.append(Table(["stage", *(name.replace("_", " ") for name in columns)], rows, "Calls of the teacher"))
+    tables.append(_calls_table(facts.calls))
     for title, head, values in (
         ("Prompts", ("prompt", "SHA-256"), facts.prompts),
         ("Input files", ("file", "SHA-256"), facts.files),
         ("Options", ("option", "value"), facts.options),
     ):
         tables.append(Table(head, values.items(), title, cell=code_span))
-    return [one for one in tables if one.rows or one is tables[0]]
+    return tables[:1] + [table for table in tables[1:] if table.rows]
+
+
+def _cells_of(counts: Mapping[str, int]) -> list[list[str]]:
+    return [[name, f"{count:,}"] for name, count in counts.items()]
+
+
+def _calls_table(calls: Mapping[str, Mapping[str, float]]) -> Table:
+    """The teacher's calls: a row per stage, and a column per number that any stage has."""
+    columns = list(dict.fromkeys(chain.from_iterable(calls.values())))
+    rows = []
+    for stage, numbers in calls.items():
+        cells = [stage]
+        for column in columns:
+            cells.append(f"{numbers[column]:,}" if column in numbers else "-")
+        rows.append(cells)
+    head = ["stage", *(column.replace("_", " ") for column in columns)]
+    return Table(head, rows, "Calls of the teacher")
 
 
 def _fenced(text: str) -> str:
-    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    """A Markdown code block of a text, with a longer fence than the text has."""
+    longest_ticks = max((len(ticks) for ticks in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest_ticks + 1)
     return f"{fence}text\n{printable(text)}\n{fence}"
 
 
@@ -291,11 +322,13 @@ def _samples(kind: RowKind[R], samples: dict[str, list[dict[str, str]]]) -> list
     for label, rows in samples.items():
         parts.append(f"### {plain(label)}")
         for row in rows:
-            parts.append(f"{code_span(row['id'])}\n\n" + _fenced(f"{_cut(row['input'])}\n=> {_cut(row['label'])}"))
+            parts.append(code_span(row["id"]))
+            parts.append(_fenced(f"{_cut(row['input'])}\n=> {_cut(row['label'])}"))
     return parts
 
 
 def _cut(text: str) -> str:
+    """A text of at most about `_LONGEST_SAMPLE` characters."""
     if len(text) <= _LONGEST_SAMPLE:
         return text
     # The question stands last, so the middle is cut.
@@ -305,4 +338,9 @@ def _cut(text: str) -> str:
 
 
 def _by_source(counts: dict[str, dict[str, int]]) -> dict[str, int]:
-    return {f"{source}: {what}": n for source, numbers in counts.items() for what, n in numbers.items()}
+    """Counts by source and reason as counts by "source: reason"."""
+    by_name = {}
+    for source, numbers in counts.items():
+        for reason, number in numbers.items():
+            by_name[f"{source}: {reason}"] = number
+    return by_name

@@ -14,12 +14,12 @@ import os
 import sqlite3
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.data.passages import CORPUS, passage_id
@@ -31,10 +31,12 @@ from tripletune.core.options import CheckedOptions, setting
 from tripletune.core.program import progress, run_program
 from tripletune.core.sqlite import Kind, open_database
 from tripletune.core.tables import printable
-from tripletune.data_builders.documents.blocks import ENDINGS, TEXTS, TITLES, Block, Unreadable, read_blocks
+from tripletune.data_builders.documents import Block, Unreadable
+from tripletune.data_builders.documents.blocks import ENDINGS, TEXTS, TITLES, read_blocks
 
 logger = logging.getLogger(__name__)
-STORE, CARD = "documents.sqlite", "README.md"
+STORE = "documents.sqlite"
+CARD = "README.md"
 # "TDOC" in ASCII.
 _STORE = Kind("store of documents", 0x54444F43, 1, """
 CREATE TABLE documents (name TEXT PRIMARY KEY, digest TEXT NOT NULL, notes TEXT NOT NULL) WITHOUT ROWID;
@@ -52,7 +54,10 @@ text, without markup and with white space folded). `tripletune build passages` r
 # Increase this number when documents are read or cut in another way.
 _VERSION = 2
 # Paragraphs that decide the language of a document, and characters of each.
-_PARAGRAPHS, _READ = 20, 300
+_LANGUAGE_PARAGRAPHS = 20
+_LANGUAGE_CHARACTERS = 300
+# The names in `Build.counts` that count passages; all others count documents.
+_PASSAGE_COUNTS = ("added", "gone", "all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,8 @@ class Build:
     Attributes:
         left_out: Files that gave no passage, each with a general reason, a colon and details.
         odd: Documents that were read, by their oddity.
-        counts: Documents by outcome, and passages: added, gone, all.
+        counts: Documents by outcome ("kept", "changed", "new", "no longer read", "deleted"), and passages: "added",
+            "gone", "all".
     """
 
     left_out: dict[str, str]
@@ -80,150 +86,250 @@ class Build:
 
     def changes(self) -> str:
         """One line on the changes of documents and passages."""
-        states = {name: n for name, n in self.counts.items() if n and name not in ("added", "gone", "all")}
-        there = sum(states.values()) - self.counts["deleted"]
-        documents = f"{there:,} documents: {', '.join(f'{n:,} {name}' for name, n in states.items())}"
-        added, gone, passages = (self.counts[name] for name in ("added", "gone", "all"))
-        return f"{documents}; {added:,} passages new, {gone:,} gone, {passages:,} in all"
+        outcomes = []
+        documents = 0
+        for outcome, number in self.counts.items():
+            if outcome in _PASSAGE_COUNTS or not number:
+                continue
+            outcomes.append(f"{number:,} {outcome}")
+            if outcome != "deleted":
+                documents += number
+        return (
+            f"{documents:,} documents: {', '.join(outcomes)}; {self.counts['added']:,} passages new, "
+            f"{self.counts['gone']:,} gone, {self.counts['all']:,} in all"
+        )
 
     def oddities(self, most: int) -> list[str]:
-        """Left-out files and warnings, each with the names of a few files."""
-        found = dict(self.odd)
+        """Left-out files and warnings, a line per reason, each with the names of at most `most` files."""
+        names_of = dict(self.odd)
         for name, problem in sorted(self.left_out.items()):
-            reason, _, more = problem.partition(": ")
-            found.setdefault(f"left out, {reason}", []).append(f"{name} ({more})" if more else name)
-        return [f"{reason} ({len(names):,}): {few(names, most)}" for reason, names in sorted(found.items())]
+            reason, _, details = problem.partition(": ")
+            names_of.setdefault(f"left out, {reason}", []).append(f"{name} ({details})" if details else name)
+        return [f"{reason} ({len(names):,}): {few(names, most)}" for reason, names in sorted(names_of.items())]
 
 
-def find_documents(paths: Sequence[str | Path]) -> tuple[dict[str, Path], dict[str, str]]:
-    """Return the documents by their path in the common folder, and the reason why each other file is left out."""
-    if missing := [str(path) for path in paths if not Path(path).exists()]:
+class Documents(NamedTuple):
+    """What folders and files hold.
+
+    Attributes:
+        paths: The documents, by their path in the common folder.
+        left_out: The reason why each other file is left out.
+    """
+
+    paths: dict[str, Path]
+    left_out: dict[str, str]
+
+
+def find_documents(places: Sequence[str | Path]) -> Documents:
+    """Find the documents in files and folders; hidden files and links in folders are left out."""
+    missing = [str(place) for place in places if not Path(place).exists()]
+    if missing:
         raise FileNotFoundError(f"no such file or folder: {', '.join(missing)}")
-    places = [Path(os.path.abspath(path)) for path in paths]
-    top = os.path.commonpath([place if place.is_dir() else place.parent for place in places])
-    found, left_out = dict[str, Path](), dict[str, str]()
+    absolute = [Path(os.path.abspath(place)) for place in places]
+    common_folder = os.path.commonpath([place if place.is_dir() else place.parent for place in absolute])
+    documents = Documents({}, {})
 
     def add(path: Path, problem: str = "") -> None:
-        name = os.fsencode(os.path.relpath(path, top)).decode("utf-8", "replace").replace(os.sep, "/")
+        relative = os.path.relpath(path, common_folder)
+        # The name of a file may be no valid text.
+        name = os.fsencode(relative).decode("utf-8", "replace").replace(os.sep, "/")
         if not problem and path.suffix.lower() not in ENDINGS:
             problem = f"of a kind that is not read: {path.suffix or 'no ending'}"
-        if problem or not path.is_file():
-            left_out[name] = problem or "not a regular file"
+        if not problem and not path.is_file():
+            problem = "not a regular file"
+        if problem:
+            documents.left_out[name] = problem
         else:
-            found[name] = path
+            documents.paths[name] = path
 
-    for place in places:
+    for place in absolute:
         if not place.is_dir():
             add(place)
             continue
         for root, folders, files in os.walk(place, onerror=lambda error: add(Path(error.filename), "can't be opened")):
-            for name in [*folders, *files]:
-                path = Path(root, name)
-                problem = "hidden" if name[0] == "." else "links, which are not followed" if path.is_symlink() else ""
-                if problem or name in files:
-                    add(path, problem)
-                if problem and name in folders:
+            for name in files:
+                add(Path(root, name), _hidden_or_link(root, name))
+            for name in list(folders):
+                problem = _hidden_or_link(root, name)
+                if problem:
+                    add(Path(root, name), problem)
+                    # `os.walk` does not enter a folder that is removed from its list.
                     folders.remove(name)
-    return dict(sorted(found.items())), left_out
+    return Documents(dict(sorted(documents.paths.items())), documents.left_out)
+
+
+def _hidden_or_link(folder: str, name: str) -> str:
+    """Why a file or folder inside a folder is not read; "" if it is."""
+    if name.startswith("."):
+        return "hidden"
+    if Path(folder, name).is_symlink():
+        return "links, which are not followed"
+    return ""
 
 
 def passages_of(document: str, blocks: Iterable[Block], size: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a corpus; positions count the characters of all blocks, joined by line breaks."""
+    """Yield the rows of a corpus: the sentences under one heading, on one page, in passages.
+
+    Args:
+        document: Its name.
+        size: The maximum characters of a passage.
+
+    Yields:
+        `{"id", "title", "text", "document", "page"?, "heading"?, "position": [first, last]}`; positions count the
+        characters of all blocks, joined by line breaks.
+    """
     blocks = iter(blocks)
-    head = list(islice(blocks, _PARAGRAPHS))
-    language = detect("\n".join(block.text[:_READ] for block in head))
-    end = -1
-
-    def spans(group: Iterable[Block]) -> Iterator[Span]:
-        nonlocal end
-        for block in group:
-            for span in sentences(block.text, size, language, end + 1):
-                yield span
-            end = span.end
-
-    for (heading, page, _), group in groupby(chain(head, blocks), key=lambda block: block[1:]):
+    head = list(islice(blocks, _LANGUAGE_PARAGRAPHS))
+    language = detect("\n".join(block.text[:_LANGUAGE_CHARACTERS] for block in head))
+    placed = _with_starts(chain(head, blocks))
+    for (heading, page, _), section in groupby(placed, key=_section_of):
         title = one_line(" › ".join([document, *heading]))
-        about = {"document": document} | ({"page": page} if page else {})
-        about |= {"heading": " › ".join(heading)} if heading else {}
-        for piece in pack(spans(group), size, by_content=True):
-            text, position = joined(piece), [piece[0].start, piece[-1].end]
-            yield {"id": passage_id(title, text), "title": title, "text": text, **about, "position": position}
+        source: dict[str, Any] = {"document": document}
+        if page:
+            source["page"] = page
+        if heading:
+            source["heading"] = " › ".join(heading)
+        for piece in pack(_spans(section, size, language), size, by_content=True):
+            text = joined(piece)
+            position = [piece[0].start, piece[-1].end]
+            yield {"id": passage_id(title, text), "title": title, "text": text, **source, "position": position}
+
+
+class _PlacedBlock(NamedTuple):
+    """A block, and the number of its first character in the text of the document."""
+
+    block: Block
+    start: int
+
+
+def _with_starts(blocks: Iterable[Block]) -> Iterator[_PlacedBlock]:
+    start = 0
+    for block in blocks:
+        yield _PlacedBlock(block, start)
+        # White space is folded as in `sentences`; a line break joins the blocks.
+        start += len(" ".join(block.text.split())) + 1
+
+
+def _section_of(placed: _PlacedBlock) -> tuple[tuple[str, ...], int | None, int | None]:
+    """Heading, page and row: no passage spans two sections."""
+    return placed.block.heading, placed.block.page, placed.block.row
+
+
+def _spans(section: Iterable[_PlacedBlock], size: int, language: str) -> Iterator[Span]:
+    for block, start in section:
+        yield from sentences(block.text, size, language, start)
 
 
 def build_passages(options: PassageOptions, documents: Sequence[str | Path], output: str | Path) -> Build:
-    """Make or update a folder of passages; a stopped build resumes."""
+    """Make or update a folder of passages; a stopped build resumes.
+
+    Args:
+        documents: Files and folders.
+        output: The folder. Documents in its store that are not among `documents` are removed.
+    """
     folder = Path(output)
     check_folder(folder, (STORE, f"{STORE}-*", LOCK), True, documents, continues=STORE)
-    found, left_out = find_documents(documents)
+    paths, left_out = find_documents(documents)
     build = Build(left_out)
-    if not found:
-        raise ValueError("; ".join([f"{few(list(map(str, documents)), 3)}: no document was found", *build.oddities(3)]))
+    given = few(list(map(str, documents)), 3)
+    if not paths:
+        raise ValueError("; ".join([f"{given}: no document was found", *build.oddities(3)]))
     lock = lock_folder(folder, f"output folder {folder}: another program is writing it")
     with lock, closing(open_database(folder / STORE, _STORE)) as database:
-        known = [name for (name,) in database.execute("SELECT name FROM documents")]
-        if known and not found.keys() & known:
-            for name in (one for one in found if f"/{one}".endswith(f"/{known[0]}") or known[0].endswith(f"/{one}")):
-                raise ValueError(
-                    f"{known[0]} in {output} would become {name}, and all passages would be new, since documents are "
-                    "named from the folder that holds all of --documents: give the same folder, with new documents in "
-                    "it, or another --output"
-                )
-        for name, path in progress(found.items(), "reading", "document"):
+        stored = [name for (name,) in database.execute("SELECT name FROM documents")]
+        _refuse_renamed(paths, stored, output)
+        for name, path in progress(paths.items(), "reading", "document"):
             _read(database, name, path, options, build)
-        for name in (one for one in known if one not in found):
-            build.counts["gone"] += len(_forget(database, name))
-            build.counts["deleted"] += 1
-        stay = sum(build.counts[one] for one in ("kept", "changed", "no longer read"))
-        if (gone := build.counts["deleted"]) and not stay:
-            said = "%s has none of the %d documents from which %s was made; if this is a mistake, give the right folder"
-            logger.warning(said, few(list(map(str, documents))), gone, output)
-        for name, notes in database.execute("SELECT name, notes FROM documents ORDER BY name"):
-            for note, times in json.loads(notes).items():
-                build.odd[note].append(f"{name} ({times})" if times > 1 else name)
-        ((build.counts["all"],),) = database.execute("SELECT COUNT(*) FROM passages")
-        if not build.counts["all"]:
-            raise ValueError("; ".join(["no document could be read", *build.oddities(3)]))
-        with new_file(folder / CORPUS) as scratch, scratch.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(row for (row,) in database.execute("SELECT row FROM passages ORDER BY document, number"))
-        odd = "".join(f"- {line}\n" for line in build.oddities(20))
-        write_text(folder / CARD, f"{_CARD.format(size=options.size)}\n{odd}")
-        (folder / LOCK).unlink(missing_ok=True)
+        for name in stored:
+            if name not in paths:
+                build.counts["gone"] += len(_forget(database, name))
+                build.counts["deleted"] += 1
+        deleted = build.counts["deleted"]
+        still_there = build.counts["kept"] + build.counts["changed"] + build.counts["no longer read"]
+        if deleted and not still_there:
+            warning = (
+                "%s has none of the %d documents from which %s was made; if this is a mistake, give the right folder"
+            )
+            logger.warning(warning, given, deleted, output)
+        _write_corpus(database, folder, options, build)
     return build
 
 
+def _refuse_renamed(paths: Mapping[str, Path], stored: Sequence[str], output: str | Path) -> None:
+    """Raise `ValueError` if the same documents have other names now, because --documents names another folder."""
+    if not stored or not paths.keys().isdisjoint(stored):
+        return
+    old = stored[0]
+    for new in paths:
+        if f"/{new}".endswith(f"/{old}") or old.endswith(f"/{new}"):
+            raise ValueError(
+                f"{old} in {output} would become {new}, and all passages would be new, since documents are "
+                "named from the folder that holds all of --documents: give the same folder, with new documents in "
+                "it, or another --output"
+            )
+
+
+def _write_corpus(database: sqlite3.Connection, folder: Path, options: PassageOptions, build: Build) -> None:
+    """Write corpus and card from the store, and add its numbers to the build."""
+    for name, notes in database.execute("SELECT name, notes FROM documents ORDER BY name"):
+        for note, times in json.loads(notes).items():
+            build.odd[note].append(f"{name} ({times})" if times > 1 else name)
+    (build.counts["all"],) = database.execute("SELECT COUNT(*) FROM passages").fetchone()
+    if not build.counts["all"]:
+        raise ValueError("; ".join(["no document could be read", *build.oddities(3)]))
+    with new_file(folder / CORPUS) as scratch, scratch.open("w", encoding="utf-8", newline="\n") as file:
+        for (row,) in database.execute("SELECT row FROM passages ORDER BY document, number"):
+            file.write(row)
+    oddities = "".join(f"- {line}\n" for line in build.oddities(20))
+    write_text(folder / CARD, f"{_CARD.format(size=options.size)}\n{oddities}")
+    (folder / LOCK).unlink(missing_ok=True)
+
+
 def _read(database: sqlite3.Connection, name: str, path: Path, options: PassageOptions, build: Build) -> None:
-    """Update the passages of a document."""
-    known = database.execute("SELECT digest FROM documents WHERE name = ?", (name,)).fetchone()
-    notes, new, digest = Counter[str](), set[str](), ""
+    """Update the passages of a document, unless its digest and the options are those of the store."""
+    stored = database.execute("SELECT digest FROM documents WHERE name = ?", (name,)).fetchone()
+    notes: Counter[str] = Counter()
+    new_ids: set[str] = set()
     try:
         digest = f"{file_digest(path)} {_VERSION} {json.dumps(asdict(options))}"
-        if known == (digest,):
+        if stored == (digest,):
             build.counts["kept"] += 1
             return
         with database:
             database.execute("BEGIN IMMEDIATE")
-            old, number = _forget(database, name), 0
+            old_ids = _forget(database, name)
+            number = 0
             blocks = read_blocks(path, options.text_column, options.title_column, notes)
             for number, row in enumerate(passages_of(name, blocks, options.size), 1):
-                new.add(row["id"])
-                values = name, number, row["id"], json_line(row)
+                new_ids.add(row["id"])
+                values = (name, number, row["id"], json_line(row))
                 database.execute("INSERT OR IGNORE INTO passages VALUES (?, ?, ?, ?)", values)
-            notes["passages that repeat another passage of the document"] = number - len(new)
+            notes["passages that repeat another passage of the document"] = number - len(new_ids)
             database.execute("INSERT INTO documents VALUES (?, ?, ?)", (name, digest, json.dumps(+notes)))
     except (OSError, Unreadable) as problem:
-        old, new = _forget(database, name), set()
-        opened = isinstance(problem, Unreadable)
-        build.left_out[name] = str(problem) if opened else f"can't be opened: {getattr(problem, 'strerror', '')}"
-    state = "changed" if known and new else "no longer read" if known else "new"
-    build.counts.update({state: int(bool(known or new)), "added": len(new - old), "gone": len(old - new)})
+        # The transaction above was rolled back, so the old passages are removed here.
+        old_ids = _forget(database, name)
+        new_ids = set()
+        if isinstance(problem, Unreadable):
+            build.left_out[name] = str(problem)
+        else:
+            build.left_out[name] = f"can't be opened: {problem.strerror}"
+    if stored and new_ids:
+        build.counts["changed"] += 1
+    elif stored:
+        build.counts["no longer read"] += 1
+    elif new_ids:
+        build.counts["new"] += 1
+    build.counts["added"] += len(new_ids - old_ids)
+    build.counts["gone"] += len(old_ids - new_ids)
 
 
 def _forget(database: sqlite3.Connection, document: str) -> set[str]:
     """Remove a document and return the ids of its passages."""
-    old = {name for (name,) in database.execute("SELECT id FROM passages WHERE document = ?", (document,))}
+    ids = {identity for (identity,) in database.execute("SELECT id FROM passages WHERE document = ?", (document,))}
     database.execute("DELETE FROM passages WHERE document = ?", (document,))
     database.execute("DELETE FROM documents WHERE name = ?", (document,))
-    return old
+    return ids
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -238,11 +344,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--documents", required=True, nargs="+", action="extend", metavar="PATH", help=about)
     parser.add_argument("--output", required=True, metavar="DIR", help="folder of the passages, created or updated")
     add_arguments(parser, PassageOptions)
-    given = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
 
     def program() -> None:
-        build = build_passages(from_arguments(PassageOptions, given), given.documents, given.output)
-        lines = [f"{given.output}: {build.changes()}", *build.oddities(3)]
+        build = build_passages(from_arguments(PassageOptions, parsed), parsed.documents, parsed.output)
+        lines = [f"{parsed.output}: {build.changes()}", *build.oddities(3)]
         print(printable("\n  ".join(lines)))  # noqa: T201
 
     return run_program(program)

@@ -19,12 +19,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from tripletune.core.calls import CallError, LLMClient, RepliesPending, Sampling, SetupError, UnusableReply
+from tripletune.core.concurrency import in_order
 from tripletune.core.data.passages import Passage, corpus_file, read_corpus
 from tripletune.core.files import file_digest, json_line, new_folder, write_json, write_text
 from tripletune.core.options import CheckedOptions, rare, setting
 from tripletune.core.program import progress
 from tripletune.core.tables import Table
-from tripletune.data_builders.datasets import in_order
 from tripletune.data_builders.datasets.writer import CARD, DROPPED, STATISTICS, BuildFacts, card_body
 from tripletune.data_builders.questions.facts import PATH_KINDS, Draft, FactGraph, hold_out, key
 from tripletune.data_builders.questions.teacher import (

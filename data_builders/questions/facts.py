@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.passages import Passage, passage_id
 from tripletune.core.data.triples import Triple
-from tripletune.data_builders.datasets.writer import drawn
+from tripletune.data_builders.datasets.split import drawn
 from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON, INTERSECTION
 from tripletune.data_builders.subq.searches import BRACKETED
 

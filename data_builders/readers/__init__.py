@@ -9,8 +9,7 @@ and has the module's name, so a new benchmark is one new file. A module is impor
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Protocol
 
@@ -36,7 +35,11 @@ class Reader(Protocol):
 
 def names_with(function: str) -> list[str]:
     """Names of the readers that have this function, sorted."""
-    return [name for name in names_in(__name__) if hasattr(load_from(__name__, name, "reader"), function)]
+    names = []
+    for name in names_in(__name__):
+        if hasattr(load_from(__name__, name, "reader"), function):
+            names.append(name)
+    return names
 
 
 def get_reader(name: str) -> Reader:
@@ -50,25 +53,45 @@ def get_reader(name: str) -> Reader:
 def linked(questions: Callable[[], Iterable[Question | Dropped]], corpus: str | None) -> Questions:
     """The questions, with the corpus passages that their `links` name, in two passes over the questions.
 
-    A link is an id of the corpus, or else a title that only one passage has.
+    A link is an id of the corpus, or else a title that only one passage has. A question with another link is dropped.
+
+    Args:
+        questions: Returns the questions from the start; it is called twice.
+        corpus: The corpus file; a `ValueError` if a question has links and there is none.
     """
-    wanted = {name for one in questions() if isinstance(one, Question) for name in one.links}
-    if wanted and not corpus:
+    links: set[str] = set()
+    for question in questions():
+        if isinstance(question, Question):
+            links.update(question.links)
+    if links and not corpus:
         raise ValueError(
-            f"a question names supporting passages of a corpus, such as {min(wanted)!r}: give this corpus with --corpus"
+            f"a question names supporting passages of a corpus, such as {min(links)!r}: give this corpus with --corpus"
         )
-    ids, titles = dict[str, Passage](), defaultdict[str, list[Passage]](list)
-    for passage in read_corpus(str(corpus)) if wanted else ():
-        if passage.id in wanted:
-            ids[passage.id] = passage
-        if passage.title in wanted:
-            titles[passage.title].append(passage)
-    found = {title: several[0] for title, several in titles.items() if len(several) == 1} | ids
-    for one in questions():
-        if isinstance(one, Question) and one.links:
-            if not found.keys() >= {*one.links}:
-                yield Dropped(one.id, DropReason.SUPPORT_NOT_IN_CONTEXT)
-                continue
-            passages, count = (*one.passages, *map(found.__getitem__, one.links)), len(one.passages)
-            one = replace(one, passages=passages, supporting=tuple(range(count, len(passages))), links=())
-        yield one
+    passages = _linked_passages(links, str(corpus)) if links else {}
+    for question in questions():
+        if not isinstance(question, Question) or not question.links:
+            yield question
+        elif not passages.keys() >= set(question.links):
+            yield Dropped(question.id, DropReason.SUPPORT_NOT_IN_CONTEXT)
+        else:
+            own = question.passages
+            supporting = tuple(range(len(own), len(own) + len(question.links)))
+            linked_passages = tuple(passages[link] for link in question.links)
+            yield replace(question, passages=own + linked_passages, supporting=supporting, links=())
+
+
+def _linked_passages(links: Collection[str], corpus: str) -> dict[str, Passage]:
+    """The passage of each link that names exactly one passage of the corpus."""
+    by_id: dict[str, Passage] = {}
+    by_title: dict[str, list[Passage]] = {}
+    for passage in read_corpus(corpus):
+        if passage.id in links:
+            by_id[passage.id] = passage
+        if passage.title in links:
+            by_title.setdefault(passage.title, []).append(passage)
+    passages = {}
+    for title, with_title in by_title.items():
+        if len(with_title) == 1:
+            passages[title] = with_title[0]
+    # What is an id of one passage and the title of another is read as the id.
+    return passages | by_id

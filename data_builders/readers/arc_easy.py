@@ -9,8 +9,9 @@ from collections import Counter
 
 from tripletune.core.data.fields import name_field
 from tripletune.core.data.questions import Issues, Question, Questions
-from tripletune.core.rows import Row, part_questions, source_rows
+from tripletune.core.rows import Row, source_rows
 from tripletune.data_builders.readers.multiple_choice import choice_question
+from tripletune.data_builders.self_rag import part_questions
 
 NOT_TRAIN = "rows whose split is not train"
 
@@ -23,7 +24,8 @@ def read_questions(location: str, issues: Issues = None, source: str = "arc_easy
     issues = Counter() if issues is None else issues
 
     def read(row: Row, where: str, source: str) -> Question:
-        issues[NOT_TRAIN] += (name_field(row, where, "split") or "train") != "train"
+        if name_field(row, where, "split") not in ("", "train"):
+            issues[NOT_TRAIN] += 1
         return choice_question(row, where, source)
 
     return part_questions(source_rows(location), "arc_easy", read, issues, source)

@@ -13,14 +13,8 @@ from collections.abc import Iterable, Iterator
 from tripletune.core.data.fields import checked, given, name_field, name_list, text_field
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Issues, Question, Questions
-from tripletune.core.rows import (
-    Row,
-    own_passages,
-    part_questions,
-    required_text,
-    source_rows,
-    whole_object,
-)
+from tripletune.core.rows import Row, own_passages, required_name, required_text, source_rows, whole_object
+from tripletune.data_builders.self_rag import part_questions
 
 _NO_CONTEXT = "No context provided"
 
@@ -31,38 +25,60 @@ def read_questions(location: str, issues: Issues = None, source: str = "asqa") -
     The gold answer is the long answer of the first annotation; the other long answers are aliases. The passages are the
     annotations' knowledge and the contexts of the disambiguated questions, or the row's retrieved passages (ALCE).
     """
-    return part_questions(_rows(location), "asqa", _question, Counter() if issues is None else issues, source)
+    issues = Counter() if issues is None else issues
+    return part_questions(_rows(location), "asqa", _question, issues, source)
 
 
 def _rows(location: str) -> Iterator[tuple[str, Row]]:
+    """The rows of the official file, each with the id under which it is stored, or those of any other file."""
     splits = checked(whole_object(location) or {}, location, {"train?": {"": {}}, "dev?": {"": {}}})
-    if rows := splits.get("train") or splits.get("dev"):
-        return ((f"{location}: question {name}", {"sample_id": name} | row) for name, row in rows.items())
-    return source_rows(location)
+    rows = splits.get("train") or splits.get("dev")
+    if not rows:
+        yield from source_rows(location)
+        return
+    for name, row in rows.items():
+        yield f"{location}: question {name}", {"sample_id": name, **row}
 
 
 def _question(row: Row, where: str, source: str) -> Question | None:
-    identity = required_text(row, ("sample_id", "id"), where, name_field)
-    text = required_text(row, ("ambiguous_question", "question"), where)
-    annotations = [entry for entry in given(row, "annotations") or () if isinstance(entry, dict)]
-    written = [entry for entry in annotations if text_field(entry, where, "long_answer")]
-    if not written:
+    """The question of a row; None if no annotation has a long answer."""
+    identity = required_name(row, where, "sample_id", "id")
+    text = required_text(row, where, "ambiguous_question", "question")
+    annotations = []
+    for annotation in given(row, "annotations") or ():
+        if isinstance(annotation, dict) and text_field(annotation, where, "long_answer"):
+            annotations.append(annotation)
+    if not annotations:
         return None
-    answers = dict.fromkeys(" ".join(entry["long_answer"].split()) for entry in written)
-    known = checked(written[0], where, {"knowledge?": [dict]}).get("knowledge", ())
-    pairs = [pair for pair in given(row, "qa_pairs") or () if isinstance(pair, dict)]
-    ranked = own_passages(row, where)
-    sources = [*_passages(known, where, "content"), *_passages(pairs, where, "context")]
-    gold = () if ranked else tuple(dict.fromkeys(sources))
-    short = tuple(tuple(name_list(pair, where, "short_answers")) for pair in pairs)
+    answers = dict.fromkeys(" ".join(annotation["long_answer"].split()) for annotation in annotations)
+    readings = [reading for reading in given(row, "qa_pairs") or () if isinstance(reading, dict)]
+    short_answers = []
+    for reading in readings:
+        aliases = name_list(reading, where, "short_answers")
+        if aliases:
+            short_answers.append(tuple(aliases))
+    knowledge = checked(annotations[0], where, {"knowledge?": [dict]}).get("knowledge", ())
+    gold = dict.fromkeys([*_passages(knowledge, where, "content"), *_passages(readings, where, "context")])
+    passages = own_passages(row, where)
+    supporting: tuple[int, ...] = ()
+    if not passages:
+        passages = tuple(gold)
+        supporting = tuple(range(len(passages)))
     return Question(
-        identity, text, tuple(answers), ranked or gold, tuple(range(len(gold))), "", source,
-        short_answers=tuple(filter(None, short)),
-    )  # fmt: skip
+        id=identity,
+        question=text,
+        answers=tuple(answers),
+        passages=passages,
+        supporting=supporting,
+        type="",
+        source=source,
+        short_answers=tuple(short_answers),
+    )
 
 
-def _passages(rows: Iterable[Row], where: str, key: str) -> Iterator[Passage]:
+def _passages(rows: Iterable[Row], where: str, text_name: str) -> Iterator[Passage]:
+    """The passages of rows with a text in the field `text_name`."""
     for row in rows:
-        text = text_field(row, where, key).strip()
+        text = text_field(row, where, text_name).strip()
         if text and text != _NO_CONTEXT:
             yield Passage(name_field(row, where, "wikipage"), text)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tripletune.core.data.fields import given, name_field
+from tripletune.core.data.fields import given
 from tripletune.core.data.questions import Issues, Question, Questions
-from tripletune.core.rows import required_text, source_rows
+from tripletune.core.rows import Row, required_name, required_text, source_rows
 
 NOT_BINARY = "claims labelled neither true nor false, which the task leaves out"
 # The hub stores the labels of health_fact as class numbers in this order; -1 marks rows without a label.
@@ -21,13 +21,21 @@ def read_questions(location: str, issues: Issues = None, source: str = "pubhealt
     """Stream the claims labelled true or false; see `data_builders.readers.Reader` for arguments and errors."""
     issues = Counter() if issues is None else issues
     for where, row in source_rows(location):
-        claim = required_text(row, ("claim", "question"), where)
-        identity = required_text(row, ("claim_id", "id"), where, name_field)
-        label = given(row, "label")
-        name = str(label).strip().lower().removesuffix(".0")
-        if label is None or (name := _NUMBERED.get(name, name)).lstrip("-").isdecimal():
-            raise ValueError(f"{where}: label {label!r} is none of true, false, mixture, unproven")
-        if name not in ("true", "false"):
+        claim = required_text(row, where, "claim", "question")
+        identity = required_name(row, where, "claim_id", "id")
+        label = _label(row, where)
+        if label not in ("true", "false"):
             issues[NOT_BINARY] += 1
             continue
-        yield Question(identity, claim, (name,), (), (), "", source)
+        yield Question(identity, claim, answers=(label,), passages=(), supporting=(), type="", source=source)
+
+
+def _label(row: Row, where: str) -> str:
+    """The label of a claim in words, also where it is stored as a number."""
+    stored = given(row, "label")
+    word = str(stored).strip().lower().removesuffix(".0")
+    label = _NUMBERED.get(word, word)
+    is_unknown_number = label.lstrip("-").isdecimal()
+    if stored is None or is_unknown_number:
+        raise ValueError(f"{where}: label {stored!r} is none of true, false, mixture, unproven")
+    return label

@@ -25,10 +25,13 @@ def read_pair_rows(location: str, drops: Counter[str], issues: Counter[str]) -> 
 
 def _with_entities(row: Row, text: str) -> str | None:
     """The text with its entities instead of their numbers; None if an entity is missing."""
-    entities = given(row, "entities") or ()
     numbers = [int(number) for number in _PLACEHOLDER.findall(text)]
     if not numbers:
         return text
-    if not isinstance(entities, (list, tuple)) or any(n >= len(entities) or entities[n] is None for n in numbers):
+    entities = given(row, "entities") or ()
+    if not isinstance(entities, (list, tuple)):
         return None
-    return _PLACEHOLDER.sub(lambda match: str(entities[int(match[1])]), text)
+    for number in numbers:
+        if number >= len(entities) or entities[number] is None:
+            return None
+    return _PLACEHOLDER.sub(lambda placeholder: str(entities[int(placeholder[1])]), text)

@@ -17,6 +17,7 @@ from tripletune.core.rows import (
     Row,
     context_passages,
     gold_answers,
+    required_name,
     required_text,
     source_rows,
     supporting_passages,
@@ -26,25 +27,37 @@ OUT_OF_RANGE = "supporting facts with a sentence index out of range"
 
 
 def read_questions(
-    location: str, issues: Issues = None, source: str = "hotpotqa",
-    evidences: Callable[[Row, str], tuple[Triple, ...]] = lambda row, where: (),
-) -> Questions:  # fmt: skip
+    location: str,
+    issues: Issues = None,
+    source: str = "hotpotqa",
+    evidences: Callable[[Row, str], tuple[Triple, ...]] | None = None,
+) -> Questions:
     """Stream the questions of a HotpotQA file; see `data_builders.readers.Reader` for arguments and errors.
 
     A row without supporting facts has no supporting passages; builders drop it unless the question needs no retrieval.
-    `evidences` reads the gold triples, given a row and its place.
+
+    Args:
+        evidences: Reads the gold triples, given a row and its place (2WikiMultiHopQA).
     """
     issues = Counter() if issues is None else issues
     for where, row in source_rows(location):
-        identity = required_text(row, ("_id", "id"), where, name_field)
-        question = required_text(row, ("question",), where)
+        identity = required_name(row, where, "_id", "id")
+        question = required_text(row, where, "question")
         answers = gold_answers(row, where)
         passages, lengths = context_passages(row.get("context"), where)
-        supporting, out_of_range = supporting_passages(row.get("supporting_facts"), passages, lengths, where)
-        issues[OUT_OF_RANGE] += out_of_range
-        triples = evidences(row, where)
-        if supporting is None:
+        support = supporting_passages(row.get("supporting_facts"), passages, lengths, where)
+        issues[OUT_OF_RANGE] += support.out_of_range
+        triples = evidences(row, where) if evidences else ()
+        if support.passages is None:
             yield Dropped(identity, DropReason.SUPPORT_NOT_IN_CONTEXT)
             continue
-        kind = name_field(row, where, "type")
-        yield Question(identity, question, answers, passages, supporting, kind, source, evidences=triples)
+        yield Question(
+            id=identity,
+            question=question,
+            answers=answers,
+            passages=passages,
+            supporting=support.passages,
+            type=name_field(row, where, "type"),
+            source=source,
+            evidences=triples,
+        )

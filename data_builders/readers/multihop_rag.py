@@ -18,14 +18,20 @@ def read_questions(location: str, issues: Issues = None, source: str = "multihop
     A row without an id, as in the published file, gets an id from its question. Null questions have no evidence.
     """
     for where, row in source_rows(location):
-        question = required_text(row, ("query",), where)
+        question = required_text(row, where, "query")
         identity = question_id(row, where, question, "id", "_id")
+        # The facts of each article, by its title.
         facts: dict[str, list[str]] = {}
-        evidences = checked(row, where, {"evidence_list?": [{"title": str, "fact": str}]}).get("evidence_list", ())
-        for evidence in evidences:
+        layout = {"evidence_list?": [{"title": str, "fact": str}]}
+        for evidence in checked(row, where, layout).get("evidence_list", ()):
             facts.setdefault(evidence["title"], []).append(evidence["fact"])
         passages = tuple(Passage(title, "\n".join(texts)) for title, texts in facts.items())
-        kind = name_field(row, where, "question_type")
         yield Question(
-            identity, question, gold_answers(row, where), passages, tuple(range(len(passages))), kind, source
+            id=identity,
+            question=question,
+            answers=gold_answers(row, where),
+            passages=passages,
+            supporting=tuple(range(len(passages))),
+            type=name_field(row, where, "question_type"),
+            source=source,
         )

@@ -6,9 +6,9 @@ with letters or numbers as labels; numbers are read as letters, so that one inst
 
 from __future__ import annotations
 
-from tripletune.core.data.fields import checked, name_field, shown
+from tripletune.core.data.fields import checked, shown
 from tripletune.core.data.questions import Issues, Question, Questions
-from tripletune.core.rows import Row, required_text, source_rows
+from tripletune.core.rows import Row, required_name, required_text, source_rows
 
 _LETTERS = "ABCDEFGHIJ"
 
@@ -21,20 +21,32 @@ def read_questions(location: str, issues: Issues = None, source: str = "arc") ->
 
 def choice_question(row: Row, where: str, source: str) -> Question:
     """One row as a question, followed by its choices; the answer is the letter of the right choice."""
-    stem = required_text(row, ("question",), where)
+    stem = required_text(row, where, "question")
     choices = checked(row, where, {"choices": {"text": list, "label": list}})["choices"]
-    texts, labels = choices["text"], [_letter(str(label)) for label in choices["label"]]
-    if not texts or len(texts) != len(labels):
+    letters = [_letter(str(label)) for label in choices["label"]]
+    if not letters or len(choices["text"]) != len(letters):
         raise ValueError(f"{where}: 'choices' needs as many texts as labels; it is {shown(choices)}")
-    texts = [required_text({"choices": text}, ("choices",), where, name_field) for text in texts]
-    key = _letter(required_text(row, ("answerKey",), where, name_field))
-    if key not in labels:
-        raise ValueError(f"{where}: answerKey {row['answerKey']!r} is not one of the labels {', '.join(labels)}")
-    asked = " ".join([stem, *(f"{label}: {text}" for label, text in zip(labels, texts))])
-    identity = required_text(row, ("id", "_id"), where, name_field)
-    return Question(identity, asked, (key,), (), (), "", source, search=stem)
+    asked = stem
+    for letter, text in zip(letters, choices["text"]):
+        asked += f" {letter}: {required_name({'choices': text}, where, 'choices')}"
+    right = _letter(required_name(row, where, "answerKey"))
+    if right not in letters:
+        raise ValueError(f"{where}: answerKey {row['answerKey']!r} is not one of the labels {', '.join(letters)}")
+    return Question(
+        id=required_name(row, where, "id", "_id"),
+        question=asked,
+        answers=(right,),
+        passages=(),
+        supporting=(),
+        type="",
+        source=source,
+        search=stem,
+    )
 
 
 def _letter(label: str) -> str:
+    """A label as a capital letter: "1" and "a" become "A"."""
     label = label.strip()
-    return _LETTERS[int(label) - 1] if label.isdecimal() and 1 <= int(label) <= len(_LETTERS) else label.upper()
+    if label.isdecimal() and 1 <= int(label) <= len(_LETTERS):
+        return _LETTERS[int(label) - 1]
+    return label.upper()

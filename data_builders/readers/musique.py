@@ -7,47 +7,80 @@ The unanswerable twins of the full version are dropped and counted.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tripletune.core.data.fields import checked, is_true, name_field
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Dropped, DropReason, Hop, Issues, Question, Questions
-from tripletune.core.rows import Row, gold_answers, required_text, source_rows
+from tripletune.core.rows import Row, gold_answers, required_name, required_text, source_rows
 
 
 def read_questions(location: str, issues: Issues = None, source: str = "musique") -> Questions:
     """Stream the questions of a MuSiQue file; see `data_builders.readers.Reader` for arguments and errors."""
     for where, row in source_rows(location):
-        identity = required_text(row, ("id", "_id"), where, name_field)
+        identity = required_name(row, where, "id", "_id")
         if not is_true(row, where, "answerable", True):
             yield Dropped(identity, DropReason.UNANSWERABLE)
             continue
-        question = required_text(row, ("question",), where)
+        question = required_text(row, where, "question")
         answers = gold_answers(row, where)
-        passages, positions, marked = _paragraphs(row, where)
-        hops = _hops(row, positions, where)
+        paragraphs = _paragraphs(row, where)
+        hops = _hops(row, paragraphs.indices, where)
         if hops is None:
             yield Dropped(identity, DropReason.SUPPORT_NOT_IN_CONTEXT)
             continue
-        supporting = tuple(dict.fromkeys(hop.passage_index for hop in hops)) or marked
-        kind = identity.split("__", 1)[0] if "__" in identity else ""
-        yield Question(identity, question, answers, passages, supporting, kind, source, hops=hops)
+        supporting = tuple(dict.fromkeys(hop.passage_index for hop in hops))
+        # The id begins with the shape of the reasoning: "2hop__…", "3hop1__…".
+        shape, separator, _ = identity.partition("__")
+        yield Question(
+            id=identity,
+            question=question,
+            answers=answers,
+            passages=paragraphs.passages,
+            supporting=supporting or paragraphs.supporting,
+            type=shape if separator else "",
+            source=source,
+            hops=hops,
+        )
 
 
-def _paragraphs(row: Row, where: str) -> tuple[tuple[Passage, ...], dict[str, int], tuple[int, ...]]:
-    passages, positions, marked = [], {}, []
+class _Paragraphs(NamedTuple):
+    """The paragraphs of a row.
+
+    Attributes:
+        indices: The index in `passages` of each paragraph number ("idx") that a hop may name.
+        supporting: Indices of the paragraphs that are marked as supporting.
+    """
+
+    passages: tuple[Passage, ...]
+    indices: dict[str, int]
+    supporting: tuple[int, ...]
+
+
+def _paragraphs(row: Row, where: str) -> _Paragraphs:
+    passages = []
+    indices = {}
+    supporting = []
     for index, paragraph in enumerate(checked(row, where, {"paragraphs": [{"paragraph_text": str}]})["paragraphs"]):
         passages.append(Passage(name_field(paragraph, where, "title"), paragraph["paragraph_text"]))
-        positions[name_field(paragraph, where, "idx").removesuffix(".0") or str(index)] = index
+        indices[_number(paragraph, where, "idx") or str(index)] = index
         if is_true(paragraph, where, "is_supporting"):
-            marked.append(index)
-    return tuple(passages), positions, tuple(marked)
+            supporting.append(index)
+    return _Paragraphs(tuple(passages), indices, tuple(supporting))
 
 
-def _hops(row: Row, positions: dict[str, int], where: str) -> tuple[Hop, ...] | None:
+def _hops(row: Row, indices: dict[str, int], where: str) -> tuple[Hop, ...] | None:
     """The decomposition, with paragraph numbers converted to indices; None if a paragraph is not in the row."""
     hops = []
     for hop in checked(row, where, {"question_decomposition": [dict]})["question_decomposition"]:
-        number = name_field(hop, where, "paragraph_support_idx").removesuffix(".0")
-        if number not in positions:
+        number = _number(hop, where, "paragraph_support_idx")
+        if number not in indices:
             return None
-        hops.append(Hop(required_text(hop, ("question",), where), name_field(hop, where, "answer"), positions[number]))
+        question = required_text(hop, where, "question")
+        hops.append(Hop(question, name_field(hop, where, "answer"), indices[number]))
     return tuple(hops)
+
+
+def _number(row: Row, where: str, name: str) -> str:
+    """A whole number as text; copies that went through pandas hold "3.0"."""
+    return name_field(row, where, name).removesuffix(".0")

@@ -17,74 +17,122 @@ files) and `docs` (ALCE's files) also hold a question's passages, best first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from tripletune.core.data.fields import checked, given, name_field, name_list, shown
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Hop, Issues, Question, Questions
-from tripletune.core.data.triples import triples_from_json
+from tripletune.core.data.triples import Triple, triples_from_json
 from tripletune.core.files import read_text
-from tripletune.core.rows import (
-    Row,
-    find_passage,
-    gold_answers,
-    own_passages,
-    question_id,
-    required_text,
-    source_rows,
-)
+from tripletune.core.rows import Row, find_passage, gold_answers, own_passages, question_id, required_text, source_rows
 
 _GOLD = ("possible_answers", "golden_answers", "answers", "answer")
 
 
 def read_questions(location: str, issues: Issues = None, source: str = "qa") -> Questions:
     """Stream the questions; see `data_builders.readers.Reader` for arguments and errors."""
-    rows = source_rows(location)
-    if location.endswith(".txt"):
-        first = dict[str, int]()  # a question that repeats is read once
-        for number, line in enumerate(read_text(location).removeprefix("\ufeff").split("\n"), 1):
-            first.setdefault(line.strip(), number)
-        rows = ((f"{location}:{number}", {"question": line}) for line, number in first.items() if line)
+    rows = _lines(location) if location.endswith(".txt") else source_rows(location)
     for where, row in rows:
         yield read_question(row, where, source)
 
 
+def _lines(location: str) -> Iterator[tuple[str, Row]]:
+    """The distinct lines of a text file as rows, each at its first place; blank lines are skipped."""
+    seen = {""}
+    lines = read_text(location).removeprefix("\ufeff").split("\n")
+    for number, line in enumerate(lines, 1):
+        question = line.strip()
+        if question not in seen:
+            seen.add(question)
+            yield f"{location}:{number}", {"question": question}
+
+
 def read_question(row: Row, where: str, source: str = "qa") -> Question:
     """The question of a row; every error message starts with `where`."""
-    question = required_text(row, ("question", "input"), where)
+    question = required_text(row, where, "question", "input")
     identity = question_id(row, where, question, "id", "question_id", "_id")
-    kind, novel = name_field(row, where, "question_type", "type"), name_field(row, where, "source")
-    identity = f"{novel}:{identity}" if "question_type" in row and novel else identity
-    answers = gold_answers(row, where, _GOLD) if given(row, *_GOLD) is not None else ()
-    passages, names = own_passages(row, where), name_list(row, where, "supporting")
-    steps = [_step(step, where, number, names) for number, step in enumerate(given(row, "steps") or ())]
-    passages += tuple(own for *_, own in steps if own)
-    wanted = dict.fromkeys([*names, *(name for name, *_ in steps)])
-    found = {name: place for name in wanted if (place := _place(name, passages)) is not None}
-    links = tuple(wanted) if len(found) < len(wanted) else ()
-    index = {name: len(passages) + number for number, name in enumerate(links)} or found
-    hops = tuple(replace(hop, passage_index=index[name]) for name, hop, _ in steps)
-    supporting = () if links else tuple(dict.fromkeys(found.values()))
-    return Question(identity, question, answers, passages, supporting, kind, source, hops=hops, links=links)
+    novel = name_field(row, where, "source")
+    if "question_type" in row and novel:
+        # GraphRAG-Bench, whose novels share ids.
+        identity = f"{novel}:{identity}"
+    answers = gold_answers(row, where, *_GOLD) if given(row, *_GOLD) is not None else ()
+    supporting_names = name_list(row, where, "supporting")
+    steps = _steps(row, where, supporting_names)
+    passages = own_passages(row, where) + tuple(step.own_passage for step in steps if step.own_passage)
+
+    wanted = dict.fromkeys([*supporting_names, *(step.passage_name for step in steps)])
+    index_of: dict[str, int] = {}
+    for name in wanted:
+        index = _index_of(name, passages)
+        if index is not None:
+            index_of[name] = index
+    links: tuple[str, ...] = ()
+    supporting = tuple(dict.fromkeys(index_of.values()))
+    if len(index_of) < len(wanted):
+        # Not all are in the row, so `linked` takes all from the corpus, and appends them to the row's passages.
+        links = tuple(wanted)
+        supporting = ()
+        index_of = {name: len(passages) + number for number, name in enumerate(links)}
+    hops = [Hop(step.question, step.answer, index_of[step.passage_name], step.triples) for step in steps]
+    return Question(
+        id=identity,
+        question=question,
+        answers=answers,
+        passages=passages,
+        supporting=supporting,
+        type=name_field(row, where, "question_type", "type"),
+        source=source,
+        hops=tuple(hops),
+        links=links,
+    )
 
 
-def _step(step: Any, where: str, number: int, supporting: Sequence[str]) -> tuple[str, Hop, Passage | None]:
-    """A step, the name of its passage, and the passage made of the step's own text and facts, if it has them."""
-    layout = dict.fromkeys(("question", "passage?", "answer?", "text?"), str)
-    found = checked(step, f"{where}: steps", layout)
-    name = found.get("passage") or "".join(supporting[number : number + 1])
-    triples = triples_from_json(step["triples"] if given(step, "triples") is not None else (), where)
-    if not name and not triples:
-        raise ValueError(
-            f"{where}: the step {shown(step)} has no triples and no passage, and no supporting passage has its number"
-        )
-    own = None if name else Passage("", found.get("text", ""), f"step {number}")
-    return name or f"step {number}", Hop(found["question"], found.get("answer", ""), -1, tuple(triples)), own
+class _Step(NamedTuple):
+    """A step of a question.
+
+    Attributes:
+        passage_name: Id or title of its passage; "step N" where the step has its own.
+        own_passage: The passage made of the step's own text and facts, if it names none.
+    """
+
+    question: str
+    answer: str
+    triples: tuple[Triple, ...]
+    passage_name: str
+    own_passage: Passage | None
 
 
-def _place(name: str, passages: Sequence[Passage]) -> int | None:
+def _steps(row: Row, where: str, supporting_names: Sequence[str]) -> list[_Step]:
+    """The steps of a row; a step without a passage takes the supporting passage of its number."""
+    steps = []
+    for number, stored in enumerate(given(row, "steps") or ()):
+        default_name = supporting_names[number] if number < len(supporting_names) else ""
+        steps.append(_step(stored, where, default_name, own_name=f"step {number}"))
+    return steps
+
+
+def _step(stored: Any, where: str, default_name: str, own_name: str) -> _Step:
+    fields = checked(stored, f"{where}: steps", {"question": str, "passage?": str, "answer?": str, "text?": str})
+    passage_name = fields.get("passage") or default_name
+    own_passage = None
+    triples: tuple[Triple, ...] = ()
+    if given(stored, "triples") is not None:
+        triples = triples_from_json(stored["triples"], where)
+    if not passage_name:
+        if not triples:
+            raise ValueError(
+                f"{where}: the step {shown(stored)} has no triples and no passage, and no supporting passage has its "
+                "number"
+            )
+        passage_name = own_name
+        own_passage = Passage("", fields.get("text", ""), own_name)
+    return _Step(fields["question"], fields.get("answer", ""), triples, passage_name, own_passage)
+
+
+def _index_of(name: str, passages: Sequence[Passage]) -> int | None:
     """The index of the passage with this id, or else with this title."""
     ids = [passage.id for passage in passages]
-    return ids.index(name) if name in ids else find_passage(name, passages)
+    if name in ids:
+        return ids.index(name)
+    return find_passage(name, passages)

@@ -14,14 +14,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from tripletune.core.data.fields import checked, name_field, text_field, unfolded
 from tripletune.core.data.questions import Dropped
 from tripletune.core.data.triples import Triple, parse_triples, plain_markers, triple_of
 from tripletune.core.plugins import load_from
-from tripletune.core.rows import Row, find_passage, required_text, source_rows
+from tripletune.core.rows import Row, find_passage, required_name, source_rows
 from tripletune.data_builders import readers
-from tripletune.data_builders.datasets import JsonlIndex
+from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.subq.options import Source
 
 MALFORMED_TRIPLES = "malformed triples, left out"
@@ -45,7 +46,12 @@ class PairDrop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PairRow:
-    """One row of a source; `--exclude` also uses the text of a row whose triples are `unusable`."""
+    """One row of a source: a text and its triples.
+
+    Attributes:
+        id: The row's id, or "".
+        unusable: Why the triples can't be used, or None. Such a row has no triples, but `--exclude` uses its text.
+    """
 
     id: str
     title: str
@@ -58,62 +64,89 @@ def pair_rows(
     location: str,
     drops: Counter[str],
     issues: Counter[str],
-    keys: tuple[str, ...],
+    names: tuple[str, ...],
     text_of: Callable[[Row, str], str | None] | None = None,
 ) -> Iterator[PairRow]:
-    """Stream the rows of a file whose triples are under one of `keys`; `drops` counts rows without text.
+    """Stream the rows of a file.
 
-    `text_of` returns the text, given a row and its raw text; None if the row has no usable text.
+    Args:
+        drops: Counts the rows without a text, by `PairDrop`.
+        issues: Counts the malformed triples.
+        names: The fields that may hold the triples, of which the first present one is read.
+        text_of: Returns the text, given a row and its raw text; None if the row has no usable text.
     """
     for where, row in source_rows(location):
-        # An empty list says that the text has no facts; null says nothing.
-        key = next((key for key in keys if row.get(key) is not None), next((key for key in keys if key in row), None))
-        if key is None or "text" not in row:
+        present = [name for name in names if name in row]
+        if not present or "text" not in row:
             raise ValueError(
-                f"{where}: a row needs 'text' and {' or '.join(map(repr, keys))}; it has {', '.join(row) or 'none'}"
+                f"{where}: a row needs 'text' and {' or '.join(map(repr, names))}; it has {', '.join(row) or 'none'}"
             )
-        raw = text_field(row, where, "text")
-        text = text_of(row, raw) if text_of else raw
-        if not raw or text is None:
-            drops[PairDrop.UNKNOWN_ENTITY if raw else PairDrop.NO_TEXT] += 1
+        raw_text = text_field(row, where, "text")
+        if not raw_text:
+            drops[PairDrop.NO_TEXT] += 1
             continue
-        identity, title = name_field(row, where, "id", "_id"), name_field(row, where, "title")
-        yield _pair_row(identity, title, text, row[key], issues)
+        text = text_of(row, raw_text) if text_of else raw_text
+        if text is None:
+            drops[PairDrop.UNKNOWN_ENTITY] += 1
+            continue
+        # An empty list says that the text has no facts; null says nothing.
+        not_null = [name for name in present if row[name] is not None]
+        triples = row[not_null[0]] if not_null else None
+        identity = name_field(row, where, "id", "_id")
+        yield _pair_row(identity, name_field(row, where, "title"), text, triples, issues)
 
 
-def _pair_row(identity: str, title: str, text: str, value: object, issues: Counter[str]) -> PairRow:
-    found = published_triples(value)
-    triples, malformed = found or ([], 0)
-    unusable = PairDrop.NO_TRIPLES if found is None else PairDrop.ALL_MALFORMED if malformed and not triples else None
-    issues[MALFORMED_TRIPLES] += 0 if unusable else malformed
-    return PairRow(identity, title, text, tuple(triples), unusable)
+def _pair_row(identity: str, title: str, text: str, stored_triples: object, issues: Counter[str]) -> PairRow:
+    published = published_triples(stored_triples)
+    if published is None:
+        return PairRow(identity, title, text, (), PairDrop.NO_TRIPLES)
+    if published.malformed and not published.triples:
+        return PairRow(identity, title, text, (), PairDrop.ALL_MALFORMED)
+    issues[MALFORMED_TRIPLES] += published.malformed
+    return PairRow(identity, title, text, published.triples)
 
 
-def published_triples(value: object) -> tuple[list[Triple], int] | None:
-    """Triples in any published form, and the number of malformed ones; None if the value is not a list of triples."""
-    if isinstance(value := unfolded(value), str):
+class PublishedTriples(NamedTuple):
+    """The triples of a row, and how many more were malformed."""
+
+    triples: tuple[Triple, ...]
+    malformed: int
+
+
+def published_triples(value: object) -> PublishedTriples | None:
+    """Read triples in any published form; None if the value is not a list of triples."""
+    value = unfolded(value)
+    if isinstance(value, str):
         return _marked(value.strip())
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, (list, tuple)):
         return None
-    found, malformed = list[Triple](), 0
+    triples: list[Triple] = []
+    malformed = 0
     for item in value:
         if isinstance(item, str):
-            triples, bad = _marked(item)
-            found += triples
-            malformed += bad
-        elif triple := triple_of(item):
-            found.append(triple)
+            marked = _marked(item)
+            triples += marked.triples
+            malformed += marked.malformed
+            continue
+        triple = triple_of(item)
+        if triple:
+            triples.append(triple)
         else:
             malformed += 1
-    return found, malformed
+    return PublishedTriples(tuple(triples), malformed)
 
 
-def _marked(text: str) -> tuple[list[Triple], int]:
+def _marked(text: str) -> PublishedTriples:
+    """The triples of a text with the markers of RAS or WikiOFGraph."""
     # Published files have no escapes, so a backslash is a plain character.
     parsed = parse_triples(plain_markers(text.replace("\\", "\\\\")))
-    return list(parsed.triples), parsed.malformed + bool(text.strip() and not parsed.triples and not parsed.malformed)
+    malformed = parsed.malformed
+    if text.strip() and not parsed.triples and not malformed:
+        # A text without any marker is one malformed triple.
+        malformed = 1
+    return PublishedTriples(tuple(parsed.triples), malformed)
 
 
 def read_pair_rows(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
@@ -158,26 +191,30 @@ def _pair_reader(source: Source) -> Callable[[str, Counter[str], Counter[str]], 
 
 
 def _recorded_rows(source: Source, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
-    index = JsonlIndex(str(source.annotations), _key)
+    """The passages of a benchmark's questions with the triples that a teacher's recorded replies give them."""
+    replies = JsonlIndex(str(source.annotations), _reply_key)
     for question in readers.get_reader(source.reader)(source.location, issues, source.name):
         if isinstance(question, Dropped):
             issues[QUESTIONS_DROPPED] += 1
             continue
-        found = index.get(question.id)
-        if found is None:
+        stored = replies.get(question.id)
+        if stored is None:
             drops[PairDrop.NO_ANNOTATION] += 1
             continue
-        for title, rows in (found[1].get("triples") or {}).items():
+        _, reply = stored
+        for title, triples in (reply.get("triples") or {}).items():
             number = find_passage(title, question.passages)
             if number is None:
                 drops[PairDrop.NO_PASSAGE] += 1
-            elif not question.passages[number].text.strip():
+                continue
+            passage = question.passages[number]
+            if not passage.text.strip():
                 drops[PairDrop.NO_TEXT] += 1
-            else:
-                passage = question.passages[number]
-                yield _pair_row(f"{question.id}:{number}", passage.title, passage.text, rows, issues)
+                continue
+            yield _pair_row(f"{question.id}:{number}", passage.title, passage.text, triples, issues)
 
 
-def _key(where: str, row: Row) -> str:
+def _reply_key(where: str, row: Row) -> str:
+    """The question of a recorded reply, whose layout is checked."""
     checked(row, where, {"triples?": {}})
-    return required_text(row, ("_id", "id"), where, name_field)
+    return required_name(row, where, "_id", "id")

@@ -18,7 +18,8 @@ from tripletune.core.calls import LLMClient
 from tripletune.core.data.questions import Question
 from tripletune.core.files import check_new
 from tripletune.core.program import run_program
-from tripletune.data_builders.datasets import SeenTable, token_counter
+from tripletune.data_builders.datasets import token_counter
+from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.subq.build import build
 from tripletune.data_builders.subq.options import (
     BuildOptions,

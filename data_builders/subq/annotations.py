@@ -14,7 +14,7 @@ from pathlib import Path
 
 import regex as re
 
-from tripletune.core.data.fields import checked, is_true, name_field
+from tripletune.core.data.fields import checked, is_true
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
@@ -23,12 +23,12 @@ from tripletune.core.data.triples import Triple, triples_from_json
 from tripletune.core.data.words import words as words_of
 from tripletune.core.files import PROMPTS
 from tripletune.core.options import read_yaml
-from tripletune.core.rows import Row, find_passage, required_text, title_key
-from tripletune.data_builders.datasets import JsonlIndex
+from tripletune.core.rows import Row, find_passage, required_name, title_key
 from tripletune.data_builders.datasets.kinds import facts_name
+from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.readers.qa import read_question
 from tripletune.data_builders.subq import label_question, record_of, step_of
-from tripletune.data_builders.subq.searches import BRACKETED, with_triples
+from tripletune.data_builders.subq.searches import BRACKETED, facts_with_triples
 from tripletune.rag.triple_store import open_triples
 
 PROMPT_FOLDER = PROMPTS / "data"
@@ -198,7 +198,7 @@ class PartTeacher(GoldTeacher):
 
     async def records(self, question: Question, label: object = None) -> list[Record]:
         """The one answering record of a question."""
-        facts = list(with_triples(question.passages, self.triples_of)) if self.triples_of else []
+        facts = list(facts_with_triples(question.passages, self.triples_of)) if self.triples_of else []
         if facts:
             step = step_of(question.search or question.question, facts)
             record = record_of(question, "answer", Action.SUFFICIENT, (step,))
@@ -286,7 +286,7 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
 
 
 def _recorded_key(where: str, row: Row) -> str:
-    identity = required_text(row, ("_id", "id"), where, name_field)
+    identity = required_name(row, where, "_id", "id")
     if not is_true(row, where, "direct"):
         checked(row, where, _RECORDED)
     for rows in row.get("triples", {}).values():

@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.core.calls import CallError, LLMClient, RepliesPending, Sampling, SetupError
+from tripletune.core.concurrency import in_order
 from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.questions import DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.core.data.records import Record
 from tripletune.core.files import json_line
-from tripletune.data_builders.datasets import SeenTable, in_order, keep_smallest
+from tripletune.data_builders.datasets import keep_smallest
 from tripletune.data_builders.datasets.inspect import why_empty
 from tripletune.data_builders.datasets.kinds import RECORDS
+from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import DROPPED, BuildFacts, DatasetWriter, new_dataset
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.subq import AGAIN, label_question

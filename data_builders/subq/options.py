@@ -15,8 +15,9 @@ from tripletune.core.command_line import CommandParser, add_arguments, from_argu
 from tripletune.core.data.questions import Dropped, DropReason, Issues, Question, Questions
 from tripletune.core.options import rare, require, setting
 from tripletune.core.program import progress
-from tripletune.data_builders.datasets import SeenTable
-from tripletune.data_builders.datasets.writer import FolderOptions, split_name_problems, split_of
+from tripletune.data_builders.datasets.lookup import SeenTable
+from tripletune.data_builders.datasets.split import split_name_problems, split_of
+from tripletune.data_builders.datasets.writer import FolderOptions
 from tripletune.data_builders.readers import get_reader, linked
 from tripletune.data_builders.subq import FirstSubquery, Shown
 from tripletune.data_builders.subq.annotations import PARTS

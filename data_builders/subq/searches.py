@@ -88,7 +88,7 @@ class GoldSearches:
             if self.distractors and self.triples_of is not None:
                 chance = random.Random(f"{self.seed} {question.id} {annotation.subquery}")
                 drawn = [question.passages[number] for number in chance.sample(others, len(others))]
-                shown += islice(with_triples(drawn, self.triples_of), self.distractors)
+                shown += islice(facts_with_triples(drawn, self.triples_of), self.distractors)
                 chance.shuffle(shown)
             wordings = [text for text in wordings_of(annotation, passage) if normalize_answer(text) not in asked]
             failed = self.failures.draw(question, kept, annotation) if self.failures else []
@@ -159,7 +159,7 @@ class FailedSearches:
         for annotation in kept:
             gold.update(annotation.triples)
         names = _names_not_told(question)
-        own_facts = with_triples(own, self.triples_of) if self.triples_of else iter(())
+        own_facts = facts_with_triples(own, self.triples_of) if self.triples_of else iter(())
         for facts in chain(own_facts, others):
             if gold.isdisjoint(facts.triples) and not facts_name(facts.triples, names):
                 yield facts
@@ -256,7 +256,7 @@ class RealSearches:
             )
 
 
-def with_triples(passages: Sequence[Passage], triples_of: TriplesOf) -> Iterator[Facts]:
+def facts_with_triples(passages: Sequence[Passage], triples_of: TriplesOf) -> Iterator[Facts]:
     """The passages that have triples, looked up one after the other."""
     for passage in passages:
         triples = triples_of(passage)

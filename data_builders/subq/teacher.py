@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tripletune.core.calls import LLMClient, Message, RepliesPending, Sampling, UnusableReply
-from tripletune.core.data.fields import checked, name_field
+from tripletune.core.data.fields import checked
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.core.data.triples import Triple
-from tripletune.core.rows import required_text
+from tripletune.core.rows import required_name
 from tripletune.data_builders.subq import FirstSubquery, Shown
 from tripletune.data_builders.subq.annotations import PROMPT_FOLDER
 from tripletune.data_builders.subq.checks import (
@@ -224,7 +224,7 @@ class StoredAnswers:
         self._path, self._answers = path, dict[str, str]()
         for where, row in read_jsonl(path):
             answer = checked(row, where, {"answer": str})["answer"]
-            self._answers.setdefault(required_text(row, ("question_id",), where, name_field), answer)
+            self._answers.setdefault(required_name(row, where, "question_id"), answer)
 
     async def answer(self, question: Question) -> str:
         """The stored answer."""

@@ -18,28 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
-from tripletune.core.data.triples import Triple
 from tripletune.core.files import json_line, new_folder, write_json, write_text
 from tripletune.core.options import CheckedOptions, not_one_of, setting
 from tripletune.core.program import run_program
 from tripletune.data_builders.questions import COMPARISON
-from tripletune.data_builders.world import (
-    MINIMUM_ARTICLES,
-    RELATION_OF,
-    RELATIONS,
-    SPLITS,
-    Entity,
-    EntityBuilder,
-    Namer,
-    Relation,
-)
-from tripletune.data_builders.world.questions import COMMON, KINDS, QuestionMaker, WorldQuestion, common_questions
+from tripletune.data_builders.world import RELATIONS, SPLITS, Entity, Relation
+from tripletune.data_builders.world.articles import Article, ArticleWriter
+from tripletune.data_builders.world.common import common_questions
+from tripletune.data_builders.world.entities import MINIMUM_ARTICLES, EntityBuilder
+from tripletune.data_builders.world.names import Namer
+from tripletune.data_builders.world.questions import COMMON, KINDS, QuestionMaker, WorldQuestion
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "world.json"
 _LEVELS = {"1-hop": "easy", "3-hop": "hard", "4-hop": "hard", COMMON: "easy"}
-_NOUN_OPENING, _KIND_OPENING, _SHARED_SENTENCE, _FULL_STATEMENT = 0.7, 0.6, 0.4, 0.3
+# The options with the weights of `KINDS`, without common knowledge, which has a share of its own.
 _WEIGHTS = ("one_hop", "two_hop", "three_hop", "four_hop", "comparison", "intersection")
 _PREDICATES = sorted({relation.predicate for relation in RELATIONS})
 
@@ -73,25 +67,33 @@ class WorldOptions(CheckedOptions):
 
     def check(self) -> list[str]:
         """Problems of numbers, wordings and predicates."""
-        found = []
-        if not any(self.questions(split) for split in SPLITS):
-            found.append(f"{', '.join(SPLITS)} are all 0: set at least one split to a number of questions")
-        if not any(getattr(self, name) for name in _WEIGHTS):
-            found.append(f"{', '.join(_WEIGHTS)} are all 0: give one kind of question a weight")
+        problems = []
+        if not any(map(self.questions, SPLITS)):
+            problems.append(f"{', '.join(SPLITS)} are all 0: set at least one split to a number of questions")
+        if not any(self._weights()):
+            problems.append(f"{', '.join(_WEIGHTS)} are all 0: give one kind of question a weight")
         if self.other_wordings and not self.wordings:
-            found.append("other_wordings: wordings 0 leaves no wording out; set wordings too")
-        if abs(self.wordings) > (most := max(len(relation.ask) for relation in RELATIONS)):
-            found.append(f"wordings: {self.wordings}: a relation has at most {most} wordings; 0 takes all")
-        unknown = sorted(self._predicates() - set(_PREDICATES))
-        return found + [not_one_of("about", name, _PREDICATES) for name in unknown]
+            problems.append("other_wordings: wordings 0 leaves no wording out; set wordings too")
+        most_wordings = max(len(relation.ask) for relation in RELATIONS)
+        if abs(self.wordings) > most_wordings:
+            problems.append(f"wordings: {self.wordings}: a relation has at most {most_wordings} wordings; 0 takes all")
+        for name in sorted(self._predicates() - set(_PREDICATES)):
+            problems.append(not_one_of("about", name, _PREDICATES))
+        return problems
+
+    def _weights(self) -> list[float]:
+        return [getattr(self, name) for name in _WEIGHTS]
 
     def _predicates(self) -> set[str]:
-        return {name.strip() for name in self.about.split(",") if name.strip()}
+        names = [name.strip() for name in self.about.split(",")]
+        return {name for name in names if name}
 
     def relations(self) -> tuple[Relation, ...]:
         """The relations of questions."""
-        chosen = self._predicates()
-        return tuple(relation for relation in RELATIONS if not chosen or relation.predicate in chosen)
+        predicates = self._predicates()
+        if not predicates:
+            return RELATIONS
+        return tuple(relation for relation in RELATIONS if relation.predicate in predicates)
 
     def questions(self, split: str) -> int:
         """Number of questions in a split."""
@@ -100,120 +102,26 @@ class WorldOptions(CheckedOptions):
     def counts(self, split: str) -> dict[str, int]:
         """Questions of each kind in a split, rounded by the largest remainder, so that they add up exactly."""
         total = self.questions(split)
-        weights = [getattr(self, name) for name in _WEIGHTS]
-        retrieval = 1 - self.common_knowledge
-        exact = [total * retrieval * weight / sum(weights) for weight in weights] + [total * self.common_knowledge]
+        weights = self._weights()
+        with_retrieval = total * (1 - self.common_knowledge)
+        exact = [with_retrieval * weight / sum(weights) for weight in weights]
+        exact.append(total * self.common_knowledge)
         counts = [int(value) for value in exact]
-        by_remainder = sorted(range(len(KINDS)), key=lambda i: counts[i] - exact[i])
-        for i in by_remainder[: total - sum(counts)]:
-            counts[i] += 1
+        largest_remainder_first = sorted(range(len(KINDS)), key=lambda kind: counts[kind] - exact[kind])
+        for kind in largest_remainder_first[: total - sum(counts)]:
+            counts[kind] += 1
         return dict(zip(KINDS, counts))
 
 
 @dataclass(frozen=True, slots=True)
-class Article:
-    """An article, its triples, and the sentence that states each predicate."""
-
-    title: str
-    sentences: tuple[str, ...]
-    triples: tuple[Triple, ...]
-    sentence_of: Mapping[str, int]
-
-    @property
-    def text(self) -> str:
-        """The sentences, joined as in HotpotQA's reader."""
-        return " ".join(self.sentences)
-
-    @property
-    def rows(self) -> list[list[str]]:
-        """The triples as lists for JSON."""
-        return [triple.as_list() for triple in self.triples]
-
-
-class ArticleWriter:
-    """Writes the facts of one entity, in random order, as two to five varied sentences that state each fact once."""
-
-    def __init__(self, rng: random.Random, entity: Entity, world: Mapping[str, Entity]) -> None:
-        self._rng, self._entity, self._world = rng, entity, world
-        self._left = [RELATION_OF[entity.kind, predicate] for predicate in entity.facts]
-        rng.shuffle(self._left)
-        self._stated: dict[str, int] = {}
-        self._sentences: list[str] = []
-
-    def write(self) -> Article:
-        """The article, with its triples in the order of the text."""
-        self._opening()
-        while self._left:
-            self._next_sentence()
-        title, facts = self._entity.title, self._entity.facts
-        triples = tuple(Triple(title, predicate, facts[predicate]) for predicate in self._stated)
-        return Article(title, tuple(self._sentences), triples, self._stated)
-
-    def _opening(self) -> None:
-        """A sentence of the form "X is a hockey club based in Y", or any other sentence."""
-        noun = next((r for r in self._left if r.noun), None)
-        if noun is not None and self._rng.random() < _NOUN_OPENING:
-            kind = noun.noun.format(o=self._entity.facts[noun.predicate])
-            self._take(noun)
-        elif self._entity.kind != "person" and self._rng.random() < _KIND_OPENING:
-            kind = self._entity.alias.removeprefix("the ")
-        else:
-            return self._next_sentence()
-        sentence = f"{self._entity.mention} is {_with_article(kind)}"
-        detail = next((r for r in self._left if r.after), None)
-        if detail is not None:
-            sentence += f" {detail.after.format(o=self._object(detail))}"
-            self._take(detail)
-        self._finish(sentence)
-
-    def _next_sentence(self) -> None:
-        first = self._left[0]
-        self._take(first)
-        if not first.verb or (first.full and self._rng.random() < _FULL_STATEMENT):
-            return self._finish(self._fill(self._rng.choice(first.full), first, pronoun=False))
-        sentence = self._fill(f"{{s}} {self._rng.choice(first.verb)}", first, pronoun=True)
-        partner = next((r for r in self._left if r.verb), None)
-        if partner is not None and self._rng.random() < _SHARED_SENTENCE:
-            verb = self._rng.choice(partner.verb)
-            # "was born in Y and was born in 1950" reads better as two sentences.
-            if f"{verb.split()[0]} " not in f"{sentence} ":
-                self._take(partner)
-                sentence += f" and {self._fill(verb, partner, pronoun=True)}"
-        self._finish(sentence)
-
-    def _take(self, relation: Relation) -> None:
-        self._left.remove(relation)
-        self._stated[relation.predicate] = len(self._sentences)
-
-    def _fill(self, template: str, relation: Relation, pronoun: bool) -> str:
-        object_ = self._object(relation)
-        if "@ {o}" in template:
-            template, object_ = template.replace("@ {o}", "{o}"), _with_article(object_)
-        return template.format(s=self._subject(pronoun), o=object_)
-
-    def _object(self, relation: Relation) -> str:
-        text = self._entity.facts[relation.predicate]
-        return self._world[text].mention if relation.target else text
-
-    def _subject(self, pronoun: bool) -> str:
-        if not self._sentences:
-            return self._entity.mention
-        names = [self._entity.mention, self._entity.mention, self._entity.alias]
-        return self._rng.choice([*names, self._entity.pronoun] if pronoun else names)
-
-    def _finish(self, sentence: str) -> None:
-        self._sentences.append(sentence[0].upper() + sentence[1:] + ("" if sentence.endswith(".") else "."))
-
-
-def _with_article(noun: str) -> str:
-    # "university" starts with a vowel letter but takes "a".
-    vowel = noun[0] in "aeiou" and not noun.startswith("uni")
-    return f"{'an' if vowel else 'a'} {noun}"
-
-
-@dataclass(frozen=True, slots=True)
 class World:
-    """One split: entities and articles by title, questions of mixed kinds, and titles of each question's context."""
+    """One split of a world.
+
+    Attributes:
+        entities, articles: By title.
+        questions: Of mixed kinds.
+        contexts: The titles of each question's context.
+    """
 
     split: str
     seed: int
@@ -225,36 +133,45 @@ class World:
     def question_rows(self) -> Iterator[dict[str, Any]]:
         """The questions in HotpotQA's official layout."""
         for number, (question, context) in enumerate(zip(self.questions, self.contexts)):
+            facts = []
+            for title, predicate in zip(question.helpful, question.predicates):
+                facts.append([title, self.articles[title].sentence_of[predicate]])
             yield {
                 "_id": self._id(number),
                 "question": question.text,
                 "answer": question.answer,
                 "type": COMPARISON if question.kind == COMPARISON else "bridge",
                 "level": _LEVELS.get(question.kind, "medium"),
-                "supporting_facts": [
-                    [title, self.articles[title].sentence_of[predicate]]
-                    for title, predicate in zip(question.helpful, question.predicates)
-                ],
+                "supporting_facts": facts,
                 "context": [[title, list(self.articles[title].sentences)] for title in context],
             }
 
     def teacher_rows(self) -> Iterator[dict[str, Any]]:
         """The gold decisions in the layout of recorded teacher replies, with the kind of question added."""
         for number, question in enumerate(self.questions):
-            asked = zip(question.helpful, question.subqueries)
-            yield {
+            subqueries = []
+            for title, text in zip(question.helpful, question.subqueries):
+                subqueries.append({"title": title, "question": text})
+            row: dict[str, Any] = {
                 "_id": self._id(number),
                 "helpful": list(question.helpful),
-                "subqueries": [{"title": title, "question": text} for title, text in asked],
+                "subqueries": subqueries,
                 "triples": {title: self.articles[title].rows for title in question.helpful},
-                **{"closed_book": "", "note": "", "kind": question.kind},
-                **({"direct": True} if question.kind == COMMON else {}),
+                "closed_book": "",
+                "note": "",
+                "kind": question.kind,
             }
+            if question.kind == COMMON:
+                row["direct"] = True
+            yield row
 
     def article_rows(self, triples: bool) -> Iterator[dict[str, Any]]:
         """Every article as `{"title", "text"}`, with or without its `"triples"`."""
         for article in self.articles.values():
-            yield {"title": article.title, "text": article.text} | ({"triples": article.rows} if triples else {})
+            row: dict[str, Any] = {"title": article.title, "text": article.text}
+            if triples:
+                row["triples"] = article.rows
+            yield row
 
     def _id(self, number: int) -> str:
         return f"world{self.seed}-{self.split}-{number:05d}"
@@ -262,13 +179,19 @@ class World:
 
 def generate_world(options: WorldOptions, split: str) -> World:
     """Make one split; splits do not depend on each other."""
-    # Each part has its own random generator, so that more questions of one kind do not change the articles.
-    names, facts, words, draws, contexts = (
-        random.Random(f"{options.seed}/{split}/{part}") for part in ("names", "facts", "words", "draws", "contexts")
-    )
+
+    def generator(part: str) -> random.Random:
+        # Each part has its own random generator, so that more questions of one kind do not change the articles.
+        return random.Random(f"{options.seed}/{split}/{part}")
+
+    namer = Namer(generator("names"), split, options.noise)
     size = round(options.articles_per_question * options.questions(split))
-    entities = EntityBuilder(facts, Namer(names, split, options.noise), size).build()
-    articles = {title: ArticleWriter(words, entity, entities).write() for title, entity in entities.items()}
+    entities = EntityBuilder(generator("facts"), namer, size).build()
+    words = generator("words")
+    articles = {}
+    for title, entity in entities.items():
+        articles[title] = ArticleWriter(words, entity, entities).write()
+    draws = generator("draws")
     maker = QuestionMaker(draws, entities, options.relations(), options.wordings, options.other_wordings)
     questions: list[WorldQuestion] = []
     for kind, count in options.counts(split).items():
@@ -277,16 +200,17 @@ def generate_world(options: WorldOptions, split: str) -> World:
         else:
             questions += [maker.draw(kind) for _ in range(count)]
     draws.shuffle(questions)
-    paragraphs = _contexts(contexts, entities, questions, options.context_paragraphs)
-    return World(split, options.seed, entities, articles, questions, paragraphs)
+    context_maker = _ContextMaker(generator("contexts"), entities, options.context_paragraphs)
+    contexts = list(map(context_maker.draw, questions))
+    return World(split, options.seed, entities, articles, questions, contexts)
 
 
 def write_world(options: WorldOptions, output: str | Path, overwrite: bool = False) -> None:
     """Write each split with questions as `<split>{,.teacher,.corpus,.triples}.jsonl`; `world.json` has the counts."""
     # Without a manifest, a `train.jsonl` may be another program's file.
-    made = [MANIFEST, *(f"{split}.*jsonl" for split in SPLITS)]
+    names = [MANIFEST, *(f"{split}.*jsonl" for split in SPLITS)]
     manifest: dict[str, Any] = {"options": asdict(options), "splits": {}}
-    with new_folder(output, made, overwrite) as folder:
+    with new_folder(output, names, overwrite) as folder:
         for split in filter(options.questions, SPLITS):
             world = generate_world(options, split)
             files = {
@@ -308,37 +232,57 @@ def write_world(options: WorldOptions, output: str | Path, overwrite: bool = Fal
         write_json(folder / MANIFEST, manifest)
 
 
-def _contexts(
-    rng: random.Random, entities: Mapping[str, Entity], questions: Sequence[WorldQuestion], size: int
-) -> list[list[str]]:
-    neighbours, of_kind = (defaultdict[str, list[str]](list) for _ in range(2))
-    for title, entity in entities.items():
-        of_kind[entity.kind].append(title)
-        for object_ in entity.facts.values():
-            if object_ in entities:
-                neighbours[title].append(object_)
-                neighbours[object_].append(title)
+class _ContextMaker:
+    """Draws the context of each question: its documents among distractors.
 
-    def context(question: WorldQuestion) -> list[str]:
+    Args:
+        size: The number of paragraphs.
+    """
+
+    def __init__(self, rng: random.Random, entities: Mapping[str, Entity], size: int) -> None:
+        self._rng = rng
+        self._entities = entities
+        self._size = size
+        self._of_kind = defaultdict[str, list[str]](list)
+        # The titles that an article mentions or is mentioned by.
+        self._neighbours = defaultdict[str, list[str]](list)
+        for title, entity in entities.items():
+            self._of_kind[entity.kind].append(title)
+            for object_ in entity.facts.values():
+                if object_ in entities:
+                    self._neighbours[title].append(object_)
+                    self._neighbours[object_].append(title)
+
+    def draw(self, question: WorldQuestion) -> list[str]:
         """The supporting paragraphs, some paragraphs linked by mentions, and others of the same kinds; shuffled."""
+        # A dictionary keeps the order of the draws, which a set would not.
         chosen = dict.fromkeys(question.helpful)
-        near = dict.fromkeys(near for title in question.helpful for near in neighbours[title] if near not in chosen)
-        chosen.update(dict.fromkeys(rng.sample(list(near), min(len(near), (size - len(chosen)) // 2))))
-        kinds = [entities[title].kind for title in question.helpful] or list(of_kind)
-        for _ in range(10 * size):
-            if len(chosen) < size:
-                chosen[rng.choice(of_kind[rng.choice(kinds)])] = None
+        neighbours = self._neighbours_of(question.helpful)
+        near = self._rng.sample(neighbours, min(len(neighbours), (self._size - len(chosen)) // 2))
+        chosen.update(dict.fromkeys(near))
+        kinds = [self._entities[title].kind for title in question.helpful] or list(self._of_kind)
+        for _ in range(10 * self._size):
+            if len(chosen) >= self._size:
+                break
+            kind = self._rng.choice(kinds)
+            chosen[self._rng.choice(self._of_kind[kind])] = None
         # A kind with few entities may run out.
-        spare = (title for title in entities if title not in chosen)
-        titles = [*chosen, *islice(spare, size - len(chosen))]
-        rng.shuffle(titles)
+        spare = (title for title in self._entities if title not in chosen)
+        titles = [*chosen, *islice(spare, self._size - len(chosen))]
+        self._rng.shuffle(titles)
         return titles
 
-    return [context(question) for question in questions]
+    def _neighbours_of(self, titles: Sequence[str]) -> list[str]:
+        neighbours: dict[str, None] = {}
+        for title in titles:
+            for neighbour in self._neighbours[title]:
+                if neighbour not in titles:
+                    neighbours[neighbour] = None
+        return list(neighbours)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line; bad input prints one line and gives exit code 2."""
     parser = CommandParser(
         prog="tripletune build world",
         description=(__doc__ or "").split("\n")[0],
@@ -347,9 +291,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", required=True, help="folder for the files")
     parser.add_argument("--overwrite", action="store_true", help="replace a world in the output folder")
     add_arguments(parser, WorldOptions)
-    given = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
     return run_program(
-        lambda: write_world(from_arguments(WorldOptions, given), given.output, given.overwrite),
+        lambda: write_world(from_arguments(WorldOptions, parsed), parsed.output, parsed.overwrite),
         stopped="stopped; run the same command again to make the same world",
     )
 

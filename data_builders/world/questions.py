@@ -1,41 +1,29 @@
-"""Questions about the fictional world (chains of one to four hops, comparisons, intersections) and common knowledge.
+"""Questions about the fictional world: chains of one to four hops, comparisons and intersections.
 
 Every relation has one object, so a question that names its first entity and follows relations has one answer.
-
-Questions of common knowledge need no retrieval; beside questions about coined names, they teach the planner when
-`[NO_RETRIEVAL]` is right (RAS, section 3.4). Every such fact has three or more wordings, and each split has its own, so
-no question text is in two splits. Most facts of a split are also in the training split, in other words.
 """
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations, islice, pairwise
-from operator import itemgetter
-from string import ascii_uppercase
 
 from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON, INTERSECTION
-from tripletune.data_builders.world import (
-    RELATION_OF,
-    RELATIONS,
-    RELATIONS_OF_KIND,
-    SPLITS,
-    WH_WORDS,
-    WORLD,
-    Entity,
-    Relation,
-)
+from tripletune.data_builders.world import RELATION_OF, RELATIONS, RELATIONS_OF_KIND, WH_WORDS, Entity, Relation
 
 COMMON = "common"
 KINDS: tuple[str, ...] = (*CHAIN_KINDS, COMPARISON, INTERSECTION, COMMON)
 _ATTEMPTS = 2000
+# Share of comparisons with the answer yes or no.
 _YES_NO = 0.4
+# Values that are closer are not compared: years, and the ratio of other numbers.
 _CLOSEST_YEARS = 5
 _CLOSEST_RATIO = 1.15
+# Chance of "the film X" instead of "X", for the kinds below.
+_NAMED_WITH_KIND = 0.4
 # Nobody asks for "the birthplace of the spouse of …" through three people.
 _MOST_OF_A_KIND = 2
 _WITH_KIND = ("film", "novel", "album", "band", "company", "club")
@@ -62,6 +50,10 @@ class WorldQuestion:
     test: str = ""
 
 
+# Relations to follow from an entity.
+_Path = tuple[Relation, ...]
+
+
 class QuestionMaker:
     """Draws distinct questions about a world, given as entities by title.
 
@@ -81,23 +73,28 @@ class QuestionMaker:
     ) -> None:
         self._rng = rng
         self._world = world
-        self._wordings, self._others = wordings, other_wordings
-        self._of = {kind: [e for e in world.values() if e.kind == kind] for kind in RELATIONS_OF_KIND}
+        self._wordings = wordings
+        self._other_wordings = other_wordings
+        self._of_kind: dict[str, list[Entity]] = {kind: [] for kind in RELATIONS_OF_KIND}
+        # (kind of the object, object) -> the relations that have it, with their subjects.
         self._subjects = defaultdict[tuple[str, str], list[tuple[Relation, Entity]]](list)
         for entity in world.values():
+            self._of_kind[entity.kind].append(entity)
             for predicate, object_ in entity.facts.items():
-                if (relation := RELATION_OF[entity.kind, predicate]) in relations:
+                relation = RELATION_OF[entity.kind, predicate]
+                if relation in relations:
                     self._subjects[relation.target, object_].append((relation, entity))
-        self._decks: dict[str, Iterator[tuple[Relation, ...]]] = {
-            kind: self._deal(_paths(hops, relations)) for hops, kind in enumerate(CHAIN_KINDS, 1)
-        }
-        self._decks["order"] = self._deal([(r,) for r in relations if r.less or r.more])
-        self._decks["same"] = self._deal([(r,) for r in relations if r.same])
-        self._shared = [
-            key
-            for key, pairs in self._subjects.items()
-            if key[0] in WH_WORDS and sum(bool(relation.act) for relation, _ in pairs) > 1
-        ]
+        self._chain_decks: dict[str, Iterator[_Path]] = {}
+        for hops, kind in enumerate(CHAIN_KINDS, 1):
+            self._chain_decks[kind] = self._deal(_paths(hops, relations))
+        self._order_deck = self._deal([(relation,) for relation in relations if relation.less or relation.more])
+        self._same_deck = self._deal([(relation,) for relation in relations if relation.same])
+        # Objects that an intersection can ask for, since two facts say what they do.
+        self._shared = []
+        for key, facts in self._subjects.items():
+            kind, _ = key
+            if kind in WH_WORDS and len([relation for relation, _ in facts if relation.act]) > 1:
+                self._shared.append(key)
         self._drawn: set[tuple[str, ...]] = set()
 
     def draw(self, kind: str) -> WorldQuestion:
@@ -119,30 +116,42 @@ class QuestionMaker:
         )
 
     def _attempt(self, kind: str) -> Callable[[], WorldQuestion | None]:
-        # The yes/no side is drawn once and kept while attempts fail: pairs that share something are rarer than pairs
-        # that do not, so drawing the side again would make most answers "no".
+        """A function that tries to make a question of one kind, and returns None if its draws don't fit."""
         if kind in CHAIN_KINDS:
             return partial(self._chain, kind)
         if kind == INTERSECTION:
             return self._intersection
-        return partial(self._same, self._rng.random() < 0.5) if self._rng.random() < _YES_NO else self._order
+        if self._rng.random() >= _YES_NO:
+            return self._order
+        # The yes/no side is drawn once and kept while attempts fail: pairs that share something are rarer than pairs
+        # that do not, so drawing the side again would make most answers "no".
+        return partial(self._same, self._rng.random() < 0.5)
 
     def _word(self, forms: Sequence[str]) -> str:
-        end = self._wordings if self._wordings >= 0 else max(1, len(forms) + self._wordings)
-        return self._rng.choice((forms[end:] if self._others else forms[: end or None]) or forms)
+        """Draw one of the wordings that the options allow, or of all if they allow none."""
+        first_left_out = self._wordings
+        if self._wordings < 0:
+            first_left_out = max(1, len(forms) + self._wordings)
+        if self._other_wordings:
+            allowed = forms[first_left_out:]
+        elif first_left_out:
+            allowed = forms[:first_left_out]
+        else:
+            allowed = forms
+        return self._rng.choice(allowed or forms)
 
-    def _deal(self, paths: list[tuple[Relation, ...]]) -> Iterator[tuple[Relation, ...]]:
+    def _deal(self, paths: list[_Path]) -> Iterator[_Path]:
         # Like a deck of cards, every pattern is used once before any pattern is repeated.
         while paths:
             self._rng.shuffle(paths)
             yield from paths
 
     def _chain(self, kind: str) -> WorldQuestion | None:
-        path = next(self._decks[kind], None)
+        path = next(self._chain_decks[kind], None)
         if path is None:
             return None
-        seed = self._rng.choice(self._of[path[0].kind])
-        hops = [seed]
+        first_entity = self._rng.choice(self._of_kind[path[0].kind])
+        hops = [first_entity]
         for relation in path[:-1]:
             object_ = hops[-1].facts.get(relation.predicate)
             if object_ is None:
@@ -155,20 +164,23 @@ class QuestionMaker:
         # Each document must be needed: a bridge's own article names the river of the town it stands in.
         if any(answer in hop.facts.values() for hop in hops[:-1]):
             return None
-        phrase = self._named(seed)
+        phrase = self._named(first_entity)
         for relation in path[:-1]:
             phrase = self._refer(relation, phrase, nested=relation is not path[0])
         return _question(kind, self._word(path[-1].ask).format(x=phrase), answer, hops, path)
 
     def _refer(self, relation: Relation, phrase: str, nested: bool) -> str:
-        # "the town where the director of X was born" reads well at one level; in deeper phrases {x} must come last.
-        forms = [form for form in relation.refer if form.endswith("{x}")] if nested else relation.refer
+        """A phrase for the object of a relation: "the director of X"."""
+        forms = relation.refer
+        if nested:
+            # "the town where the director of X was born" reads well at one level; in deeper phrases {x} must come last.
+            forms = tuple(form for form in forms if form.endswith("{x}"))
         return self._word(forms).format(x=phrase)
 
     def _named(self, entity: Entity) -> str:
         # Avoid "the company Rolira Company".
-        named_after = entity.kind in entity.title.lower()
-        if entity.kind in _WITH_KIND and not named_after and self._rng.random() < 0.4:
+        name_says_kind = entity.kind in entity.title.lower()
+        if entity.kind in _WITH_KIND and not name_says_kind and self._rng.random() < _NAMED_WITH_KIND:
             return f"the {entity.kind} {entity.title}"
         return entity.mention
 
@@ -176,52 +188,63 @@ class QuestionMaker:
         if not self._shared:
             return None
         key = self._rng.choice(self._shared)
-        pairs = [pair for pair in self._subjects[key] if pair[0].act]
-        (first, one), (second, other) = self._rng.sample(pairs, 2)
-        if one is other:
+        with_act = [fact for fact in self._subjects[key] if fact[0].act]
+        (relation_a, a), (relation_b, b) = self._rng.sample(with_act, 2)
+        if a is b:
             return None
-        a, b = self._named(one), self._named(other)
-        if first.act == second.act:
-            a, b = one.mention, other.mention
-            does = first.act.format(x=self._rng.choice([f"both {a} and {b}", f"{a} as well as {b}"]))
+        name_a = self._named(a)
+        name_b = self._named(b)
+        if relation_a.act == relation_b.act:
+            both = [f"both {a.mention} and {b.mention}", f"{a.mention} as well as {b.mention}"]
+            acts = relation_a.act.format(x=self._rng.choice(both))
         else:
             link = self._rng.choice(["and", "and also"])
-            does = f"{first.act.format(x=a)} {link} {second.act.format(x=b)}"
-        return _question(INTERSECTION, f"{WH_WORDS[key[0]]} {does}?", key[1], (one, other), (first, second))
+            acts = f"{relation_a.act.format(x=name_a)} {link} {relation_b.act.format(x=name_b)}"
+        kind, answer = key
+        return _question(INTERSECTION, f"{WH_WORDS[kind]} {acts}?", answer, (a, b), (relation_a, relation_b))
 
     def _order(self) -> WorldQuestion | None:
-        (relation,) = next(self._decks["order"], (None,))
-        if relation is None:
+        path = next(self._order_deck, None)
+        if path is None:
             return None
-        one, other = self._rng.sample(self._of[relation.kind], 2)
-        values = [entity.facts.get(relation.predicate) for entity in (one, other)]
-        if values[0] is None or values[1] is None or not _far_apart(values[0], values[1]):
+        (relation,) = path
+        a, b = self._rng.sample(self._of_kind[relation.kind], 2)
+        value_a = a.facts.get(relation.predicate)
+        value_b = b.facts.get(relation.predicate)
+        if value_a is None or value_b is None or not _far_apart(value_a, value_b):
             return None
         test = self._rng.choice([name for name in ("less", "more") if getattr(relation, name)])
-        first_is_less = number_in(values[0]) < number_in(values[1])
-        winner = one if first_is_less == (test == "less") else other
-        return self._compare(relation, test, one, other, winner.title)
+        smaller, larger = (a, b) if number_in(value_a) < number_in(value_b) else (b, a)
+        winner = smaller if test == "less" else larger
+        return self._compare(relation, test, a, b, winner.title)
 
     def _same(self, equal: bool) -> WorldQuestion | None:
-        (relation,) = next(self._decks["same"], (None,))
-        if relation is None:
+        path = next(self._same_deck, None)
+        if path is None:
             return None
-        with_fact = [e for e in self._rng.sample(self._of[relation.kind], 3) if relation.predicate in e.facts]
+        (relation,) = path
+        with_fact = []
+        for entity in self._rng.sample(self._of_kind[relation.kind], 3):
+            if relation.predicate in entity.facts:
+                with_fact.append(entity)
         if not with_fact:
             return None
-        one = with_fact[0]
+        first = with_fact[0]
+        value = first.facts[relation.predicate]
         if equal:
-            peers = self._subjects[relation.target, one.facts[relation.predicate]]
-            others = [e for r, e in peers if r is relation and e is not one]
+            others = []
+            for other_relation, entity in self._subjects[relation.target, value]:
+                if other_relation is relation and entity is not first:
+                    others.append(entity)
         else:
-            others = [e for e in with_fact if e.facts[relation.predicate] != one.facts[relation.predicate]]
+            others = [entity for entity in with_fact if entity.facts[relation.predicate] != value]
         if not others:
             return None
-        return self._compare(relation, "same", one, self._rng.choice(others), "yes" if equal else "no")
+        return self._compare(relation, "same", first, self._rng.choice(others), "yes" if equal else "no")
 
-    def _compare(self, relation: Relation, test: str, one: Entity, other: Entity, answer: str) -> WorldQuestion:
-        text = self._word(getattr(relation, test)).format(a=one.mention, b=other.mention)
-        return _question(COMPARISON, text, answer, (one, other), (relation, relation), test)
+    def _compare(self, relation: Relation, test: str, a: Entity, b: Entity, answer: str) -> WorldQuestion:
+        text = self._word(getattr(relation, test)).format(a=a.mention, b=b.mention)
+        return _question(COMPARISON, text, answer, (a, b), (relation, relation), test)
 
 
 def number_in(text: str) -> int:
@@ -229,138 +252,59 @@ def number_in(text: str) -> int:
     return int("".join(filter(str.isdigit, text)))
 
 
-def _paths(hops: int, relations: Sequence[Relation]) -> list[tuple[Relation, ...]]:
-    paths: list[tuple[Relation, ...]] = [(relation,) for relation in relations if relation.target or hops == 1]
+def _paths(hops: int, relations: Sequence[Relation]) -> list[_Path]:
+    """The paths of so many relations, each from the kind of entity to which the one before leads."""
+    paths: list[_Path] = [(relation,) for relation in relations if relation.target or hops == 1]
     for length in range(2, hops + 1):
-        paths = [
-            (*path, relation)
-            for path in paths
-            for relation in RELATIONS_OF_KIND[path[-1].target]
-            if relation in relations
-            and all(step.predicate != relation.predicate for step in path)
-            and [step.kind for step in path].count(relation.kind) < _MOST_OF_A_KIND
-            and (relation.target or length == hops)
-        ]
+        longer = []
+        for path in paths:
+            for relation in RELATIONS_OF_KIND[path[-1].target]:
+                is_last = length == hops
+                if relation in relations and _may_follow(path, relation) and (relation.target or is_last):
+                    longer.append((*path, relation))
+        paths = longer
     return paths
 
 
-def _far_apart(one: str, other: str) -> bool:
-    low, high = sorted((number_in(one), number_in(other)))
-    is_year = one.isdigit() and other.isdigit()
-    return high - low >= _CLOSEST_YEARS if is_year else high >= _CLOSEST_RATIO * low
+def _may_follow(path: _Path, relation: Relation) -> bool:
+    """Whether a path with this relation still reads well: no predicate twice, not three people in a row."""
+    if relation.predicate in [step.predicate for step in path]:
+        return False
+    return [step.kind for step in path].count(relation.kind) < _MOST_OF_A_KIND
+
+
+def _far_apart(value: str, other: str) -> bool:
+    """Whether a comparison of two values has a clear answer."""
+    low, high = sorted((number_in(value), number_in(other)))
+    if value.isdigit() and other.isdigit():  # years
+        return high - low >= _CLOSEST_YEARS
+    return high >= _CLOSEST_RATIO * low
 
 
 def _question(
     kind: str, text: str, answer: str, hops: Sequence[Entity], path: Sequence[Relation], test: str = ""
 ) -> WorldQuestion:
-    titles, predicates = tuple(hop.title for hop in hops), tuple(relation.predicate for relation in path)
-    subqueries = tuple(_sentence(relation.ask[0].format(x=hop.mention)) for relation, hop in zip(path, hops))
-    return WorldQuestion(kind, _sentence(text), answer, titles, predicates, subqueries, test)
+    """A question with its documents and sub-queries: the relation to read in each entity's article."""
+    subqueries = [relation.ask[0].format(x=hop.mention) for relation, hop in zip(path, hops)]
+    return WorldQuestion(
+        kind=kind,
+        text=_sentence(text),
+        answer=answer,
+        helpful=tuple(hop.title for hop in hops),
+        predicates=tuple(relation.predicate for relation in path),
+        subqueries=tuple(map(_sentence, subqueries)),
+        test=test,
+    )
 
 
 def _leaks(question: WorldQuestion) -> bool:
     """Whether a sub-query or the question of a chain contains the answer."""
-    texts = () if question.kind == COMPARISON else (question.text, *question.subqueries)
-    return any(question.answer.lower() in text.lower() for text in texts)
+    if question.kind == COMPARISON:
+        # Its answer is one of the two names in the question, or yes or no.
+        return False
+    answer = question.answer.lower()
+    return any(answer in text.lower() for text in (question.text, *question.subqueries))
 
 
 def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
-
-
-# Common knowledge -----------------------------------------------------------------------------------------------------
-
-# A piece of common knowledge: its wordings, three or more, and its answer.
-_Fact = tuple[list[str], str]
-# The facts of a family are sorted, the plainest first, and are used up in groups of this size.
-_GROUP = 6
-
-
-def common_questions(rng: random.Random, split: str, count: int) -> list[WorldQuestion]:
-    """Distinct questions of common knowledge, from all families in turn, plainest first; then larger sums."""
-    chosen = list(islice(_in_turn([_asked(rng, family, split) for family in _families()]), count))
-    if len(chosen) < count:
-        large_sums = _facts("sum", ((a, b, a + b) for a in range(1, 200) for b in range(11, 200)))
-        chosen += islice(_asked(rng, large_sums, split), count - len(chosen))
-    if len(chosen) < count:
-        raise ValueError(
-            f"{count} common-knowledge questions were set for the split {split!r}, but only {len(chosen)} exist: "
-            "lower common_knowledge or the number of questions"
-        )
-    return chosen
-
-
-def _asked(rng: random.Random, facts: Iterable[_Fact], split: str) -> Iterator[WorldQuestion]:
-    """The questions of one split: every fact once, in groups, then again in its other wordings."""
-    left = []
-    for number, (wordings, answer) in enumerate(facts):
-        # The held-out wording moves from fact to fact, so that training also has every wording.
-        owner = {number % len(wordings): "test", (number + 1) % len(wordings): "validation"}
-        left.append(([text for i, text in enumerate(wordings) if owner.get(i, SPLITS[0]) == split], answer))
-    while left:
-        for start in range(0, len(left), _GROUP):
-            group = left[start : start + _GROUP]
-            rng.shuffle(group)
-            for wordings, answer in group:
-                yield WorldQuestion(COMMON, wordings.pop(rng.randrange(len(wordings))), answer)
-        left = [(wordings, answer) for wordings, answer in left if wordings]
-
-
-def _in_turn(streams: list[Iterator[WorldQuestion]]) -> Iterator[WorldQuestion]:
-    while streams:
-        for stream in list(streams):
-            if question := next(stream, None):
-                yield question
-            else:
-                streams.remove(stream)
-
-
-def _families() -> list[Iterable[_Fact]]:
-    ten = range(1, 11)
-    return [
-        _facts("sum", sorted(((a, b, a + b) for a in ten for b in ten), key=itemgetter(2))),
-        _facts("difference", ((a, b, a - b) for a in range(2, 11) for b in range(1, a))),
-        _facts("product", sorted(((a, b, a * b) for a in ten for b in (2, 3, 5, 10)), key=itemgetter(2))),
-        _facts("next number", pairwise(range(1, 100))),
-        _facts("capital", _rows("capital")),
-        _facts("opposite", _rows("opposite")),
-        _sizes(),
-        _facts("count", ((text, _indirect(text), number) for text, number in _rows("count"))),
-        _facts("colour", _rows("colour")),
-        _facts("baby", _rows("baby")),
-        _calendar(),
-        _facts("next letter", pairwise(ascii_uppercase)),
-    ]
-
-
-def _facts(family: str, rows: Iterable[Sequence[object]]) -> Iterator[_Fact]:
-    """Facts from rows: the last value is the answer, the other values fill `{0}`, `{1}` of the family's wordings."""
-    for *values, answer in rows:
-        yield [wording.format(*values) for wording in WORLD["common"]["wordings"][family]], str(answer)
-
-
-def _rows(name: str) -> list[list[str]]:
-    return [row.rsplit(maxsplit=1) for row in WORLD["common"][name].split(", ")]
-
-
-def _sizes() -> Iterator[_Fact]:
-    # The further apart two things are on a scale, the plainer the question.
-    places = sorted(combinations(range(10), 2), key=lambda pair: pair[0] - pair[1])
-    scales = [scale.split(", ") for scale in WORLD["common"]["largest_first"]]
-    for larger, smaller in ((scale[i], scale[j]) for i, j in places if j - i > 1 for scale in scales):
-        yield from _facts("larger", [(larger, smaller, larger)])
-        yield from _facts("smaller", [(larger, smaller, smaller)])
-
-
-def _indirect(text: str) -> str:
-    """ "legs does a dog have" -> "legs a dog has", for an indirect question."""
-    noun, _, rest = text.partition(" does ")
-    return f"{noun} {rest.removesuffix(' have')} has" if rest else text.replace(" are in ", " there are in ")
-
-
-def _calendar() -> Iterator[_Fact]:
-    for word, text in WORLD["common"]["calendar"].items():
-        names = text.split()
-        pairs = list(zip(names, [*names[1:], names[0]]))
-        yield from _facts("after", ((word, one, following) for one, following in pairs))
-        yield from _facts("before", ((word, following, one) for one, following in pairs))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -13,6 +12,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from tripletune.core import libraries
 from tripletune.core.data.graph_settings import GraphSettings, values_of
 from tripletune.core.files import read_json
 from tripletune.core.options import ConfigError, load_config
@@ -36,12 +36,14 @@ from tripletune.models.loading import (
     telling,
     with_revision,
 )
+from tripletune.models.local.continuous_batch import has_attention
 from tripletune.models.losses import scales_alike
 from tripletune.models.run_folders import CONFIG, is_adapter
 
 GRAPH_MODULES = ("graph_encoder", "projector")
+libraries.check_use("the Graph-LLM")
 # PEFT's own name for "an adapter without adapter layers": graph-token tuning trains the saved modules alone.
-_NO_ADAPTER_LAYERS = "dummy-target-modules"
+_NO_ADAPTER_LAYERS = libraries.take("peft.utils.constants:DUMMY_TARGET_MODULES")
 
 
 def build_graph_llm(
@@ -61,10 +63,11 @@ def build_graph_llm(
         processor_settings: Fields of `ProcessorSettings`; `settings` are fields of `GraphSettings`.
     """
     language_model, tokenizer = load_causal_lm(base_model, dtype, nf4=nf4)
-    if "past_key_values" not in inspect.signature(language_model.forward).parameters:
+    if not has_attention(language_model):
         raise ValueError(
             f"model {base_model}: {type(language_model).__name__} has no attention layer, but a Graph-LLM needs one "
             "to generate replies; choose a base model in which at least some layers have attention"
+            + libraries.untested("transformers")
         )
     graph = GraphSettings(**settings)
     own = {"use_graph": graph.use_graph, "graph_pooling": graph.graph_pooling}
@@ -84,7 +87,7 @@ def build_graph_llm(
     model.is_loaded_in_4bit = nf4  # PEFT reads it
     if attention is not None:
         set_attention(model.language_model, attention)
-    model.config._name_or_path = name
+    model.config.name_or_path = name
     return model.eval(), processor
 
 

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch_geometric.data import Batch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_outputs import CausalLMOutput
+from transformers.utils import ModelOutput
 
 from tripletune.core.data.graph_settings import GraphSettings
 from tripletune.core.data.records import IGNORED
@@ -55,6 +56,10 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
 
 class Projector(nn.Sequential):
     """Map (B, H) to (B, W) by two linear layers with a sigmoid between them (authors' code; table 8)."""
+
+    up: nn.Linear
+    sigmoid: nn.Sigmoid
+    out: nn.Linear
 
     def __init__(self, in_width: int, width: int, out_width: int, bias: bool = True) -> None:
         up, out = nn.Linear(in_width, width), nn.Linear(width, out_width, bias=bias)
@@ -158,18 +163,19 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-        past_key_values: Any = None,
         inputs_embeds: torch.Tensor | None = None,
         graphs: Batch | None = None,
         graph_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         label_weights: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        cache: Any = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         full_logits: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> ModelOutput:
         """Run the model.
 
         Args:
@@ -181,13 +187,16 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             graph_embeds: (placeholders, W) graph tokens, if they are already computed.
             labels: (B, T), -100 where nothing is learned; this method shifts them.
             label_weights: (B, T), weights of the label tokens in the mean; by default 1.
+            past_key_values: Keys and values of earlier tokens, for versions of transformers before 5.24.
+            cache: The same for transformers 5.24 and later.
             logits_to_keep: As in transformers, for generation.
             full_logits: With labels, also compute logits where nothing is learned (for tests and analysis).
             num_items_in_batch: Number of label tokens, or the sum of their weights, in the whole optimiser step.
 
         Returns:
-            The loss, which is the mean cross-entropy of label tokens, or the sum divided by `num_items_in_batch`; the
-            logits, (B, T, V), or (label tokens, V) with labels and without `full_logits`; the cache.
+            Without labels, the language model's own output, with logits (B, T, V) and cache. With labels, the loss,
+            which is the mean cross-entropy of label tokens, or the sum divided by `num_items_in_batch`; and the logits,
+            (label tokens, V), or (B, T, V) with `full_logits`.
         """
         if inputs_embeds is None:
             if graphs is not None and self.config.use_graph:
@@ -199,19 +208,22 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             "inputs_embeds": inputs_embeds,
             "attention_mask": attention_mask,
             "position_ids": position_ids,
-            "past_key_values": past_key_values,
             **kwargs,
         }
+        # The language model accepts only the name of its version of transformers.
+        for name, tokens_before in (("past_key_values", past_key_values), ("cache", cache)):
+            if tokens_before is not None:
+                inputs[name] = tokens_before
         if labels is None:
-            output = self.language_model(**inputs, use_cache=use_cache, logits_to_keep=logits_to_keep)
-            return CausalLMOutputWithPast(None, output.logits, output.past_key_values)
+            output: ModelOutput = self.language_model(**inputs, use_cache=use_cache, logits_to_keep=logits_to_keep)
+            return output
         keep = labels[:, 1:] != IGNORED
         targets = labels[:, 1:][keep]
         weights = None if label_weights is None else label_weights[:, 1:][keep]
         if full_logits or not self.labels_only:
             whole = self.language_model(**inputs, use_cache=False).logits
             loss = label_loss(whole[:, :-1][keep], targets, weights, num_items_in_batch)
-            return CausalLMOutputWithPast(loss, whole if full_logits else whole[:, :-1][keep])
+            return CausalLMOutput(loss, whole if full_logits else whole[:, :-1][keep])
         if self.end_to_end and attention_mask is None:
             # Tokens after the last label of a row, such as padding, are not computed.
             needed = keep.flip(1).cumsum(1).flip(1) > 0
@@ -219,13 +231,14 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             inputs |= {"inputs_embeds": inputs_embeds[:, :-1][needed][None], "attention_mask": needed[None, None]}
             inputs["position_ids"], keep = places[needed][None], keep[needed][None]
         logits = label_logits(self.language_model, keep, **inputs)
-        return CausalLMOutputWithPast(label_loss(logits, targets, weights, num_items_in_batch), logits)
+        return CausalLMOutput(label_loss(logits, targets, weights, num_items_in_batch), logits)
 
     def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
-        """Pass the graph token on the first step, and on later steps only without a cache."""
-        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
-        if kwargs.get("past_key_values") is not None and not kwargs.get("is_first_iteration"):
-            inputs.pop("graph_embeds", None)
+        """Pass the graph token with the placeholders, which steps that read only the newest token lack."""
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        tokens = inputs["input_ids"]
+        if "graph_embeds" in inputs and tokens is not None and not bool((tokens == self.config.graph_token_id).any()):
+            del inputs["graph_embeds"]
         return inputs
 
     @torch.no_grad()

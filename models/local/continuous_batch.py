@@ -27,7 +27,11 @@ from torch.distributed.tensor import DTensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
+from tripletune.core import libraries
 from tripletune.models.local import ROWS, Decoder, GenerateBatch, Request, choose
+from tripletune.models.losses import evaluating
+
+libraries.check_use("decoding")
 
 # Maximum prompt tokens per forward pass.
 _READ_AT_ONCE = 4096
@@ -46,6 +50,7 @@ class ContinuousBatch(Decoder):
         super().__init__(model, *arguments, **options)
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._takes = set(inspect.signature(type(inner).forward).parameters)
+        self._cache_argument = libraries.cache_argument()
         # Running requests, one per row of the buffers, which hold keys and values (B, H, T, D) of each layer.
         self._going: list[Request] = []
         self._done: list[Request] = []
@@ -197,15 +202,12 @@ class ContinuousBatch(Decoder):
         self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Cache, **more: Any
     ) -> torch.Tensor:
         """Compute logits (B, V) after the last column of `ids` (B, columns); `mask` (B, T) is true for tokens."""
-        usual: dict[str, Any] = {"position_ids": positions, "logits_to_keep": 1}
-        output = self._model(
-            input_ids=ids,
-            attention_mask=mask.long(),
-            past_key_values=cache,
-            use_cache=True,
-            **{name: value for name, value in usual.items() if name in self._takes},
-            **more,
-        )
+        inputs: dict[str, Any] = {self._cache_argument: cache, **more}
+        if "position_ids" in self._takes:
+            inputs["position_ids"] = positions
+        if "logits_to_keep" in self._takes:
+            inputs["logits_to_keep"] = 1
+        output = self._model(input_ids=ids, attention_mask=mask.long(), use_cache=True, **inputs)
         return output.logits[:, -1].float()
 
     def _take(self, logits: torch.Tensor) -> None:
@@ -248,6 +250,25 @@ def fits(model: Any) -> bool:
     if "local" in getattr(model.config.get_text_config(), "attention_layers", ()):
         return False
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
+
+
+@torch.no_grad()
+def has_attention(model: Any) -> bool:
+    """Whether a causal language model keeps keys and values of tokens in the cache that `generate` gives it.
+
+    State-space models take a cache, too, so a tiny input shows whether the model writes keys and values.
+    """
+    cache, argument = DynamicCache(config=model.config.get_text_config(decoder=True)), libraries.cache_argument()
+    if all(cache.is_linear):
+        return False
+    ids = torch.arange(1, 4, device=model.device)[None] % model.config.get_text_config().vocab_size
+    try:
+        with evaluating(model):
+            model(input_ids=ids, use_cache=True, **{argument: cache})
+    except (AttributeError, TypeError, ValueError):
+        # A model with its own kind of cache.
+        return False
+    return bool(cache.get_seq_length() == ids.shape[1])
 
 
 def is_sharded(model: Any) -> bool:

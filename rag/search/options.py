@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +11,11 @@ from tripletune.core.data.words import AUTO
 from tripletune.core.options import rare, set_values, setting
 from tripletune.llm.backends import LLMOptions
 from tripletune.models.loading import PYPI
-from tripletune.rag.extract import CorpusExtraction
-from tripletune.rag.extractor import LocalOptions, open_local_extractor, teacher_extractor
 from tripletune.rag.search.embedding import Embedder, Similarity, open_embedder
 from tripletune.rag.search.index import PassageStore, check_index
 from tripletune.rag.search.retrievers import open_retriever
-from tripletune.rag.search.text_index import RetrieverKind, VectorSearch, import_vectors
-from tripletune.rag.search.triple_index import TripleIndex
-from tripletune.rag.triple_store import StoredTriples, TripleStore, is_store, open_triples
+from tripletune.rag.search.text_index import RetrieverKind, VectorSearch
+from tripletune.rag.triple_store import TripleSource, TripleStore, is_store, open_triples
 
 # The value of --extractor that makes the run's chat model extract.
 TEACHER = "teacher"
@@ -89,16 +85,16 @@ def build_indexes(options: SearchOptions, embedder: Embedder | None = None, vect
     if vectors:
         if embedder is None:
             raise ValueError(f"--vectors {vectors}: queries need the encoder that made the vectors: give --encoder")
+        from tripletune.rag.search.imported_vectors import import_vectors
+
         passages = PassageStore(options.corpus, options.index, options.overwrite)
         wanted = {"corpus_sha256": passages.sha256}
-
-        def texts() -> Iterator[str]:
-            return (passage.content for passage in passages)
-
-        import_vectors(vectors, options.index, wanted, texts, len(passages), embedder, options.overwrite)
+        import_vectors(vectors, options.index, wanted, passages.texts, len(passages), embedder, options.overwrite)
     how = (embedder, options.vectors, options.language, options.overwrite)
     retriever = open_retriever(options.retriever, options.corpus, options.index, *how)
     if options.triples:
+        from tripletune.rag.search.triple_index import TripleIndex
+
         triples = open_triples(options.triples, Path(options.index) / "triples.sqlite", options.extractor)
         TripleIndex(options.retriever, retriever.passages, triples, options.index, *how)
 
@@ -109,18 +105,27 @@ def extracts(options: SearchOptions) -> bool:
     if not options.triples or not is_store(options.triples):
         return True
     with closing(TripleStore(options.triples, create=False)) as store:
-        stored = [one.model for one in store.extractors()]
+        stored_models = [extractor.model for extractor in store.extractors()]
+    if name in stored_models:
+        return False
     # Any other name is unknown to the store, whose error lists the known names.
-    return name not in stored and (name == TEACHER or "/" in name or name.startswith(PYPI) or Path(name).is_dir())
+    return name == TEACHER or "/" in name or name.startswith(PYPI) or Path(name).is_dir()
 
 
-def open_source(
-    options: SearchOptions, index: Path, llm: LLMClient | None, teacher: LLMOptions | None
-) -> StoredTriples | CorpusExtraction:
-    """Open the triples of a run, stored or extracted in the loop (see `extracts`); `llm` has the options `teacher`."""
+def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teacher: LLMOptions | None) -> TripleSource:
+    """Open the triples of a run, stored or extracted in the loop (see `extracts`).
+
+    Args:
+        index: The folder of the indexes, which holds a copy of a JSON-lines file, or what is extracted.
+        llm: The client of the run's chat model, which has the options `teacher`.
+    """
     kept = index / "triples.sqlite"
     if not (options.extractor and extracts(options)):
         return open_triples(str(options.triples), kept, options.extractor)
+    # Imported here, because most runs read triples that were extracted before.
+    from tripletune.rag.extract import CorpusExtraction
+    from tripletune.rag.extractor import LocalOptions, open_local_extractor, teacher_extractor
+
     if options.extractor == TEACHER:
         if llm is None or teacher is None:
             raise ValueError("--extractor teacher needs a chat model: give --llm, or name a trained extractor")

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from tripletune.core.data.records import ModelInput, Step
 from tripletune.llm.graph_generator import load_generator
 from tripletune.models.graph_llm.embeddings import TextEncoder
 
+ROOT = Path(__file__).resolve().parents[2]
 STRINGS = ["Ada Lovelace", "inverse_born in", "[EOS] x", "紫式部 " * 99]
 # Neither this project nor what only it needs can be imported.
 ALONE = """
@@ -36,9 +38,11 @@ for kind, folder in ((AutoModel, "adapter"), (AutoModelForCausalLM, "merged")):
 
 
 def alone(code, cwd):
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # Other folders of the path may hold other versions of libraries.
+    others = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place and Path(place) != ROOT]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(others), "HF_HOME": str(cwd)}
     command = [sys.executable, "-W", "ignore", "-c", code]
-    ran = subprocess.run(command, cwd=cwd, env={**env, "HF_HOME": str(cwd)}, capture_output=True, text=True)
+    ran = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.cli import write_lines
 from tests.data_builders.rows import shared
 from tripletune.core import rows as _rows
+from tripletune.core.data import arrays
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Dropped, DropReason, Question
 from tripletune.core.data.triples import Triple
@@ -200,7 +201,7 @@ def test_json_array_is_streamed_whatever_the_window(tmp_path_factory, rows, inde
     path = tmp_path_factory.mktemp("array") / "a.json"
     path.write_text(json.dumps(rows, indent=indent, ensure_ascii=ascii_only), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_rows, "_CHUNK", 7)
+        patch.setattr(arrays, "_CHUNK", 7)
         assert [row for _, row in _rows.source_rows(str(path))] == rows
 
 

@@ -8,16 +8,15 @@ from hypothesis import strategies as st
 from tests.cli import run, write_lines
 from tripletune.core.data.pairs import ExtractionPair, read_pairs
 from tripletune.core.data.triples import Triple
+from tripletune.data_builders.datasets.split import PAPER_ROWS, CountedSplit
 from tripletune.data_builders.readers.triples import MALFORMED_TRIPLES, PairRow
 from tripletune.data_builders.text_to_triples import (
     CASE_CHANGED,
     ONLY_A_NAME,
-    PAPER_ROWS,
     PREDICATE_CHANGED,
     REPEATED_TRIPLES,
     TEXT_CHANGED,
     TRIPLE_CHANGED,
-    CountedSplit,
     PairOptions,
     clean_row,
     clean_text,

@@ -10,7 +10,7 @@ from tripletune.core.data.records import read_records
 from tripletune.core.data.triples import Triple
 from tripletune.data_builders.readers import get_reader, linked
 from tripletune.data_builders.subq.__main__ import main as subq
-from tripletune.data_builders.trajectories import main as trajectories
+from tripletune.data_builders.trajectories.build import main as trajectories
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval import load_task, write_context_corpus
 from tripletune.eval.__main__ import main as evaluate

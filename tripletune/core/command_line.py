@@ -11,6 +11,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from tripletune.core import libraries
 from tripletune.core.options import (
     EMPTY,
     ConfigError,
@@ -25,6 +26,7 @@ from tripletune.core.options import (
     problems,
 )
 
+libraries.check_use("command lines")
 T = TypeVar("T")
 
 

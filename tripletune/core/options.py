@@ -184,8 +184,9 @@ def misfits(
         taken: Arguments that have separate settings.
         kind: The class of the configuration; see `elsewhere`.
     """
-    from huggingface_hub.dataclasses import type_validator
+    from huggingface_hub.dataclasses import validate_typed_dict
 
+    new_schema: Any = typing.TypedDict  # as Any, because mypy reads only schemas with literal names
     messages = []
     allowed = [argument for argument in hints if argument not in taken]
     for key, value in given.items():
@@ -200,7 +201,7 @@ def misfits(
         if type(value) is int and takes_only_floats:
             value = float(value)
         try:
-            type_validator(key, value, hint)
+            validate_typed_dict(new_schema("one_field", {key: hint}), {key: value})
         except Exception:
             wanted = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
             messages.append(f"{name}: {key} {_shown(given[key])} is not {wanted}")

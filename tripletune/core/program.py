@@ -11,10 +11,10 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from tripletune.core import libraries
 from tripletune.core.tables import printable
 
 T = TypeVar("T")
@@ -32,10 +32,10 @@ EXTRAS = {
     "argcomplete": "completion",
     "bitsandbytes": "qlora",
     "charset_normalizer": "documents",
+    "gguf": "gguf",
     "mammoth": "documents",
     "markdown_it": "documents",
     "matplotlib": "plots",
-    "mauve": "mauve",
     "openai": "teachers",
     "prometheus_client": "serve",
     "pypdfium2": "documents",
@@ -160,13 +160,7 @@ class _Lines:
 
 def versions(names: Iterable[str]) -> dict[str, str]:
     """The versions of packages by name; "not installed" for a missing package."""
-    installed: dict[str, str] = {}
-    for name in names:
-        try:
-            installed[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            installed[name] = "not installed"
-    return installed
+    return {name: libraries.installed(name) for name in names}
 
 
 @cache

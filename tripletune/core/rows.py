@@ -1,4 +1,8 @@
-"""Read rows of benchmark files in any format, and the layout that HotpotQA and 2WikiMultiHopQA share.
+"""Read rows of benchmark files in any format, and the fields that most benchmarks share.
+
+A reader of a benchmark (`docs/guide/extend.md`) calls `source_rows` for the rows, then `required_text`,
+`required_name`, `gold_answers` and `question_id` for their fields (others: `core.data.fields`). `context_passages` and
+`supporting_passages` read the layout that HotpotQA and 2WikiMultiHopQA share. Every error names file and line.
 
 A JSON array, JSON lines, Parquet, a local folder or a hub data set is read one row at a time. So memory use does not
 depend on the size of the file, even for HotpotQA, whose file is an array of 540 MB in one line.
@@ -8,37 +12,39 @@ from __future__ import annotations
 
 import hashlib
 import html
-import io
-import json
-import re
 import unicodedata
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple
 
+from tripletune.core.data.arrays import array_opening, array_rows
 from tripletune.core.data.fields import checked, given, name_field, name_list, shown, text_field, unfolded
-from tripletune.core.data.jsonl import open_rows, stored_rows, whole_characters
+from tripletune.core.data.jsonl import stored_rows
 from tripletune.core.data.passages import Passage
-from tripletune.core.data.questions import Question
 from tripletune.core.files import JSON
-
-_CHUNK = 1 << 18
-# A question with its context takes about ten kilobytes; a value of this length is a broken file, not a row.
-_LONGEST_ROW = 1 << 26
-# The text before the first row of an array, which may be a value of an object: `{"version": 1, "data": [`.
-_ARRAY = re.compile(rb'(?:\xef\xbb\xbf)?\s*(?:\{(?:\s*"\w+"\s*:\s*(?:"[^"\\]*"|[\w.]+)\s*,)*\s*"data"\s*:\s*)?\[')
-_HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
 Row = dict[str, Any]
 
 
 def source_rows(location: str) -> Iterator[tuple[str, Row]]:
-    """Stream `(where, row)` pairs; `where` is file and line, or file and row number if there are no lines."""
+    """Stream the rows of a benchmark, each after its place for error messages.
+
+    Args:
+        location: A local file (JSON array, JSON lines or Parquet, also compressed), a local folder, or a hub id
+            `owner/name`, optionally with `@configuration` and `#split`.
+
+    Yields:
+        `(where, row)`; `where` is "file:line", or "file:row number" if there are no lines.
+
+    Raises:
+        FileNotFoundError: There is no such file, and the location is no hub id.
+        ValueError: A row can't be read, or is not an object.
+    """
     path = Path(location)
-    if opening := array_opening(path):
-        yield from _array_rows(path, opening)
+    opening = array_opening(path)
+    if opening:
+        yield from array_rows(path, opening)
     elif path.is_file():
         yield from stored_rows(path)
     elif path.exists() and not path.is_dir():
@@ -50,77 +56,150 @@ def source_rows(location: str) -> Iterator[tuple[str, Row]]:
         raise FileNotFoundError(f"no such file: {location}")
 
 
-def array_opening(path: Path) -> str:
-    """The text before the first row of a file with a JSON array; empty for other files."""
-    if not path.is_file():
-        return ""
-    with open_rows(path) as file:
-        opening = _ARRAY.match(file.read(4096))
-    return opening[0].decode() if opening else ""
-
-
 def is_hub_name(location: str) -> bool:
     """Whether a location is `owner/name` and not a path."""
-    is_path = Path(location).exists() or location.startswith((".", "/", "~")) or Path(location).suffix
+    path = Path(location)
+    is_path = path.exists() or location.startswith((".", "/", "~")) or path.suffix
     return location.count("/") == 1 and not is_path
+
+
+def open_dataset(location: str, split: str = "train", streaming: bool = False) -> Any:
+    """Open a data set of the hub, or a folder with the same layout, with the library `datasets`.
+
+    Args:
+        location: `NAME[@configuration][#split]`.
+        split: The split to open where the location names none.
+        streaming: Read row by row, without a copy on disk.
+    """
+    import datasets
+
+    name, _, named_split = location.partition("#")
+    name, _, configuration = name.partition("@")
+    try:
+        return datasets.load_dataset(name, configuration or None, split=named_split or split, streaming=streaming)
+    except (RuntimeError, ValueError, OSError) as error:
+        # Errors of the hub say what is wrong; those of a local folder take it for a data set of the library's own.
+        if not isinstance(error, RuntimeError) and not Path(name).is_dir():
+            raise
+        raise ValueError(
+            f"{location}: not a data set of files ({error}); name the files themselves, or cut documents into passages "
+            "with `tripletune build passages`"
+        ) from None
 
 
 def whole_object(location: str) -> Row | None:
     """The one JSON object that a `.json` file holds; None for any other file."""
     path = Path(location)
-    if path.suffix == ".json" and path.is_file():
-        # `source_rows` reports unreadable files with the place of the error.
-        with path.open(encoding="utf-8-sig") as file, suppress(ValueError, RecursionError):
-            # A file that starts with an array is not read here.
-            return dict(JSON.decode("{" + file.read())) if file.read(1) == "{" else None
+    if path.suffix != ".json" or not path.is_file():
+        return None
+    # `source_rows` reports unreadable files with the place of the error.
+    with path.open(encoding="utf-8-sig") as file, suppress(ValueError, RecursionError):
+        # A file that starts with an array may be large, so it is not read here.
+        if file.read(1) == "{":
+            return dict(JSON.decode("{" + file.read()))
     return None
 
 
-def own_passages(row: Row, where: str) -> tuple[Passage, ...]:
-    """The passages of a question, best first, from `context`, `ctxs` (Self-RAG's files) or `docs` (ALCE's files)."""
-    # The context of an UltraDomain row is not a list but the text of a book.
-    names = ["context"] if isinstance(row.get("context"), list) else ["ctxs", "docs"]
-    named = checked(row, where, {f"{name}?": [dict] for name in names})
-    own = ("title", "text", "id") if "context" in named else ("title", "text")
-    rows = ({name: one.get(name) for name in own} for one in next(filter(None, named.values()), ()))
-    return tuple(passage for one in rows if (passage := Passage.from_json(one, where)).text)
+def required_text(row: Mapping[str, Any], where: str, *names: str) -> str:
+    """The text of the first named field that is present.
 
-
-def required_text(row: Row, keys: tuple[str, ...], where: str, read: Callable[..., str] = text_field) -> str:
-    """The value of the first of `keys` that the row has, which must be a non-empty string."""
-    if found := read(row, where, *keys).strip():
-        return found
-    if key := next((key for key in keys if key in row), None):
-        raise ValueError(f"{where}: {key!r} must be a non-empty string; it is {row[key]!r}")
-    raise ValueError(f"{where}: the row has no {' or '.join(map(repr, keys))}; it has {', '.join(row) or 'no fields'}")
-
-
-def question_id(row: Row, where: str, question: str, *keys: str) -> str:
-    """The id of a question, or else a hash of its text, so that its place in the file does not matter."""
-    return name_field(row, where, *keys) or hashlib.blake2b(question.encode(), digest_size=8).hexdigest()
-
-
-def gold_answers(row: Row, where: str, keys: tuple[str, ...] = ("answer",)) -> tuple[str, ...]:
-    """The distinct answers of a row: its answer or answers, and its `answer_aliases`.
-
-    A list may be stored as text. Under "answer", only a list of strings counts as a list: "[1999]" is an answer.
+    Raises:
+        ValueError: All named fields are absent or blank, or the value is not text. The message starts with `where`.
     """
-    found: list[str] = []
-    for key in (next((key for key in keys if given(row, key) is not None), keys[-1]), "answer_aliases"):
-        value = unfolded(written := row.get(key))
-        if isinstance(written, str) and key == "answer":
-            value = value if isinstance(value, list) and all(isinstance(one, str) for one in value) else written
-        elif isinstance(value, str) and value.strip().startswith("["):
-            raise ValueError(f"{where}: {key!r} looks like a list that was cut off; it is {shown(value)}")
-        elif isinstance(value, dict):  # TriviaQA
-            value = [value.get("value"), *name_list(value, where, "aliases")]
-        found += name_list({key: value}, where, key)
-        if not found:
-            raise ValueError(
-                f"{where}: the row has no gold answer ({', '.join(keys)}; it has {', '.join(row)}). Test files are "
-                "published without answers: use the train or development file"
-            )
-    return tuple(dict.fromkeys(found))
+    text = text_field(row, where, *names).strip()
+    if not text:
+        raise _absent(row, where, names)
+    return text
+
+
+def required_name(row: Mapping[str, Any], where: str, *names: str) -> str:
+    """An id, a title or a label that must be present: like `required_text`, but a number becomes text."""
+    name = name_field(row, where, *names).strip()
+    if not name:
+        raise _absent(row, where, names)
+    return name
+
+
+def _absent(row: Mapping[str, Any], where: str, names: Sequence[str]) -> ValueError:
+    """The error for a row in which all named fields are absent or blank."""
+    for name in names:
+        if name in row:
+            return ValueError(f"{where}: {name!r} must be a non-empty string; it is {row[name]!r}")
+    wanted = " or ".join(map(repr, names))
+    return ValueError(f"{where}: the row has no {wanted}; it has {', '.join(row) or 'no fields'}")
+
+
+def question_id(row: Mapping[str, Any], where: str, question: str, *names: str) -> str:
+    """The id of a question in the first named field that is present, or else a hash of its text.
+
+    The hash does not depend on the question's place in the file, so two copies of a file give the same ids.
+    """
+    identity = name_field(row, where, *names)
+    if identity:
+        return identity
+    return hashlib.blake2b(question.encode(), digest_size=8).hexdigest()
+
+
+def gold_answers(row: Mapping[str, Any], where: str, *names: str) -> tuple[str, ...]:
+    """The distinct gold answers of a row, then its `answer_aliases`.
+
+    Args:
+        names: The fields that may hold the answer or answers, of which the first present one is read (default:
+            "answer"). A list may be stored as text; under "answer" only a list of strings counts as a list, because
+            "[1999]" is an answer. An object `{"value", "aliases"}` (TriviaQA) is read too.
+
+    Raises:
+        ValueError: The row has no gold answer, as in a benchmark's test file.
+    """
+    names = names or ("answer",)
+    present = [name for name in names if given(row, name) is not None]
+    first_present = present[0] if present else names[-1]
+    answers = _answers_in(row, where, first_present)
+    if not answers:
+        raise ValueError(
+            f"{where}: the row has no gold answer ({', '.join(names)}; it has {', '.join(row)}). Test files are "
+            "published without answers: use the train or development file"
+        )
+    answers += _answers_in(row, where, "answer_aliases")
+    return tuple(dict.fromkeys(answers))
+
+
+def _answers_in(row: Mapping[str, Any], where: str, name: str) -> list[str]:
+    """The answers in one field; see `gold_answers`."""
+    stored = row.get(name)
+    value = unfolded(stored)
+    if isinstance(stored, str) and name == "answer":
+        is_list_of_texts = isinstance(value, list) and all(isinstance(answer, str) for answer in value)
+        if not is_list_of_texts:
+            value = stored
+    elif isinstance(value, str) and value.strip().startswith("["):
+        raise ValueError(f"{where}: {name!r} looks like a list that was cut off; it is {shown(value)}")
+    elif isinstance(value, dict):  # TriviaQA
+        value = [value.get("value"), *name_list(value, where, "aliases")]
+    return name_list({name: value}, where, name)
+
+
+def own_passages(row: Row, where: str) -> tuple[Passage, ...]:
+    """The passages of a question, best first, from `context`, `ctxs` (Self-RAG's files) or `docs` (ALCE's files).
+
+    Each is an object with `text` and an optional `title`, and in `context` an optional `id`; those without text are
+    left out.
+    """
+    # The context of an UltraDomain row is not a list but the text of a book.
+    if isinstance(row.get("context"), list):
+        names = ["context"]
+        fields = ["title", "text", "id"]
+    else:
+        names = ["ctxs", "docs"]
+        # The ids of these files are those of another corpus, and may repeat.
+        fields = ["title", "text"]
+    lists = checked(row, where, {f"{name}?": [dict] for name in names})
+    passages = []
+    for entry in given(lists, *names) or ():
+        passage = Passage.from_json({field: entry.get(field) for field in fields}, where)
+        if passage.text:
+            passages.append(passage)
+    return tuple(passages)
 
 
 def title_key(title: str) -> str:
@@ -135,177 +214,105 @@ def find_passage(title: str, passages: Sequence[Passage]) -> int | None:
     if title in titles:
         return titles.index(title)
     key = title_key(title)
-    return next((index for index, other in enumerate(titles) if title_key(other) == key), None)
+    for index, other in enumerate(titles):
+        if title_key(other) == key:
+            return index
+    return None
 
 
 def context_passages(value: object, where: str) -> tuple[tuple[Passage, ...], tuple[int, ...]]:
     """Passages and their numbers of sentences, from `[[title, [sentences]]]`, columns or objects."""
-    passages, lengths = [], []
+    passages = []
+    lengths = []
     columns = {"title": str, "sentences": [str]}
     for entry in _objects(as_list(value, ("title",), ("sentences",)), where, "context", columns):
-        sentences = (sentence.strip() for sentence in entry["sentences"])
-        passages.append(Passage(entry["title"], " ".join(filter(None, sentences))))
-        lengths.append(len(entry["sentences"]))
+        sentences = [sentence.strip() for sentence in entry["sentences"]]
+        text = " ".join(sentence for sentence in sentences if sentence)
+        passages.append(Passage(entry["title"], text))
+        lengths.append(len(sentences))
     return tuple(passages), tuple(lengths)
 
 
-def supporting_passages(
-    value: object, passages: tuple[Passage, ...], lengths: tuple[int, ...], where: str
-) -> tuple[tuple[int, ...] | None, int]:
-    """Indices of the passages that supporting facts name, in order of their first fact; None if one is missing.
+class Support(NamedTuple):
+    """What the supporting facts of a question name.
 
-    The second value counts facts whose sentence index is out of range; such a fact still names its passage.
+    Attributes:
+        passages: Indices of the passages, in order of their first fact; None if a fact names a passage that the
+            context does not have.
+        out_of_range: Number of facts with a sentence index that their passage does not have. Such a fact still names
+            its passage.
     """
-    facts = as_list([] if value is None else value, ("title",), ("sent_id", "sent_idx"))
-    found: dict[int | None, None] = {}
+
+    passages: tuple[int, ...] | None
+    out_of_range: int
+
+
+def supporting_passages(value: object, passages: Sequence[Passage], lengths: Sequence[int], where: str) -> Support:
+    """Read supporting facts: `[[title, sentence index]]`, columns or objects; None for a row without facts.
+
+    Args:
+        passages, lengths: What `context_passages` returned for the row.
+    """
+    facts = [] if value is None else as_list(value, ("title",), ("sent_id", "sent_idx"))
+    indices: list[int] = []
     out_of_range = 0
+    is_complete = True
     for fact in _objects(facts, where, "supporting_facts", {"title": str, "sentence index": int}):
         index = find_passage(fact["title"], passages)
-        found[index] = None
-        out_of_range += index is not None and not 0 <= fact["sentence index"] < lengths[index]
-    named = tuple(index for index in found if index is not None)
-    return (named if len(named) == len(found) else None), out_of_range
+        if index is None:
+            is_complete = False
+            continue
+        if not 0 <= fact["sentence index"] < lengths[index]:
+            out_of_range += 1
+        if index not in indices:
+            indices.append(index)
+    if not is_complete:
+        return Support(None, out_of_range)
+    return Support(tuple(indices), out_of_range)
 
 
 def _objects(rows: object, where: str, name: str, columns: dict[str, Any]) -> list[Row]:
-    """Check the rows and return them as objects with these columns."""
+    """Check the rows, which may be lists of values or objects, and return them as objects with these columns."""
     if isinstance(rows, (list, tuple)):
-        rows = [dict(zip(columns, row)) if isinstance(row, (list, tuple)) else row for row in rows]
+        objects = []
+        for row in rows:
+            if isinstance(row, (list, tuple)):
+                row = dict(zip(columns, row))
+            objects.append(row)
+        rows = objects
     return checked({name: rows}, where, {name: [columns]})[name]
 
 
-def as_list(value: object, *names: tuple[str, ...]) -> object:
-    """A list of rows, from columns or objects with these `names` or from rows, also as text; else the value itself."""
+def as_list(value: object, *columns: tuple[str, ...]) -> object:
+    """A list of rows from what a benchmark stores as rows, as objects or as columns; else the value itself.
+
+    Args:
+        value: `[[a, b]]`, `[{"x": a, "y": b}]` or `{"x": [a], "y": [b]}`, also as text.
+        columns: The names under which each column may be stored: `(("title",), ("sent_id", "sent_idx"))`.
+    """
     value = unfolded(value)
     if isinstance(value, dict):
-        columns = _picked(value, names) or [None]
-        whole = all(isinstance(one, list) for one in columns) and len(set(map(len, columns))) == 1
-        return list(zip(*columns)) if whole else value
+        lists = _picked(value, columns)
+        if lists is None or not all(isinstance(values, list) for values in lists):
+            return value
+        if len(set(map(len, lists))) != 1:
+            return value
+        return list(zip(*lists))
     if isinstance(value, list):
-        return [_picked(one, names) or one if isinstance(one, dict) else one for one in value]
+        rows = []
+        for row in value:
+            cells = _picked(row, columns) if isinstance(row, dict) else None
+            rows.append(row if cells is None else cells)
+        return rows
     return value
 
 
-def _picked(value: Row, names: tuple[tuple[str, ...], ...]) -> list[Any] | None:
-    """The values under these names, or None if a name is missing."""
-    keys = [next((name for name in known if name in value), None) for known in names]
-    return None if None in keys else [value[str(key)] for key in keys]
-
-
-def open_dataset(location: str, split: str = "train", streaming: bool = False) -> Any:
-    """Open a data set of the hub, or a folder with the same layout, from `NAME[@configuration][#split]`."""
-    import datasets
-
-    name, _, own = location.partition("#")
-    name, _, configuration = name.partition("@")
-    try:
-        return datasets.load_dataset(name, configuration or None, split=own or split, streaming=streaming)
-    except (RuntimeError, ValueError, OSError) as error:
-        if not isinstance(error, RuntimeError) and not Path(name).is_dir():
-            raise
-        raise ValueError(
-            f"{location}: not a data set of files ({error}); name the files themselves, or cut documents into passages "
-            "with `tripletune build passages`"
-        ) from None
-
-
-def _array_rows(path: Path, opening: str) -> Iterator[tuple[str, Row]]:
-    """Decode a JSON array after its `opening` element by element, with a window of the file in memory."""
-    text, line = "", 1 + opening.count("\n")
-    try:
-        with open_rows(path) as raw, io.TextIOWrapper(cast(Any, raw), encoding="utf-8", newline="") as file:
-
-            def mark() -> str:
-                """Skip white space and return the next character, or "" at the end."""
-                nonlocal text, line
-                while not (rest := text.lstrip()) and (more := file.read(_CHUNK)):
-                    line += text.count("\n")
-                    text = more
-                line += text.count("\n", 0, len(text) - len(rest))
-                text = rest
-                return text[:1]
-
-            file.read(len(opening))
-            while mark() != "]":
-                if not text:
-                    raise ValueError(f"{path}:{line}: the file ends inside its JSON array; is the download complete?")
-                try:
-                    row, end = JSON.raw_decode(text)
-                except json.JSONDecodeError as error:
-                    more = file.read(max(_CHUNK, len(text))) if len(text) < _LONGEST_ROW else ""
-                    if not more:
-                        at = f"{path}:{line + text.count(chr(10), 0, error.pos)}"
-                        raise ValueError(f"{at}: not valid JSON ({error.msg})") from None
-                    text += more
-                    continue
-                except (ValueError, RecursionError) as error:
-                    raise ValueError(f"{path}:{line}: not valid JSON ({error})") from None
-                if not isinstance(row, dict):
-                    raise ValueError(f"{path}:{line}: expected a JSON object, found {type(row).__name__}")
-                yield f"{path}:{line}", whole_characters(row) if _HALF_CHARACTER.search(text, 0, end) else row
-                line += text.count("\n", 0, end)
-                text = text[end:]
-                if mark() == ",":
-                    text = text[1:]
-                elif text[:1] not in ("]", ""):
-                    raise ValueError(f"{path}:{line}: not valid JSON (expected ',' or ']', found {text[0]!r})")
-            text = text[1:]
-            if mark() == "}" and "{" in opening:
-                text = text[1:]
-            if mark():
-                raise ValueError(f"{path}:{line}: not valid JSON (text after the array)")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text ({error.reason}); is this a binary file?") from None
-
-
-NO_ANSWER = "rows without an answer, skipped"
-_INPUT = re.compile(r"## Input:\s*")
-_PARAGRAPH = re.compile(r"<paragraph>(.*?)</paragraph>\s*(\[Relevant\]|\[Irrelevant\])?", re.DOTALL)
-# Each token is listed, since an answer may contain square brackets.
-_REFLECTION = re.compile(
-    r"\[(?:Retrieval|No Retrieval|Continue to Use Evidence|Relevant|Irrelevant|Fully supported|Partially supported|"
-    r"No support / Contradictory|Utility:[1-5])\]"
-)
-
-
-def part_questions(
-    rows: Iterable[tuple[str, Row]],
-    part: str,
-    read: Callable[[Row, str, str], Question | None],
-    issues: Counter[str],
-    source: str,
-) -> Iterator[Question]:
-    """The questions of a part of RAS's mix, from the benchmark's rows through `read`, or from Self-RAG's file."""
-    for where, row in rows:
-        if not {"instruction", "output"} <= row.keys():
-            question = read(row, where, source)
-        elif row.get("dataset_name", part) == part:
-            question = _self_rag_question(row, where, source)
-        else:
-            continue
-        issues[NO_ANSWER] += question is None
-        if question is not None:
-            yield question
-
-
-def _self_rag_question(row: Row, where: str, source: str) -> Question | None:
-    """The question of a row, with answer and relevant passages; None if question or answer is empty."""
-    instruction, output = required_text(row, ("instruction",), where), required_text(row, ("output",), where)
-    more = row.get("input")
-    parts = _INPUT.split(f"{instruction}\n## Input:\n{more}" if isinstance(more, str) and more.strip() else instruction)
-    question = " ".join(parts[-1].split())
-    answer = " ".join(_REFLECTION.sub(" ", _PARAGRAPH.sub(" ", output)).split())
-    if not question or not answer:
-        return None
-    passages = tuple(dict.fromkeys(_passages(output)))
-    known, search = tuple(range(len(passages))), question.partition(" A: ")[0]  # without choices
-    return Question(
-        question_id(row, where, question, "id"), question, (answer,), passages, known, "", source, search=search
-    )
-
-
-def _passages(output: str) -> Iterator[Passage]:
-    for text, verdict in _PARAGRAPH.findall(output):
-        title, newline, body = text.strip().partition("\n")
-        if verdict != "[Irrelevant]" and (body if newline else title).strip():
-            yield Passage(title.strip(), body.strip()) if newline else Passage("", title.strip())
+def _picked(values: Row, columns: tuple[tuple[str, ...], ...]) -> list[Any] | None:
+    """The value of each column, or None if a column is missing."""
+    picked = []
+    for names in columns:
+        present = [name for name in names if name in values]
+        if not present:
+            return None
+        picked.append(values[present[0]])
+    return picked

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tripletune.data_builders.datasets import JsonlIndex, SeenTable
+from tripletune.data_builders.datasets.lookup import JsonlIndex, SeenTable
 
 
 @settings(deadline=None)

@@ -6,9 +6,9 @@ import pytest
 from tests.cli import write_lines
 from tests.data_builders.rows import build_facts, hotpot_row, shards, shared
 from tests.data_builders.subq_replies import recorded_client
+from tripletune.core.concurrency import in_order
 from tripletune.core.data.questions import DropReason
 from tripletune.core.data.records import read_records
-from tripletune.data_builders.datasets import in_order
 from tripletune.data_builders.subq.build import build
 from tripletune.data_builders.subq.options import BuildOptions, Source
 from tripletune.data_builders.world.build import WorldOptions, generate_world

@@ -12,8 +12,8 @@ from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Annotation, DropReason, Hop, Question, UnlabelledQuestion
 from tripletune.core.data.records import Action, Step, read_records
 from tripletune.core.data.triples import Triple
-from tripletune.core.rows import NO_ANSWER
 from tripletune.data_builders.readers import get_reader
+from tripletune.data_builders.self_rag import NO_ANSWER
 from tripletune.data_builders.subq import gives_away_answer, label_question, step_of
 from tripletune.data_builders.subq.annotations import PROMPT_FOLDER, PartTeacher, TripleLookup, open_teacher
 from tripletune.data_builders.subq.build import build

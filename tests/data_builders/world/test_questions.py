@@ -8,12 +8,12 @@ import pytest
 
 from tripletune.data_builders.world import RELATIONS, SPLITS, WH_WORDS, Entity
 from tripletune.data_builders.world.build import WorldOptions, generate_world
+from tripletune.data_builders.world.common import common_questions
 from tripletune.data_builders.world.questions import (
     CHAIN_KINDS,
     COMPARISON,
     INTERSECTION,
     QuestionMaker,
-    common_questions,
     number_in,
 )
 

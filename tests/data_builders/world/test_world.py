@@ -4,15 +4,14 @@ import re
 import pytest
 
 from tripletune.data_builders.world import (
-    MINIMUM_ARTICLES,
     RELATION_OF,
     RELATIONS,
     RELATIONS_OF_KIND,
     SPLITS,
     WH_WORDS,
-    EntityBuilder,
-    Namer,
 )
+from tripletune.data_builders.world.entities import MINIMUM_ARTICLES, EntityBuilder
+from tripletune.data_builders.world.names import Namer
 
 
 def build(articles):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tripletune.rag.search.embedding import Embedder
-from tripletune.rag.search.text_index import embed_rows, import_vectors, open_text_index, reciprocal_rank_fusion
+from tripletune.rag.search.imported_vectors import import_vectors
+from tripletune.rag.search.text_index import embed_rows, open_text_index, reciprocal_rank_fusion
 
 ROWS = ["a cab", "bad", "face", "face", "the of", "cage bead"]
 
@@ -183,7 +184,7 @@ def imported(file, folder, embedder, texts=OLD, **options):
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_imported_vectors_are_as_if_embedded_here(tmp_path, monkeypatch, dtype, similarity):
-    monkeypatch.setattr("tripletune.rag.search.text_index._CHUNK", 16)
+    monkeypatch.setattr("tripletune.rag.search.imported_vectors.CHUNK", 16)
     theirs = saved(tmp_path / "theirs.npy", hashed(OLD, "text").astype(dtype))
     encode = Counting()
     embedder = Embedder("e", encode, similarity=similarity)

@@ -1,0 +1,95 @@
+"""Tables on disk that a build needs while it runs: what was seen before, and the rows of a file by their key.
+
+They are private temporary files of SQLite, so that a build over millions of rows needs no more memory than a small one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from tripletune.core.data.jsonl import read_jsonl
+
+_CACHE_KIB = 64 * 1024
+
+
+def temporary_database() -> sqlite3.Connection:
+    """Open a database in a temporary file that disappears with the connection; at most 64 MB of it are in memory.
+
+    It is written in one transaction that never commits, without a journal: nobody reads the file after a crash.
+    """
+    # For an empty name SQLite opens a private temporary file.
+    database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+    database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+    database.execute("PRAGMA journal_mode = OFF")
+    database.execute("PRAGMA synchronous = OFF")
+    database.execute("BEGIN")
+    return database
+
+
+class SeenTable(AbstractContextManager["SeenTable"]):
+    """Remembers the note of the first occurrence of every value, under a 16-byte hash of kind and value."""
+
+    def __init__(self) -> None:
+        self._database = temporary_database()
+        self._database.execute("CREATE TABLE seen (digest BLOB PRIMARY KEY, note TEXT) WITHOUT ROWID")
+
+    def __exit__(self, *_: object) -> None:
+        self._database.close()
+
+    def first(self, kind: str, value: str, note: str = "") -> str | None:
+        """The note of the first occurrence of a value, or None if this call adds the value."""
+        row = (_digest(kind, value), note)
+        added = self._database.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", row).rowcount
+        if added:
+            return None
+        return self.get(kind, value)
+
+    def is_new(self, kind: str, value: str) -> bool:
+        """Whether the value was not seen before; this call adds it."""
+        return self.first(kind, value) is None
+
+    def get(self, kind: str, value: str) -> str | None:
+        """The note of a value that was added before, else None."""
+        row = self._database.execute("SELECT note FROM seen WHERE digest = ?", (_digest(kind, value),)).fetchone()
+        if row is None:
+            return None
+        return str(row[0])
+
+
+def _digest(kind: str, value: str) -> bytes:
+    # A row of a user's file may hold an unpaired surrogate, which strict UTF-8 can't encode.
+    return hashlib.blake2b(f"{kind}\n{value}".encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+class JsonlIndex:
+    """The rows of a JSON-lines file by their key, kept on disk.
+
+    Args:
+        path: The file.
+        key_of: Returns the key of a row, given "file:line" and the row.
+
+    Attributes:
+        repeated_line: Number of the first line that repeats an earlier key; the earlier line is used.
+    """
+
+    def __init__(self, path: str | Path, key_of: Callable[[str, dict[str, Any]], str]) -> None:
+        self.repeated_line: int | None = None
+        self._rows = SeenTable()
+        for where, row in read_jsonl(path):
+            earlier = self._rows.first("row", key_of(where, row), json.dumps([where, row]))
+            if earlier is not None and self.repeated_line is None:
+                self.repeated_line = int(where.rpartition(":")[2])
+
+    def get(self, key: str) -> tuple[str, dict[str, Any]] | None:
+        """The row of this key with its "file:line", or None."""
+        note = self._rows.get("row", key)
+        if note is None:
+            return None
+        where, row = json.loads(note)
+        return where, row

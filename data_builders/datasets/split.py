@@ -1,0 +1,121 @@
+"""Which split a row belongs to, by hashes of texts: the order of the rows does not matter.
+
+Questions are split by a share (`split_of`), pairs by a number of validation rows (`CountedSplit`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tripletune.core.data.answers import normalize_answer
+from tripletune.core.data.pairs import ExtractionPair
+from tripletune.data_builders.datasets.kinds import text_key
+
+# Number of validation rows of RAS (section D.1).
+PAPER_ROWS = 5_000
+# At most a tenth of a small data set is for validation, so that most of it is left for training.
+_LARGEST_SHARE = 10
+_SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
+
+
+def split_of(question: str, seed: int, validation_fraction: float) -> str:
+    """The split of a question: "train", or "validation" for a share of the questions.
+
+    The split depends only on normalised text and seed: questions with the same words share a split in every build.
+    """
+    if drawn(seed, normalize_answer(question)) < validation_fraction * 2**64:
+        return "validation"
+    return "train"
+
+
+def drawn(seed: int, text: str) -> int:
+    """A number below 2**64, from a hash of the seed and a text."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}\n{text}".encode(), digest_size=8).digest())
+
+
+def split_name_problems(name: str | None) -> list[str]:
+    """Problems of a split's name."""
+    if name is None or _SPLIT_NAME.fullmatch(name):
+        return []
+    return [f"split_name: {name!r} must be made of letters, digits, underscores and single dots"]
+
+
+class _Candidate(NamedTuple):
+    """A pair that may be a validation row; the heap of candidates has the largest hash first, then the latest row."""
+
+    minus_hash: int
+    minus_number: int
+    pair: ExtractionPair
+
+
+@dataclass
+class CountedSplit:
+    """Assigns splits to a stream of pairs in one pass; only the validation rows are held in memory.
+
+    The validation rows are those whose texts have the smallest hashes, so they do not depend on the order of the rows
+    and hardly change when the data grows. Rows of one text share a split, so `kept` may be smaller than `rows`.
+
+    Attributes:
+        rows: Number of validation rows; None: the paper's, at most a tenth of all.
+        total: Pairs that were read.
+        kept: Pairs that became validation rows.
+    """
+
+    rows: int | None = None
+    seed: int = 0
+    total: int = 0
+    kept: int = 0
+
+    def split(self, pairs: Iterable[ExtractionPair]) -> Iterator[tuple[ExtractionPair, str]]:
+        """Yield the pairs with "train" or "validation"; candidates for validation come last."""
+        most = PAPER_ROWS if self.rows is None else self.rows
+        candidates: list[_Candidate] = []
+        # Pairs whose hash is at least the border are training rows.
+        border = 2**64
+        for pair in pairs:
+            self.total += 1
+            digest = drawn(self.seed, text_key(pair.text))
+            if digest >= border:
+                yield pair, "train"
+                continue
+            heapq.heappush(candidates, _Candidate(-digest, -self.total, pair))
+            if len(candidates) > most:
+                border = _largest_hash(candidates)
+                yield from _take_largest(candidates)
+        if self.rows is None:
+            most = min(most, self.total // _LARGEST_SHARE)
+        elif most and most >= self.total:
+            raise ValueError(
+                f"validation rows {most}: there are only {self.total:,} pairs; set fewer, or set split_name"
+            )
+        while len(candidates) > most:
+            yield from _take_largest(candidates)
+        self.kept = len(candidates)
+        for candidate in sorted(candidates, key=lambda candidate: -candidate.minus_number):
+            yield candidate.pair, "validation"
+
+    def sentence(self) -> str:
+        """A sentence on the split, for the card."""
+        text = (
+            f"Validation: the {self.kept:,} of {self.total:,} pairs whose texts have the smallest hashes under seed "
+            f"{self.seed}; no text is in both splits."
+        )
+        if self.rows is None and self.kept < PAPER_ROWS:
+            text += f" The paper keeps {PAPER_ROWS:,} pairs; this data set is small, so a tenth is kept."
+        return text
+
+
+def _largest_hash(candidates: list[_Candidate]) -> int:
+    return -candidates[0].minus_hash
+
+
+def _take_largest(candidates: list[_Candidate]) -> Iterator[tuple[ExtractionPair, str]]:
+    """Take all pairs with the largest hash out of the heap, so that the pairs of one text stay together."""
+    largest = _largest_hash(candidates)
+    while candidates and _largest_hash(candidates) == largest:
+        yield heapq.heappop(candidates).pair, "train"

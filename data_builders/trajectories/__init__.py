@@ -1,0 +1,1 @@
+"""Trajectories of a teacher in a loop, for distillation (`build.py`)."""

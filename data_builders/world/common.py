@@ -1,0 +1,155 @@
+"""Questions of common knowledge, which need no retrieval.
+
+Beside questions about coined names, they teach the planner when `[NO_RETRIEVAL]` is right (RAS, section 3.4). Every
+such fact has three or more wordings, and each split has its own, so no question text is in two splits. Most facts of a
+split are also in the training split, in other words.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations, islice, pairwise, product
+from operator import itemgetter
+from string import ascii_uppercase
+from typing import NamedTuple
+
+from tripletune.data_builders.world import SPLITS, WORLD
+from tripletune.data_builders.world.questions import COMMON, WorldQuestion
+
+# The facts of a family are sorted, the plainest first, and are used up in groups of this size.
+_GROUP = 6
+
+
+class _Fact(NamedTuple):
+    """A piece of common knowledge: its wordings, three or more, and its answer."""
+
+    wordings: list[str]
+    answer: str
+
+
+def common_questions(rng: random.Random, split: str, count: int) -> list[WorldQuestion]:
+    """Distinct questions of common knowledge, from all families in turn, plainest first; then larger sums."""
+    families = [_questions(rng, facts, split) for facts in _families()]
+    chosen = list(islice(_in_turn(families), count))
+    if len(chosen) < count:
+        large_sums = _facts("sum", _sums(range(1, 200), range(11, 200)))
+        chosen += islice(_questions(rng, large_sums, split), count - len(chosen))
+    if len(chosen) < count:
+        raise ValueError(
+            f"{count} common-knowledge questions were set for the split {split!r}, but only {len(chosen)} exist: "
+            "lower common_knowledge or the number of questions"
+        )
+    return chosen
+
+
+def _questions(rng: random.Random, facts: Iterable[_Fact], split: str) -> Iterator[WorldQuestion]:
+    """The questions of one split: every fact once, in groups, then again in its other wordings."""
+    left = []
+    for number, fact in enumerate(facts):
+        left.append(_Fact(_wordings_of(fact, number, split), fact.answer))
+    while left:
+        for start in range(0, len(left), _GROUP):
+            group = left[start : start + _GROUP]
+            rng.shuffle(group)
+            for wordings, answer in group:
+                yield WorldQuestion(COMMON, wordings.pop(rng.randrange(len(wordings))), answer)
+        left = [fact for fact in left if fact.wordings]
+
+
+def _wordings_of(fact: _Fact, number: int, split: str) -> list[str]:
+    """The wordings of a fact that belong to a split: one to test, one to validation, the others to train.
+
+    The held-out wordings move with the number of the fact, so that training has every wording of a family.
+    """
+    owners = {number % len(fact.wordings): "test", (number + 1) % len(fact.wordings): "validation"}
+    return [text for place, text in enumerate(fact.wordings) if owners.get(place, SPLITS[0]) == split]
+
+
+def _in_turn(streams: list[Iterator[WorldQuestion]]) -> Iterator[WorldQuestion]:
+    """One question of each stream after the other, until all have ended."""
+    while streams:
+        for stream in list(streams):
+            question = next(stream, None)
+            if question is None:
+                streams.remove(stream)
+            else:
+                yield question
+
+
+def _families() -> list[Iterable[_Fact]]:
+    one_to_ten = range(1, 11)
+    return [
+        _facts("sum", sorted(_sums(one_to_ten, one_to_ten), key=itemgetter(2))),
+        _facts("difference", _differences()),
+        _facts("product", sorted(_products(one_to_ten, (2, 3, 5, 10)), key=itemgetter(2))),
+        _facts("next number", pairwise(range(1, 100))),
+        _facts("capital", _rows("capital")),
+        _facts("opposite", _rows("opposite")),
+        _sizes(),
+        _facts("count", ((text, _indirect(text), number) for text, number in _rows("count"))),
+        _facts("colour", _rows("colour")),
+        _facts("baby", _rows("baby")),
+        _calendar(),
+        _facts("next letter", pairwise(ascii_uppercase)),
+    ]
+
+
+def _facts(family: str, rows: Iterable[Sequence[object]]) -> Iterator[_Fact]:
+    """Facts from rows: the last value is the answer, the other values fill `{0}`, `{1}` of the family's wordings."""
+    for *values, answer in rows:
+        wordings = [wording.format(*values) for wording in WORLD["common"]["wordings"][family]]
+        yield _Fact(wordings, str(answer))
+
+
+def _rows(name: str) -> list[list[str]]:
+    """The rows of a list in `world.yaml`: a text, and its last word, which is the answer."""
+    return [row.rsplit(maxsplit=1) for row in WORLD["common"][name].split(", ")]
+
+
+def _sums(left: Iterable[int], right: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+    for a, b in product(left, right):
+        yield a, b, a + b
+
+
+def _differences() -> Iterator[tuple[int, int, int]]:
+    for a in range(2, 11):
+        for b in range(1, a):
+            yield a, b, a - b
+
+
+def _products(left: Iterable[int], right: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+    for a, b in product(left, right):
+        yield a, b, a * b
+
+
+def _sizes() -> Iterator[_Fact]:
+    """Which of two things is larger, and which is smaller."""
+    # The further apart two things are on a scale, the plainer the question; neighbours are not compared.
+    pairs = sorted(combinations(range(10), 2), key=lambda pair: pair[0] - pair[1])
+    scales = [scale.split(", ") for scale in WORLD["common"]["largest_first"]]
+    for i, j in pairs:
+        if j - i < 2:
+            continue
+        for scale in scales:
+            larger = scale[i]
+            smaller = scale[j]
+            yield from _facts("larger", [(larger, smaller, larger)])
+            yield from _facts("smaller", [(larger, smaller, smaller)])
+
+
+def _indirect(text: str) -> str:
+    """ "legs does a dog have" -> "legs a dog has", for an indirect question."""
+    noun, does, owner = text.partition(" does ")
+    if not does:
+        return text.replace(" are in ", " there are in ")
+    return f"{noun} {owner.removesuffix(' have')} has"
+
+
+def _calendar() -> Iterator[_Fact]:
+    """The day or month after another, and before another."""
+    for word, text in WORLD["common"]["calendar"].items():
+        names = text.split()
+        pairs = list(zip(names, [*names[1:], names[0]]))
+        yield from _facts("after", ((word, name, following) for name, following in pairs))
+        yield from _facts("before", ((word, following, name) for name, following in pairs))
