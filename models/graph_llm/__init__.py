@@ -17,28 +17,17 @@ from tripletune.core.data.graph_settings import GraphSettings, values_of
 from tripletune.core.files import read_json
 from tripletune.core.options import ConfigError, load_config
 from tripletune.models.attention import set_attention
+from tripletune.models.completeness import SAY_WHAT_IS_MISSING, complete, telling
+from tripletune.models.fingerprints import content_fingerprint
 from tripletune.models.graph_llm.embeddings import encoder_dimension
 from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
-from tripletune.models.loading import (
-    LANGUAGE_MODEL_LAYERS,
-    SAY_WHAT_IS_MISSING,
-    check_specs,
-    chosen_layers,
-    complete,
-    content_fingerprint,
-    layer_numbers,
-    load_adapter,
-    load_causal_lm,
-    pinned,
-    put_adapter,
-    resolve,
-    telling,
-    with_revision,
-)
+from tripletune.models.loading import load_causal_lm
 from tripletune.models.local.continuous_batch import has_attention
+from tripletune.models.lora import LANGUAGE_MODEL_LAYERS, chosen_layers, layer_numbers, load_adapter, put_adapter
 from tripletune.models.losses import scales_alike
 from tripletune.models.run_folders import CONFIG, is_adapter
+from tripletune.models.specs import check_specs, pinned, resolve, with_revision
 
 GRAPH_MODULES = ("graph_encoder", "projector")
 libraries.check_use("the Graph-LLM")

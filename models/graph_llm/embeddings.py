@@ -18,14 +18,8 @@ import numpy as np
 import torch
 
 from tripletune.core.files import build_together, new_file, read_text, write_json
-from tripletune.models.loading import (
-    ModelSource,
-    best_dtype,
-    input_modules,
-    load_encoder,
-    model_file,
-    source_of,
-)
+from tripletune.models.encoders import input_modules, load_encoder
+from tripletune.models.specs import ModelSource, best_dtype, model_file, source_of
 
 KEYS, VECTORS, TABLE = "keys.npy", "vectors.npy", "table.json"
 # Strings per part of a table; see `build_together`.

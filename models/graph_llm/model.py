@@ -29,7 +29,7 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
     """Configuration of a `GraphLLM`.
 
     Attributes:
-        base_weights: Fingerprint of the base model; see `models.loading.check_base`. `encoder_weights`: of the encoder.
+        base_weights: Fingerprint of the base model; see `models.lora.check_base`. `encoder_weights`: of the encoder.
         graph_token_norm: Norm to which the graph token is scaled after the projector's offset is removed, since that
             offset hides the differences between graphs; None leaves the token unchanged (paper).
     """

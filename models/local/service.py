@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from tripletune.core.calls import CallError, Endpoint, SetupError
-from tripletune.models.loading import model_fingerprint, resolve
+from tripletune.models.fingerprints import model_fingerprint
 from tripletune.models.local import Decoder, Request
+from tripletune.models.specs import resolve
 
 logger = logging.getLogger(__name__)
 

@@ -9,21 +9,13 @@ import pytest
 import torch
 
 from tests.fakes import damaged
-from tripletune.models import loading as sources
+from tripletune.models import specs
+from tripletune.models.encoders import load_encoder
 from tripletune.models.graph_llm import add_adapter, load_graph_llm
-from tripletune.models.loading import (
-    adapter_base,
-    cache_dir,
-    load_causal_lm,
-    load_encoder,
-    load_tokenizer,
-    load_weights,
-    parse_dtype,
-    pinned,
-    resolve,
-    usual_dtype,
-)
+from tripletune.models.loading import load_causal_lm, load_tokenizer, load_weights
+from tripletune.models.lora import adapter_base
 from tripletune.models.run_folders import weight_files
+from tripletune.models.specs import cache_dir, parse_dtype, pinned, resolve, usual_dtype
 
 
 @pytest.fixture
@@ -90,7 +82,7 @@ def test_a_gguf_file_is_converted_once(package, monkeypatch):
         target.mkdir(parents=True)
         (target / "config.json").write_text("{}")
 
-    monkeypatch.setattr(sources, "_convert_gguf", convert)
+    monkeypatch.setattr(specs, "_convert_gguf", convert)
     assert resolve("pypi:tiny") == resolve("pypi:tiny") == str(cache_dir() / "models" / "tiny-1.2")
     assert calls == [package / "model.gguf"]
 

@@ -32,8 +32,9 @@ from tripletune.core.data.triples import Triple, format_triples
 from tripletune.core.files import json_line
 from tripletune.core.options import other_default, setting
 from tripletune.models.control_tokens import text_ids
-from tripletune.models.loading import content_fingerprint, pinned
+from tripletune.models.fingerprints import content_fingerprint
 from tripletune.models.run_folders import EXTRACTOR, PROMPT_FILE
+from tripletune.models.specs import pinned
 from tripletune.train.settings import DataSection, RunConfig, TrainSection
 from tripletune.train.sources import Examples, Sources
 from tripletune.train.text import TextSection, TextTask, TextTrainSection, choose_examples, generate_replies
