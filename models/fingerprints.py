@@ -5,13 +5,9 @@ from __future__ import annotations
 import hashlib
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tripletune.core.files import (
-    file_digest,
-    files_fingerprint,
-    read_json,
-)
+from tripletune.core.files import file_digest, files_fingerprint, read_json
 from tripletune.models.run_folders import (
     ADAPTER_CONFIG,
     CONFIG,
@@ -23,10 +19,8 @@ from tripletune.models.run_folders import (
 )
 from tripletune.models.specs import model_file, resolve, source_of
 
-if TYPE_CHECKING:
-    pass
-
 _MODEL_FILES = (CONFIG, ADAPTER_CONFIG, PROCESSOR, PROMPT_FILE, "generation_config.json", *TOKENIZER_FILES)
+# Buffers, and an output layer that may be tied to the embeddings, are missing in some files of the same model.
 _LEFT_OUT = ("inv_freq", "position_ids", "lm_head.weight")
 
 
@@ -39,22 +33,34 @@ def model_fingerprint(spec: str | Path) -> str:
     folder = Path(resolve(spec))
     if not folder.is_dir():
         return ""
-    parts = [files_fingerprint(folder)]
-    parts += [file_digest(folder / name) if (folder / name).is_file() else "" for name in _MODEL_FILES]
-    named: dict[str, Any] = {}
+    digests = [files_fingerprint(folder)]
+    for name in _MODEL_FILES:
+        file = folder / name
+        digests.append(file_digest(file) if file.is_file() else "")
+    settings: dict[str, Any] = {}
     for name in (CONFIG, ADAPTER_CONFIG):
-        named |= read_json(folder / name) if (folder / name).is_file() else {}
-    base = (named.get("base_model_name_or_path") or named.get("base_model")) if is_adapter(folder) else None
-    encoder = named.get("encoder") if named.get("model_type") == "graph_llm" else None
-    for other, read in ((base, model_fingerprint), (encoder, encoder_fingerprint)):
-        with suppress(OSError):  # loading reports a missing model
-            parts.append(read(str(other)) if other and Path(str(other)) != folder else "")
-    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+        file = folder / name
+        if file.is_file():
+            settings |= read_json(file)
+    base = ""
+    if is_adapter(folder):
+        base = str(settings.get("base_model_name_or_path") or settings.get("base_model") or "")
+    encoder = ""
+    if settings.get("model_type") == "graph_llm":
+        encoder = str(settings.get("encoder") or "")
+    for named_model, fingerprint_of in ((base, model_fingerprint), (encoder, encoder_fingerprint)):
+        # Loading reports a missing model.
+        with suppress(OSError):
+            # A folder that names itself as its base would be read without end.
+            is_other = named_model and Path(named_model) != folder
+            digests.append(fingerprint_of(named_model) if is_other else "")
+    return hashlib.blake2b(repr(digests).encode(), digest_size=8).hexdigest()
 
 
 def encoder_fingerprint(spec: str) -> str:
     """A fingerprint of a local sentence encoder: weights, tokenizer and settings; "" for other specs."""
-    with suppress(FileNotFoundError):  # `openai:MODEL`
+    # `openai:MODEL` is no folder.
+    with suppress(FileNotFoundError):
         return files_fingerprint(resolve(spec), ("safetensors", "bin", "json", "txt"))
     return ""
 
@@ -69,15 +75,25 @@ def content_fingerprint(spec: str | Path) -> str:
         return ""
     folder = Path(source.place)
     if not folder.is_dir():
-        if (config := model_file(source, CONFIG)) is None:
+        config = model_file(source, CONFIG)
+        if config is None:
             return ""
         folder = config.parent
-    found = {}
-    for file in filter(Path.is_file, weight_files(folder)):
+    first_numbers: dict[str, list[float]] = {}
+    for file in weight_files(folder):
+        if not file.is_file():
+            continue
         with safe_open(file, framework="pt") as weights:
-            # Buffers, and an output layer that may be tied to the embeddings, are missing in some files.
-            for name in (one for one in weights.keys() if not one.endswith(_LEFT_OUT)):  # noqa: SIM118
-                part = weights.get_slice(name)
-                some = part[:1] if len(part.get_shape()) > 1 else weights.get_tensor(name)
-                found[name] = some.flatten()[:32].bfloat16().tolist()
-    return hashlib.blake2b(repr(sorted(found.items())).encode(), digest_size=8).hexdigest() if found else ""
+            for name in weights.keys():  # noqa: SIM118 (it is no dictionary)
+                if name.endswith(_LEFT_OUT):
+                    continue
+                stored = weights.get_slice(name)
+                # Read only the first row of a matrix from the file.
+                if len(stored.get_shape()) > 1:
+                    beginning = stored[:1]
+                else:
+                    beginning = weights.get_tensor(name)
+                first_numbers[name] = beginning.flatten()[:32].bfloat16().tolist()
+    if not first_numbers:
+        return ""
+    return hashlib.blake2b(repr(sorted(first_numbers.items())).encode(), digest_size=8).hexdigest()

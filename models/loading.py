@@ -11,24 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 from tripletune.models.completeness import SAY_WHAT_IS_MISSING, complete, telling
 from tripletune.models.lora import adapter_base, for_inference, load_adapter
-from tripletune.models.run_folders import (
-    TOKENIZERS,
-)
+from tripletune.models.run_folders import TOKENIZERS
 from tripletune.models.specs import best_dtype, options_without_code, source_of
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 def load_tokenizer(spec: str | Path) -> PreTrainedTokenizerBase:
-    """Load a tokenizer and make sure that it can pad."""
+    """Load a tokenizer and make sure that it can pad; an adapter without tokenizer files has that of its base model."""
     from transformers import AutoTokenizer
 
     source = source_of(spec)
     folder = Path(source.place)
     if folder.is_dir() and not any((folder / name).exists() for name in TOKENIZERS):
-        if (base := adapter_base(folder)) is not None:
+        base = adapter_base(folder)
+        if base is not None:
             return load_tokenizer(base)
         raise FileNotFoundError(
             f"model folder {folder} has no tokenizer (tokenizer.json or tokenizer.model): "
@@ -77,7 +76,7 @@ def load_weights(
             False: `for_inference` decides whether to merge.
         nf4: Keep linear layers in 4 bits, to train an adapter (QLoRA; Dettmers et al., 2023).
     """
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, BitsAndBytesConfig
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.utils.logging import disable_progress_bar
 
     if not sys.stderr.isatty():
@@ -90,21 +89,29 @@ def load_weights(
                 f"model {spec} is an adapter: merge it first (tripletune checkpoints merge) to train on it in nf4"
             )
         adapted = load_adapter(load_weights(base, dtype), source.place, base)
+        if not merge:
+            return for_inference(adapted)
         # PEFT has frozen the weights, but a run may train them all.
-        return (adapted.merge_and_unload(safe_merge=True).requires_grad_() if merge else for_inference(adapted)).eval()
+        return adapted.merge_and_unload(safe_merge=True).requires_grad_().eval()
     kind = AutoModelForSeq2SeqLM if is_encoder_decoder(spec) else AutoModelForCausalLM
-    dtype, options = dtype or best_dtype(), options_without_code(source)
+    dtype = dtype or best_dtype()
+    options = options_without_code(source)
     if nf4:
-        import bitsandbytes  # noqa: F401 - its own error is clearer than that of transformers
-
-        # The paper's settings: quantiles of the normal distribution, with quantised scales.
-        double = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
-        options["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype, **double)
+        options["quantization_config"] = _nf4_settings(dtype)
     with telling(spec, "weights"):
-        options |= SAY_WHAT_IS_MISSING | {"dtype": dtype, "use_safetensors": True}
-        loaded = kind.from_pretrained(source.place, **options)
+        loaded = kind.from_pretrained(source.place, dtype=dtype, use_safetensors=True, **options, **SAY_WHAT_IS_MISSING)
     model: PreTrainedModel = complete(loaded, spec)
     if nf4:
         # Only the adapter is saved; its base model is later loaded in the type of its folder.
         del model.config.quantization_config
     return model.eval()
+
+
+def _nf4_settings(dtype: torch.dtype) -> BitsAndBytesConfig:
+    """The settings of the QLoRA paper: quantiles of the normal distribution, with quantised scales."""
+    import bitsandbytes  # noqa: F401 - its own error is clearer than that of transformers
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_compute_dtype=dtype, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
+    )

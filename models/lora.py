@@ -12,10 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tripletune.core.files import (
-    read_json,
-    write_json,
-)
+from tripletune.core.files import read_json, write_json
 from tripletune.core.options import nearest
 from tripletune.models.completeness import telling
 from tripletune.models.fingerprints import content_fingerprint
@@ -71,25 +68,36 @@ def check_base(folder: str | Path, base: str) -> None:
     Runs store the base model's `content_fingerprint` beside the adapter. For other adapters, the names are compared
     first, then the contents.
     """
-    own: dict[str, Any] = {}
-    for file in (Path(folder) / name for name in (*TASK_FILES, CONFIG, ADAPTER_CONFIG)):
-        own |= read_json(file) if file.is_file() else {}
-    name = str(own.get("base_model_name_or_path") or own.get("base_model"))
-    trained, noted = own.get("revision") or own.get("base_revision"), own.get("base_weights")
+    stored: dict[str, Any] = {}
+    for file_name in (*TASK_FILES, CONFIG, ADAPTER_CONFIG):
+        file = Path(folder) / file_name
+        if file.is_file():
+            stored |= read_json(file)
+    trained_name = str(stored.get("base_model_name_or_path") or stored.get("base_model"))
+    trained_revision = stored.get("revision") or stored.get("base_revision")
+    trained_weights = stored.get("base_weights")
     given = split_revision(base)
-    if not noted:
-        if name == given.place and trained in (None, given.revision):
+    if not trained_weights:
+        if trained_name == given.place and trained_revision in (None, given.revision):
             return
+        # The base model of the training may not be at hand.
         with suppress(ValueError):
-            noted = content_fingerprint(with_revision(name, trained))
-    if not noted or noted != content_fingerprint(base):
-        what = "holds other weights now" if name == given.place else "is not known to be the same model"
-        way = "remove base_weights" if own.get("base_weights") else f"write its new name into {ADAPTER_CONFIG}"
-        cure = f" (if you know that the model is the same, {way})"
-        raise ValueError(
-            f"adapter {folder} was trained on {name}{f' ({trained})' if trained else ''}, but {base} {what}: give the "
-            f"model that the adapter was trained on{cure}"
-        )
+            trained_weights = content_fingerprint(with_revision(trained_name, trained_revision))
+    if trained_weights and trained_weights == content_fingerprint(base):
+        return
+    trained_on = f"{trained_name} ({trained_revision})" if trained_revision else trained_name
+    if trained_name == given.place:
+        difference = "holds other weights now"
+    else:
+        difference = "is not known to be the same model"
+    if stored.get("base_weights"):
+        override = "remove base_weights"
+    else:
+        override = f"write its new name into {ADAPTER_CONFIG}"
+    raise ValueError(
+        f"adapter {folder} was trained on {trained_on}, but {base} {difference}: give the "
+        f"model that the adapter was trained on (if you know that the model is the same, {override})"
+    )
 
 
 def load_adapter(model: Any, folder: str | Path, base: str) -> PeftModel:
@@ -108,9 +116,12 @@ def load_adapter(model: Any, folder: str | Path, base: str) -> PeftModel:
 
 
 def _check_names(settings: Mapping[str, Any], owner: str) -> None:
+    """Raise an error if a field that PEFT matches against module names is a regular expression; see `_MATCHED`."""
     for key in _MATCHED:
-        value = settings.get(key) or ()
-        for name in [value] if isinstance(value, str) else value:
+        names = settings.get(key) or ()
+        if isinstance(names, str):
+            names = [names]
+        for name in names:
             if not _NAMES.fullmatch(str(name).removeprefix(LANGUAGE_MODEL_LAYERS)):
                 raise ValueError(
                     f"{owner}: {key} holds the regular expression {str(name)[:80]!r}, but matching one can "
@@ -137,18 +148,19 @@ def chosen_layers(model: Any, targets: Sequence[str], name: str) -> set[str]:
     from transformers.pytorch_utils import Conv1D
 
     output = model.get_output_embeddings()
-    known = {
-        path.rsplit(".", 1)[-1]
-        for path, module in model.named_modules()
-        if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not output
-    }
-    chosen = known if tuple(targets) == (ALL_LINEAR,) else set(targets)
-    if not chosen <= known:
+    linear_layers: set[str] = set()
+    for path, module in model.named_modules():
+        if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not output:
+            linear_layers.add(path.rsplit(".", 1)[-1])
+    if tuple(targets) == (ALL_LINEAR,):
+        return linear_layers
+    missing = set(targets) - linear_layers
+    if missing:
         raise ValueError(
-            f"LoRA targets {sorted(chosen - known)} do not exist in {name}; the model's linear layers are "
-            f"{', '.join(sorted(known))}"
+            f"LoRA targets {sorted(missing)} do not exist in {name}; the model's linear layers are "
+            f"{', '.join(sorted(linear_layers))}"
         )
-    return chosen
+    return set(targets)
 
 
 def add_lora(
@@ -182,32 +194,46 @@ def put_adapter(model: Any, options: Mapping[str, Any], **settings: Any) -> Peft
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 
     _check_names(options, "model.lora_options")
+    # Called for its check of the layer numbers.
     layer_numbers(model, options)
-    names = [name for name, _ in model.named_modules()]
-    for wanted in (settings | dict(options)).get("modules_to_save") or ():
-        if not any(f".{name}".endswith(f".{wanted}") for name in names):
-            last = dict.fromkeys(name.rpartition(".")[2] for name in names)
-            raise ValueError(
-                f"model.lora_options: modules_to_save: no module has the name {wanted}{nearest(wanted, last)}"
-            )
+    fields = settings | dict(options)
+    _check_saved_modules(model, fields.get("modules_to_save") or ())
     try:
-        adapted: PeftModel = get_peft_model(model, LoraConfig(**settings | dict(options)))
+        adapted: PeftModel = get_peft_model(model, LoraConfig(**fields))
     except Exception as error:
         if not options:
             raise
         raise ValueError(f"model.lora_options {dict(options)}: {' '.join(str(error).split())}") from error
     if changes_base(options):
-        start = get_peft_model_state_dict(adapted).items()
-        adapted.start = {name: weight.cpu().clone() for name, weight in start if "lora_" in name}  # type: ignore[assignment]
+        # `restore_base` subtracts these weights when the adapter is saved.
+        start = {}
+        for name, weight in get_peft_model_state_dict(adapted).items():
+            if "lora_" in name:
+                start[name] = weight.cpu().clone()
+        adapted.start = start  # type: ignore[assignment]
     return adapted
+
+
+def _check_saved_modules(model: Any, wanted: Sequence[str]) -> None:
+    """Raise an error if `modules_to_save` names a module that the model lacks, since PEFT ignores such a name."""
+    names = [name for name, _ in model.named_modules()]
+    for module in wanted:
+        if not any(f".{name}".endswith(f".{module}") for name in names):
+            last_parts = dict.fromkeys(name.rpartition(".")[2] for name in names)
+            raise ValueError(
+                f"model.lora_options: modules_to_save: no module has the name {module}{nearest(module, last_parts)}"
+            )
 
 
 def layer_numbers(model: Any, options: Mapping[str, Any]) -> dict[str, int]:
     """The modules in the layers of `layers_to_transform`, with the layer number of each module, counted as in PEFT."""
     wanted = options.get("layers_to_transform")
     wanted = {wanted} if isinstance(wanted, int) else set(wanted or ())
-    found = {name: re.match(r".*?\.[^.]*\.(\d+)\.", name) for name, _ in model.named_modules()}
-    numbers = {name: int(match[1]) for name, match in found.items() if match}
+    numbers: dict[str, int] = {}
+    for name, _ in model.named_modules():
+        match = re.match(r".*?\.[^.]*\.(\d+)\.", name)
+        if match:
+            numbers[name] = int(match[1])
     if not wanted <= set(numbers.values()):
         raise ValueError(
             f"model.lora_options: layers_to_transform {sorted(wanted)}: the layers are 0 to {max(numbers.values())}"
@@ -224,20 +250,27 @@ def restore_base(folder: Path, start: Mapping[str, torch.Tensor]) -> None:
     """Rewrite a saved adapter that started from the base's weights, so that it fits the unchanged base.
 
     Training learned W - s B0 A0 + s B A. The rank is doubled; the added ranks subtract s B0 A0.
+
+    Args:
+        start: The adapter's weights before training, A0 (rank, in) and B0 (out, rank), by their names in the file.
     """
     import torch
     from safetensors.torch import load_file, save_file
 
-    settings, weights = read_json(folder / ADAPTER_CONFIG), load_file(folder / ADAPTER)
-    for name, begun in start.items():
+    settings = read_json(folder / ADAPTER_CONFIG)
+    weights = load_file(folder / ADAPTER)
+    for name, weight_before in start.items():
         if "lora_A" in name:
-            weights[name] = torch.cat([weights[name], begun.to(weights[name])])
+            weights[name] = torch.cat([weights[name], weight_before.to(weights[name])])
         elif "lora_B" in name:
-            weights[name] = torch.cat([weights[name], -begun.to(weights[name])], 1)
-    more = 2**0.5 if settings.get("use_rslora") else 2
-    settings |= {"init_lora_weights": True, "r": 2 * settings["r"], "lora_alpha": more * settings["lora_alpha"]}
-    for key, times in (("rank_pattern", 2), ("alpha_pattern", more)):
-        settings[key] = {name: times * value for name, value in (settings.get(key) or {}).items()}
+            weights[name] = torch.cat([weights[name], -weight_before.to(weights[name])], 1)
+    # s is alpha / rank, or alpha / sqrt(rank) with rank-stabilised LoRA, and must stay the same.
+    alpha_factor = 2**0.5 if settings.get("use_rslora") else 2
+    settings["init_lora_weights"] = True
+    settings["r"] = 2 * settings["r"]
+    settings["lora_alpha"] = alpha_factor * settings["lora_alpha"]
+    for key, factor in (("rank_pattern", 2), ("alpha_pattern", alpha_factor)):
+        settings[key] = {name: factor * value for name, value in (settings.get(key) or {}).items()}
     save_file(weights, folder / ADAPTER, metadata={"format": "pt"})
     write_json(folder / ADAPTER_CONFIG, settings)
 
@@ -252,21 +285,33 @@ def take_over(model: PeftModel, folder: str | Path, base: str) -> None:
         raise FileNotFoundError(f"model.adapter {folder}: there is no {ADAPTER}; give a run, a checkpoint or an export")
     check_weights(file)
     check_base(file.parent, base)
-    learned = read_json(config).get("encoder_weights") if (config := file.with_name(CONFIG)).is_file() else ""
-    if learned and getattr(model.config, "encoder_weights", "") not in ("", learned):
+    config = file.with_name(CONFIG)
+    trained_encoder = read_json(config).get("encoder_weights") if config.is_file() else ""
+    if trained_encoder and getattr(model.config, "encoder_weights", "") not in ("", trained_encoder):
         raise ValueError(f"model.adapter {folder} was trained with another text encoder: set model.encoder to that one")
-    own, found = get_peft_model_state_dict(model), load_file(file)
-    check_finite(found.items(), f"model.adapter {folder}")
-    here, there = ({name: tuple(weight.shape) for name, weight in weights.items()} for weights in (own, found))
-    for name, _ in sorted(here.items() ^ there.items()):
-        raise ValueError(
-            f"model.adapter {folder} does not have the layers and sizes of the settings: {name} is "
-            f"{there.get(name, 'missing')} in the adapter, {here.get(name, 'missing')} in the settings"
-        )
-    trained = read_json(file.with_name(ADAPTER_CONFIG))
+    trained = load_file(file)
+    check_finite(trained.items(), f"model.adapter {folder}")
+    _check_same_sizes(get_peft_model_state_dict(model), trained, folder)
+    trained_settings = read_json(file.with_name(ADAPTER_CONFIG))
     for name in ("lora_alpha", "use_rslora", "alpha_pattern", "rank_pattern"):
-        now, then = getattr(model.peft_config["default"], name), trained.get(name)
+        now = getattr(model.peft_config["default"], name)
+        then = trained_settings.get(name)
+        # Empty patterns are written as null or {}.
         if (now or None) != (then or None):
             where = f"model.{name}" if name == "lora_alpha" else f"model.lora_options: {name}"
             raise ValueError(f"{where} {now}: model.adapter {folder} was trained with {then}, so set {then}")
-    set_peft_model_state_dict(model, found)
+    set_peft_model_state_dict(model, trained)
+
+
+def _check_same_sizes(
+    expected: Mapping[str, torch.Tensor], trained: Mapping[str, torch.Tensor], folder: str | Path
+) -> None:
+    """Raise an error that names the first weight, by name, that only one adapter has or whose size differs."""
+    for name in sorted({*expected, *trained}):
+        in_settings = tuple(expected[name].shape) if name in expected else "missing"
+        in_adapter = tuple(trained[name].shape) if name in trained else "missing"
+        if in_settings != in_adapter:
+            raise ValueError(
+                f"model.adapter {folder} does not have the layers and sizes of the settings: {name} is "
+                f"{in_adapter} in the adapter, {in_settings} in the settings"
+            )

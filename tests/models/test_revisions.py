@@ -22,8 +22,8 @@ from tripletune.models.graph_llm.embeddings import TextEncoder, encoder_dimensio
 from tripletune.models.loading import is_encoder_decoder, load_causal_lm, load_weights
 from tripletune.models.lora import adapter_base, add_lora, load_adapter
 from tripletune.models.specs import ModelSource, resolve, source_of, split_revision, with_revision
-from tripletune.rag.graph_models import model_spec, open_generator
 from tripletune.rag.extractor import open_local_extractor
+from tripletune.rag.graph_models import model_spec, open_generator
 from tripletune.rag.search.embedding import open_embedder
 
 
