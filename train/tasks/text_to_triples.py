@@ -136,7 +136,7 @@ class PairTask(TextTask):
         from tripletune.models.local.chat import Repetition
 
         # Stop at repetitions, as extraction does: a small model sometimes repeats itself up to the limit.
-        enough = Repetition(self.processor).found
+        enough = Repetition(self.processor).only_repeats
         return generate_replies(model, self.processor, self.prompts(self.scored), self.config.train, enough)
 
     def metrics(self, replies: list[str]) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class HFBackend(DecodingService, Backend):
             self._ends = eos_token_ids(self._tokenizer, lm.generation_config)
             text = None if lm.config.is_encoder_decoder else lm.config.get_text_config()
             self._context = getattr(text, "max_position_embeddings", None)
-            self._repetition = Repetition(self._tokenizer).found if self._ends_repetition else None
+            self._repetition = Repetition(self._tokenizer).only_repeats if self._ends_repetition else None
             self._lm = lm.to("cuda") if torch.cuda.is_available() else lm
         pad = int(self._tokenizer.pad_token_id or 0)
         more: dict[str, Any] = {"beams": self._beams, "cells": self._cells}
