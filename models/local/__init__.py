@@ -346,7 +346,7 @@ class GenerateBatch(Decoder):
         settings.max_new_tokens = batch[0].limit
         more: dict[str, Any] = {}
         if self._inputs is not None:
-            values = []
+            values: list[Any] = []
             for request in batch:
                 values += request.inputs.values()
             more |= self._inputs(values)
