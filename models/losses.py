@@ -20,6 +20,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from tripletune.core.data.records import IGNORED
 
 logger = logging.getLogger(__name__)
+# Arguments of the whole model that its decoder does not take, or that `label_logits` sets itself.
 _NOT_FOR_THE_DECODER = ("logits_to_keep", "return_dict", "use_cache")
 
 

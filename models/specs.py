@@ -127,7 +127,7 @@ def model_file(source: ModelSource, name: str) -> Path | None:
 
 
 def check_specs(file: Path, *specs: str) -> None:
-    """Raise an error if a file names a missing model."""
+    """Raise an error that names the file, if a model spec in it does not resolve."""
     try:
         for spec in specs:
             resolve(spec)

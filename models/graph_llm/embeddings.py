@@ -21,8 +21,11 @@ from tripletune.core.files import build_together, new_file, read_text, write_jso
 from tripletune.models.encoders import input_modules, load_encoder
 from tripletune.models.specs import ModelSource, best_dtype, model_file, source_of
 
-KEYS, VECTORS, TABLE = "keys.npy", "vectors.npy", "table.json"
-# Strings per part of a table; see `build_together`.
+KEYS = "keys.npy"
+VECTORS = "vectors.npy"
+# Written last: a folder with this file is complete.
+TABLE = "table.json"
+# Strings per chunk of a table; see `build_together`.
 CHUNK = 4096
 # Strings per forward pass of the encoder.
 _STRINGS_AT_ONCE = 256

@@ -37,7 +37,8 @@ from tripletune.models.run_folders import PROCESSOR
 
 GRAPH_TOKEN = "<|graph|>"
 # Private-use characters mark instruction and body in a chat template, since no text contains them.
-_INSTRUCTION, _BODY = "\ue000instruction\ue001", "\ue000body\ue001"
+_INSTRUCTION = "\ue000instruction\ue001"
+_BODY = "\ue000body\ue001"
 
 
 class QuestionTooLong(PromptTooLong, ValueError):

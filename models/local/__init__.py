@@ -74,13 +74,18 @@ class Request:
     """One prompt and its growing reply.
 
     Attributes:
+        prompt: The prompt's tokens.
+        limit: Maximum number of tokens of the reply.
         shared: Number of tokens at the start that other prompts share; they are read once.
+        draw: How tokens are sampled; None: greedily.
         criterion: Stopping criterion, called after every token unless there are beams.
         inputs: Other inputs of the model, such as graphs, by position in the prompt.
         grows: Whether later prompts may continue this prompt or its reply, so that keys and values are kept.
+        data: Anything that the caller wants back with the reply.
         tokens: The reply so far, without the end-of-sequence token.
         end: The end-of-sequence token, if the model has ended the reply.
         stopped: Whether the stopping criterion ended the reply.
+        done: Whether the reply is finished.
         abandoned: Set when nobody waits for the reply any more; the request is dropped at its next token.
         seconds: The request's share of the time of its steps.
     """
@@ -163,7 +168,11 @@ class Decoder:
     """A model that replies to requests: a `GenerateBatch` or a `ContinuousBatch`.
 
     Args:
+        ends: End-of-sequence tokens.
+        pad: Token for padding.
+        rows: Maximum number of requests of a batch.
         cells: Maximum tokens of a batch (rows times the longest row); a single row may have more.
+        constraint: Forbids next tokens.
         inputs: Turns other inputs of the model into arguments; these inputs may not be in shared prefixes.
     """
 
@@ -253,20 +262,25 @@ def choose(logits: torch.Tensor, requests: Sequence[Request], constraint: Constr
 
 
 class GenerateBatch(Decoder):
-    """Reply to requests in batches with `generate`, also with beams; see `Decoder`."""
+    """Reply to requests in batches with `generate`; see `Decoder`.
+
+    Args:
+        beams: Number of beams per reply; 1: greedy or sampled.
+    """
 
     def __init__(self, *arguments: Any, beams: int = 1, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.beams = beams
+        # An encoder reads the prompt, and the decoder writes the reply from its own start token.
         self._reads_apart = bool(self._model.config.is_encoder_decoder)
-        own = self._model.generation_config
+        model_settings = self._model.generation_config
         self._settings = GenerationConfig(
             num_beams=beams,
             do_sample=False,
             eos_token_id=sorted(self._ends) or None,
             pad_token_id=self._pad,
-            bos_token_id=own.bos_token_id,
-            decoder_start_token_id=own.decoder_start_token_id,
+            bos_token_id=model_settings.bos_token_id,
+            decoder_start_token_id=model_settings.decoder_start_token_id,
             use_cache=True,
         )
 

@@ -32,7 +32,12 @@ def identity(name: str, spec: str | Path) -> str:
 
 
 class DecodingService(Endpoint):
-    """Run the requests of asyncio tasks on a decoder that `make` creates in a thread; the event loop may change."""
+    """Run the requests of asyncio tasks on a decoder in one thread; the event loop may change between calls.
+
+    Args:
+        make: Loads the model and creates the decoder; called once, in the thread.
+        model: The model's name, for messages.
+    """
 
     may_be_silent = True
 
