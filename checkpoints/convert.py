@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tripletune.core.files import file_digest, new_folder, read_json, write_json
-from tripletune.models.loading import PYPI, resolve, split_revision
 from tripletune.models.run_folders import ADAPTER, INDEX, WEIGHTS
+from tripletune.models.specs import PYPI, resolve, split_revision
 
 if TYPE_CHECKING:
     import torch

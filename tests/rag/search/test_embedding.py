@@ -13,8 +13,9 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 from tests.llm.server import MockServer, Reply
 from tripletune.core.calls import PromptTooLong
 from tripletune.models.control_tokens import read_text_alone
+from tripletune.models.encoders import load_encoder
+from tripletune.models.fingerprints import encoder_fingerprint
 from tripletune.models.graph_llm.embeddings import TextEncoder
-from tripletune.models.loading import encoder_fingerprint, load_encoder
 from tripletune.rag.search.embedding import Embedder, open_embedder
 
 try:

