@@ -16,8 +16,8 @@ from typing import Any, Literal
 import jinja2
 import yaml
 
+from tripletune.core.config import read_yaml
 from tripletune.core.files import flatten, read_json, read_text, write_json, write_text
-from tripletune.core.options import read_yaml
 from tripletune.core.tables import Table, code_span, plain
 from tripletune.models.loading import PYPI, model_fingerprint, resolve
 from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, is_adapter, public, seconds_until, task_of

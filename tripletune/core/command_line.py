@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from tripletune.core import libraries
+from tripletune.core.config import load_config
 from tripletune.core.options import (
     EMPTY,
     ConfigError,
@@ -20,7 +21,6 @@ from tripletune.core.options import (
     default_of,
     elsewhere,
     leaves,
-    load_config,
     nearest,
     not_one_of,
     problems,

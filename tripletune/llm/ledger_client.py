@@ -1,10 +1,4 @@
-"""The client for loops and builders: it adds a ledger, limits and retries to one backend.
-
-Rates are limited by leaky buckets (aiolimiter) that hold five seconds of calls, so calls are spread over the minute and
-not sent in one burst. The calls of a minute exceed the rate by at most 8 %; a long run keeps the rate. Before a call,
-its tokens are estimated as hosted services do: one token per four bytes of the messages, plus the reply's limit. Later
-calls make up for the difference between the estimate and the real number.
-"""
+"""The client for loops and builders: it adds a ledger, limits (`llm.limits`) and retries to one backend."""
 
 from __future__ import annotations
 
@@ -12,12 +6,10 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
-
-from aiolimiter import AsyncLimiter
 
 from tripletune.core.calls import (
     CALL_ROLE,
@@ -35,15 +27,12 @@ from tripletune.core.calls import (
 )
 from tripletune.core.sqlite import UnusableFile
 from tripletune.llm.ledger import Call, Ledger, NoLedger, make_call
+from tripletune.llm.limits import Limits
 from tripletune.llm.replies import FINAL, NO_TEXT, has_text, silence
 
 logger = logging.getLogger(__name__)
-_BURST_SECONDS = 5.0
 # Seconds after a time-out in which a reply that has already arrived is still read.
 _READING = 0.05
-# The estimate of a call's tokens: bytes of text per token, and tokens that a message takes besides its text.
-_BYTES_PER_TOKEN = 4
-_TOKENS_PER_MESSAGE = 4
 
 
 class RetriesExhausted(CallError):
@@ -68,66 +57,6 @@ class Retry:
     longest_wait: float = 60.0
     patience: float = 600.0
     empty_attempts: int = 4
-
-
-class Limits:
-    """Limits of one client in one event loop; `None` means no limit.
-
-    Retries count as requests. Tokens are those of prompts and replies. `timeout` is in seconds per attempt.
-    """
-
-    def __init__(
-        self,
-        concurrency: int | None = None,
-        requests_per_minute: float | None = None,
-        tokens_per_minute: float | None = None,
-        timeout: float | None = None,
-    ) -> None:
-        self.timeout = timeout
-        self._slots = asyncio.Semaphore(concurrency) if concurrency is not None else nullcontext()
-        self._requests = _bucket(requests_per_minute)
-        self._tokens = _bucket(tokens_per_minute)
-        self._turn = asyncio.Lock()
-        # Used tokens minus the tokens taken from the bucket.
-        self._owed = 0.0
-
-    @asynccontextmanager
-    async def permit(self, messages: Sequence[Message], sampling: Sampling) -> AsyncIterator[Callable[[int], None]]:
-        """Wait until a call may be sent; the block makes the call and reports its tokens to the yielded function."""
-        async with self._slots:
-            # The rates come after the slot, so that a call within the rates is sent at once.
-            if self._requests is not None:
-                await self._requests.acquire()
-            if self._tokens is None:
-                yield lambda tokens: None
-                return
-            size = sum(len(message["content"].encode("utf-8", "replace")) for message in messages)
-            estimate = -(-size // _BYTES_PER_TOKEN) + _TOKENS_PER_MESSAGE * len(messages) + sampling.max_tokens
-            await self._acquire_tokens(self._tokens, estimate)
-            cost = [estimate]
-            try:
-                yield cost.append
-            finally:
-                self._owed += cost[-1] - estimate
-
-    async def _acquire_tokens(self, bucket: AsyncLimiter, tokens: int) -> None:
-        # One call at a time, because the bucket serves small amounts first, so a long prompt could wait forever.
-        async with self._turn:
-            wanted = self._owed + tokens
-            self._owed = min(wanted, 0.0)
-            while wanted > 0:
-                # A call may be larger than the bucket, so its tokens are taken in several steps.
-                taken = min(wanted, bucket.max_rate)
-                await bucket.acquire(taken)
-                wanted -= taken
-
-
-def _bucket(per_minute: float | None) -> AsyncLimiter | None:
-    if per_minute is None:
-        return None
-    # A bucket must hold at least one call.
-    seconds = max(_BURST_SECONDS, 60 / per_minute)
-    return AsyncLimiter(per_minute * seconds / 60, seconds)
 
 
 def _with_tokens_of(reply: Completion, other: Completion | None) -> Completion:

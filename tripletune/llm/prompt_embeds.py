@@ -22,7 +22,8 @@ from tripletune.core.data.records import ModelInput
 from tripletune.llm.backends import LLMOptions, is_plain_url
 from tripletune.llm.backends.openai import OpenAIBackend
 from tripletune.llm.graph_generator import LocalGenerator
-from tripletune.llm.ledger_client import LedgerClient, Limits
+from tripletune.llm.ledger_client import LedgerClient
+from tripletune.llm.limits import Limits
 
 
 class PromptEmbedsBackend(OpenAIBackend):

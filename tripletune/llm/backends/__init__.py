@@ -23,7 +23,8 @@ from tripletune.core.command_line import add_arguments
 from tripletune.core.options import CheckedOptions, not_one_of, rare, setting
 from tripletune.core.plugins import load_from, names_in
 from tripletune.llm.ledger import Ledger
-from tripletune.llm.ledger_client import LedgerClient, Limits, Retry
+from tripletune.llm.ledger_client import LedgerClient, Retry
+from tripletune.llm.limits import Limits
 from tripletune.models.loading import DTYPE_HELP, DTYPES, usual_dtype
 
 _BACKENDS = "tripletune.llm.backends"
