@@ -11,6 +11,7 @@ import pickle
 import re
 import shutil
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -43,7 +44,13 @@ class Job(NamedTuple):
 
 
 class Converted(NamedTuple):
-    """What was done: number of files and of weights, and the names of files that were not copied."""
+    """What was done.
+
+    Attributes:
+        files: Number of converted files.
+        weights: Number of weights in them.
+        left_out: Names of the files that were not copied.
+    """
 
     files: int
     weights: int
@@ -61,21 +68,30 @@ def convert_weights(spec: str, output: str | Path, overwrite: bool = False) -> C
     """Write a copy of a model folder, or of a hub id's snapshot, with safetensors in the place of pickles."""
     source = _folder(spec)
     with new_folder(output, (CONVERTED, "*"), overwrite, (source,)) as scratch:
-        folders = {folder: list(_jobs(folder, scratch / folder.relative_to(source))) for folder in _folders(source)}
-        jobs = [job for found in folders.values() for job in found]
+        jobs: list[Job] = []
+        for folder in _folders(source):
+            jobs += _jobs(folder, scratch / folder.relative_to(source))
         if not jobs:
-            has = next(source.rglob("*.safetensors"), None)
-            why = f"its weights are safetensors already ({has.name}): use it as it is" if has else "it has no weights"
-            raise ValueError(f"{spec} has no {' or '.join(_PICKLED)} to convert: {why}")
+            raise ValueError(f"{spec} has no {' or '.join(_PICKLED)} to convert: {_why_no_pickles(source)}")
         left_out = _copy_others(source, scratch, {job.pickled for job in jobs})
-        written = dict(zip(jobs, _convert_in_new_process(jobs)))
-        for folder, found in folders.items():
-            shards = {job: written[job] for job in found if job.target.name not in _PICKLED.values()}
-            if shards:
-                _write_index(folder / _PICKLED_INDEX, shards)
+        written = _convert_in_new_process(jobs)
+        # The shards of a folder share an index; a file that holds a whole model needs none.
+        shards_by_folder: dict[Path, dict[Job, Written]] = defaultdict(dict)
+        for job, file in zip(jobs, written):
+            if job.target.name not in _PICKLED.values():
+                shards_by_folder[job.pickled.parent][job] = file
+        for folder, shards in shards_by_folder.items():
+            _write_index(folder / _PICKLED_INDEX, shards)
         digests = {str(job.pickled.relative_to(source)): file_digest(job.pickled) for job in jobs}
         write_json(scratch / CONVERTED, digests)
-    return Converted(len(jobs), sum(len(file.names) for file in written.values()), left_out)
+    weights = sum(len(file.names) for file in written)
+    return Converted(len(jobs), weights, left_out)
+
+
+def _why_no_pickles(source: Path) -> str:
+    for file in source.rglob("*.safetensors"):
+        return f"its weights are safetensors already ({file.name}): use it as it is"
+    return "it has no weights"
 
 
 def _folder(spec: str) -> Path:
@@ -110,14 +126,22 @@ def _jobs(folder: Path, target: Path) -> Iterator[Job]:
     # As in transformers, a whole file goes before shards, and safetensors before pickles.
     if not index.is_file() or any((folder / name).is_file() for name in ("pytorch_model.bin", WEIGHTS, INDEX)):
         return
-    shards = read_json(index).get("weight_map")
-    names = sorted(set(map(str, shards.values()))) if isinstance(shards, dict) else []
-    if not names or any(re.fullmatch(r"[^/\\]+\.bin", name) is None for name in names):
-        raise ValueError(f"{index}: weight_map must name .bin files there; copy the folder again")
-    for name in names:
+    for name in _shards_of(index):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} has no {name}, which {index.name} names: copy the folder again")
-        yield Job(folder / name, target / f"{name.removesuffix('.bin').replace('pytorch_model', 'model')}.safetensors")
+        stem = name.removesuffix(".bin").replace("pytorch_model", "model")
+        yield Job(folder / name, target / f"{stem}.safetensors")
+
+
+def _shards_of(index: Path) -> list[str]:
+    """The names of the files that an index of pickles names; all must be in the index's own folder."""
+    file_by_weight = read_json(index).get("weight_map")
+    if not isinstance(file_by_weight, dict):
+        file_by_weight = {}
+    names = sorted({str(name) for name in file_by_weight.values()})
+    if not names or not all(re.fullmatch(r"[^/\\]+\.bin", name) for name in names):
+        raise ValueError(f"{index}: weight_map must name .bin files there; copy the folder again")
+    return names
 
 
 def _copy_others(source: Path, target: Path, pickled: set[Path]) -> list[str]:
@@ -137,6 +161,7 @@ def _copy_others(source: Path, target: Path, pickled: set[Path]) -> list[str]:
 
 
 def _convert_in_new_process(jobs: Sequence[Job]) -> list[Written]:
+    """Convert files one after the other, in a process that ends with them and gives their memory back."""
     try:
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             return list(pool.map(convert_file, *zip(*jobs)))
@@ -163,8 +188,9 @@ def convert_file(pickled: Path, target: Path) -> Written:
     save_file(weights, target, metadata={"format": "pt"})
     with safe_open(target, framework="pt") as written:
         names = sorted(written.keys())
-        if names != sorted(weights) or not all(_same(weights[name], written.get_tensor(name)) for name in names):
-            raise ValueError(f"{target} does not hold the weights of {pickled}: check the disk, and run it again")
+        is_equal = names == sorted(weights) and all(_same(weights[name], written.get_tensor(name)) for name in names)
+    if not is_equal:
+        raise ValueError(f"{target} does not hold the weights of {pickled}: check the disk, and run it again")
     return Written(names, sum(weight.nbytes for weight in weights.values()))
 
 
@@ -175,15 +201,20 @@ def _separate(loaded: Any, pickled: Path) -> dict[str, torch.Tensor]:
     entries = loaded if isinstance(loaded, Mapping) else {}
     wrong = [str(name) for name, weight in entries.items() if not isinstance(weight, torch.Tensor)]
     if wrong or not entries:
-        what = f"{', '.join(wrong[:3])} is no tensor" if wrong else "it holds no tensors by name"
-        raise ValueError(f"{pickled} is not the state dictionary of a model ({what}): it can't be converted")
+        reason = "it holds no tensors by name"
+        if wrong:
+            reason = f"{', '.join(wrong[:3])} is no tensor"
+        raise ValueError(f"{pickled} is not the state dictionary of a model ({reason}): it can't be converted")
     weights: dict[str, torch.Tensor] = {}
-    owners = set[int]()
-    for name, weight in entries.items():
-        weight, memory = weight.detach(), weight.untyped_storage().data_ptr()
-        # Tied weights (output layer and embeddings) are written twice, so that any loader finds both.
-        weights[name] = weight.clone().contiguous() if memory in owners else weight.contiguous()
-        owners.add(memory)
+    addresses: set[int] = set()
+    for name, entry in entries.items():
+        weight = entry.detach()
+        address = weight.untyped_storage().data_ptr()
+        if address in addresses:
+            # Tied weights (output layer and embeddings) are written twice, so that any loader finds both.
+            weight = weight.clone()
+        weights[name] = weight.contiguous()
+        addresses.add(address)
     return weights
 
 
@@ -193,16 +224,21 @@ def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
 
     if first.dtype != second.dtype or first.shape != second.shape:
         return False
-    return torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (first, second)))
+    first_bytes = first.contiguous().reshape(-1).view(torch.uint8)
+    second_bytes = second.contiguous().reshape(-1).view(torch.uint8)
+    return torch.equal(first_bytes, second_bytes)
 
 
 def _write_index(index: Path, written: Mapping[Job, Written]) -> None:
     """Write the index of safetensors shards; the shards must hold the weights that the index of the pickles names."""
-    places: dict[str, str] = {}
+    file_by_weight: dict[str, str] = {}
+    total_size = 0
     for job, file in written.items():
-        places |= dict.fromkeys(file.names, job.target.name)
-    named = read_json(index)["weight_map"].keys()
-    if different := sorted(named ^ places.keys()):
+        file_by_weight |= dict.fromkeys(file.names, job.target.name)
+        total_size += file.size
+        target = job.target.parent
+    names_of_pickles = read_json(index)["weight_map"].keys()
+    different = sorted(names_of_pickles ^ file_by_weight.keys())
+    if different:
         raise ValueError(f"{index} and its shards name other weights, such as {different[0]}: copy the folder again")
-    total = {"total_size": sum(file.size for file in written.values())}
-    write_json(next(iter(written)).target.parent / INDEX, {"metadata": total, "weight_map": places})
+    write_json(target / INDEX, {"metadata": {"total_size": total_size}, "weight_map": file_by_weight})

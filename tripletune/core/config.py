@@ -159,7 +159,10 @@ def _build(kind: type[T], tree: Any, prefix: str, messages: list[str], whole: ty
 
 def _all_problems(messages: Sequence[str], path: str | Path | None, overrides: Mapping[str, Any]) -> str:
     """One message that lists all problems, and says whether they come from the file, the command line or both."""
-    of_command_line = [message for message in messages if any(name in message for name in overrides)]
+    of_command_line = []
+    for message in messages:
+        if any(name in message for name in overrides):
+            of_command_line.append(message)
     places = []
     if path is not None and len(of_command_line) < len(messages):
         places.append(str(path))
