@@ -9,7 +9,7 @@ import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tripletune.core.calls import (
     CALL_ROLE,
@@ -68,6 +68,21 @@ def _with_tokens_of(reply: Completion, other: Completion | None) -> Completion:
         prompt_tokens=reply.prompt_tokens + other.prompt_tokens,
         completion_tokens=reply.completion_tokens + other.completion_tokens,
     )
+
+
+class _Asked(NamedTuple):
+    """A call, for whom it is made, and its messages and sampling as they were asked for.
+
+    Attributes:
+        role: The role in a loop or builder, such as "t2rag.resolve".
+        question_id: The question that the call is for; "" if it is for none.
+    """
+
+    call: Call
+    messages: Sequence[Message]
+    sampling: Sampling
+    role: str
+    question_id: str
 
 
 class _Flight:
@@ -156,12 +171,14 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             self.ledger.use(stored.key, role, question_id)
             return stored
         flight = self._flights.get(call.key)
-        first = flight is None
+        is_first = flight is None
         if flight is None:
-            flight = self._flights[call.key] = _Flight()
-            flight.task = asyncio.create_task(self._fetch(flight, call, messages, sampling, role, question_id))
+            flight = _Flight()
+            asked = _Asked(call, messages, sampling, role, question_id)
+            flight.task = asyncio.create_task(self._fetch(flight, asked))
             # Read the exception, so that asyncio does not warn about a failure that nobody waited for.
             flight.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self._flights[call.key] = flight
         flight.waiting += 1
         try:
             # Shielded, because cancelling one waiter must not cancel the call for other waiters.
@@ -170,7 +187,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             flight.waiting -= 1
             if not flight.waiting and (flight.task.done() or self._abandon(flight)):
                 del self._flights[call.key]
-        if first:
+        if is_first:
             return completion
         self.ledger.use(call.key, role, question_id)
         return replace(completion, cached=True)
@@ -202,10 +219,11 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             return False
         return flight.task.cancel()
 
-    async def _fetch(
-        self, flight: _Flight, call: Call, messages: Sequence[Message], sampling: Sampling, role: str, question_id: str
-    ) -> Completion:
+    async def _fetch(self, flight: _Flight, asked: _Asked) -> Completion:
         """Make a call that the ledger lacks, with retries, and store its reply or its failure."""
+        call = asked.call
+        role = asked.role
+        question_id = asked.question_id
         async with self.ledger.claim(call.key):
             stored = self.ledger.get(call.key)
             if stored is not None:
@@ -215,7 +233,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             progress = _Progress()
             CALL_ROLE.set(role)  # in the context of this call's own task
             try:
-                completion = await self._with_retries(flight, messages, sampling, role, progress)
+                completion = await self._with_retries(flight, asked, progress)
             except RepliesPending:
                 self.ledger.use(call.key, role, question_id)
                 raise
@@ -242,14 +260,12 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                 self.ledger.fail(call, NO_TEXT, progress.attempts - 1, role, question_id, completion)
                 return completion
 
-    async def _with_retries(
-        self, flight: _Flight, messages: Sequence[Message], sampling: Sampling, role: str, progress: _Progress
-    ) -> Completion | None:
+    async def _with_retries(self, flight: _Flight, asked: _Asked, progress: _Progress) -> Completion | None:
         """Make attempts until a reply has text; None if the run has ended before an attempt."""
         while True:
             progress.attempts += 1
             try:
-                completion = await self._attempt(flight, messages, sampling)
+                completion = await self._attempt(flight, asked.messages, asked.sampling)
                 if completion is None or self.backend.may_be_silent:
                     return completion
                 reason = silence(completion)
@@ -259,7 +275,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                 progress.unusable = _with_tokens_of(completion, progress.unusable)
                 is_final = completion.finish_reason in FINAL or progress.silent >= self._retry.empty_attempts
                 if is_final or progress.attempts >= self._retry.attempts:
-                    raise CallError(f"{self.model}, {role}: {reason}")
+                    raise CallError(f"{self.model}, {asked.role}: {reason}")
                 raise TransientError(reason)
             except TransientError as error:
                 await self._wait_after(error, progress.attempts)
@@ -273,17 +289,19 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
     async def _attempt(self, flight: _Flight, messages: Sequence[Message], sampling: Sampling) -> Completion | None:
         """Make one attempt; None if the run has ended before it."""
         flight.sent = 0.0
-        async with self._limits.permit(messages, sampling) as cost:
+        async with self._limits.permit(messages, sampling) as report_tokens:
             if self._ended:
                 return None
             flight.sent = time.perf_counter()
             reply = self.backend.complete(messages, sampling)
+            if self._limits.timeout is not None:
+                reply = self._in_time(reply)
             try:
-                completion = await (reply if self._limits.timeout is None else self._in_time(reply))
+                completion = await reply
             except TransientError:
                 flight.sent = 0.0
                 raise
-            cost(completion.prompt_tokens + completion.completion_tokens)
+            report_tokens(completion.prompt_tokens + completion.completion_tokens)
             return completion
 
     async def _in_time(self, call: Coroutine[Any, Any, Completion]) -> Completion:
@@ -306,6 +324,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
 
     @contextmanager
     def _storing(self) -> Iterator[None]:
+        """Stop the client if the ledger can't be written: a reply that is not stored would be paid for again."""
         try:
             yield
         except (UnusableFile, OSError) as error:
@@ -331,15 +350,20 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             name = f"{self.model} at {self.backend.address}"
             level = logging.WARNING
         # A server may repeat the prompt in its error, and the log of `serve` has no questions.
-        reason = str(error) if self.ends_run else str(error).partition(" - ")[0]
+        reason = str(error)
+        if not self.ends_run:
+            reason = reason.partition(" - ")[0]
         form = "%s: attempt %d of %d failed (%s); next attempt in %.1f s"
         logger.log(level, form, name, attempts, retry.attempts, redact(reason, self._secrets), seconds)
         await asyncio.sleep(seconds)
 
     def _failure(self, error: CallError | TransientError, attempts: int, role: str) -> CallError:
+        """The error that the caller gets after the last attempt; its text holds no secrets."""
         reason = redact(str(error), self._secrets)
         if isinstance(error, CallError):
-            return error if reason == str(error) else type(error)(reason)
+            if reason == str(error):
+                return error
+            return type(error)(reason)
         tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
         if error.retry_after is not None and error.retry_after > self._retry.patience:
             reason += f"; the server asks to wait {error.retry_after:.0f} seconds"
