@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ENCODER, MODEL, Options, Result, Way, quiet, take_turns
-from tripletune.core.options import load_config, setting
+from tripletune.core.config import load_config
+from tripletune.core.options import setting
 from tripletune.core.plugins import load_from
 from tripletune.data_builders.subq.build import build
 from tripletune.data_builders.subq.options import BuildOptions, Source

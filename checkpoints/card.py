@@ -16,8 +16,8 @@ from typing import Any, Literal
 import jinja2
 import yaml
 
+from tripletune.core.config import read_yaml
 from tripletune.core.files import flatten, read_json, read_text, write_json, write_text
-from tripletune.core.options import read_yaml
 from tripletune.core.tables import Table, code_span, plain
 from tripletune.models.fingerprints import model_fingerprint
 from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, is_adapter, public, seconds_until, task_of
@@ -62,7 +62,10 @@ class Provenance:
 def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence: str | None = None) -> Provenance:
     """Collect the provenance of a trained folder: `final/` or a checkpoint of a run, or an export."""
     stored = source / PROVENANCE
-    provenance = Provenance(**read_json(stored)) if stored.is_file() else _collect_from_run(source)
+    if stored.is_file():
+        provenance = Provenance(**read_json(stored))
+    else:
+        provenance = _collect_from_run(source)
     provenance = replace(provenance, **_names(source), licence=licence or provenance.licence)
     files = [Path(file).resolve() for file in scores]
     folders = _folders_to_show(files)
@@ -119,6 +122,7 @@ def _names(source: Path) -> dict[str, Any]:
 
 
 def _collect_from_run(source: Path) -> Provenance:
+    """The origin of a folder of a run, as far as the run's files tell it."""
     provenance = Provenance()
     run = source.resolve().parent
     if (run / "config.yaml").is_file():
@@ -214,7 +218,9 @@ def _header(provenance: Provenance, name: str) -> str:
         header["datasets"] = sorted(set(datasets))
     if results:
         header["model-index"] = eval_results_to_model_index(name, results)
-    return _yaml(header) if header else ""
+    if not header:
+        return ""
+    return _yaml(header)
 
 
 def _metrics_of(content: dict[str, Any]) -> dict[str, Any]:
@@ -242,7 +248,9 @@ def render_card(
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.ChainableUndefined)
     environment.filters["code"] = code_span
     tune = _tune(provenance, is_text_model=bool(about))
-    config = _yaml(provenance.config).rstrip() if provenance.config else ""
+    config = ""
+    if provenance.config:
+        config = _yaml(provenance.config).rstrip()
     # The fence must be longer than any fence in the text.
     longest_fence = max(map(len, re.findall("`{3,}", config)), default=2)
     return environment.from_string(read_text(_TEMPLATE)).render(
@@ -277,6 +285,7 @@ def _tune(provenance: Provenance, is_text_model: bool) -> str:
 
 
 def _trained_parts(tune: str, use_graph: bool) -> str:
+    """What was trained, in the card's words."""
     weights = {"lora": "LoRA weights, ", "all": "all weights, "}.get(tune, "")
     if use_graph:
         return f"{weights}graph encoder and projector"
@@ -348,6 +357,9 @@ def _table_of_scores(content: dict[str, Any], title: str) -> Table:
 
 
 def _cell(value: Any) -> str:
+    """A value as the Markdown of a cell: numbers have four digits, unless they have more before the point."""
+    if isinstance(value, float) and abs(value) < 1000:
+        return f"{value:.4g}"
     if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1000 else str(value)
+        return str(value)
     return plain(value)

@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from tripletune.core.config import load_config
 from tripletune.core.data.passages import passages_by_key
 from tripletune.core.data.questions import Question
 from tripletune.core.files import json_line, new_file
-from tripletune.core.options import load_config, nearest, not_one_of, setting
+from tripletune.core.options import nearest, not_one_of, setting
 from tripletune.core.plugins import load_from, names_in
 from tripletune.data_builders.readers import get_reader
 from tripletune.eval import metrics

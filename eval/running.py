@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from tripletune.core.calls import RepliesPending, SetupError, redact
+from tripletune.core.concurrency import in_workers
 from tripletune.core.files import read_json, write_json
 from tripletune.core.program import progress
 from tripletune.eval.result_log import ResultLog, this_machine
 from tripletune.eval.results import METRICS, RunAbout, SessionSpeed
 from tripletune.eval.suites import Failure, Suite
-from tripletune.llm.concurrency import in_workers
 from tripletune.llm.ledger_client import RetriesExhausted
 from tripletune.rag import NOTING
 

@@ -15,16 +15,8 @@ from typing import Any
 
 from tripletune.core.calls import LLMClient, RoleClients
 from tripletune.core.command_line import CommandParser, add_arguments, add_short_flags
-from tripletune.core.options import (
-    CheckedOptions,
-    ConfigError,
-    convert,
-    load_config,
-    no_option,
-    not_one_of,
-    rare,
-    setting,
-)
+from tripletune.core.config import load_config
+from tripletune.core.options import CheckedOptions, ConfigError, convert, no_option, not_one_of, rare, setting
 from tripletune.eval import task_names
 from tripletune.eval.controls import Control
 from tripletune.eval.suites import SuiteOptions

@@ -22,7 +22,7 @@ from typing import Any
 from company import DOCUMENTS, HOME, write_documents
 from teacher import Teacher
 
-from tripletune.core.options import load_config
+from tripletune.core.config import load_config
 from tripletune.recipes.own_documents import RoadConfig, road_steps
 
 RECORDED = HOME / "teacher.jsonl.gz"

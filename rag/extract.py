@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from tripletune.core.calls import CallError, Completion, RepliesPending, SetupError
 from tripletune.core.command_line import add_arguments
+from tripletune.core.concurrency import all_of, in_workers
 from tripletune.core.data.pairs import entity_triple, is_only_a_name
 from tripletune.core.data.passages import Passage, corpus_file, read_corpus
 from tripletune.core.data.triples import Triple
@@ -29,7 +30,6 @@ from tripletune.core.files import check_new, json_line, new_file
 from tripletune.core.options import setting
 from tripletune.core.program import progress
 from tripletune.llm.backends import LLMOptions, add_llm, backend_names
-from tripletune.llm.concurrency import all_of, in_workers
 from tripletune.llm.ledger_client import RetriesExhausted
 from tripletune.llm.reply_triples import read_reply
 from tripletune.rag.extractor import PIECE_LIMIT, PROMPTS_OF, LocalOptions, TextExtractor, open_extractor, source_pieces

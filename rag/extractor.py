@@ -30,12 +30,12 @@ from tripletune.core.calls import (
     UnusableReply,
 )
 from tripletune.core.command_line import from_arguments, to_arguments
+from tripletune.core.concurrency import all_of
 from tripletune.core.data.pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs, render_source
 from tripletune.core.data.pieces import split_passage
 from tripletune.core.files import PROMPTS
 from tripletune.core.options import CheckedOptions, rare, setting
 from tripletune.llm.backends import LLMOptions, load_backend, open_client
-from tripletune.llm.concurrency import all_of
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
 from tripletune.llm.question_client import QuestionClient, load_prompts

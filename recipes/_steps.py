@@ -16,8 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tripletune.core.config import to_yaml
 from tripletune.core.files import check_folder, file_digest, files_fingerprint, read_json, write_json, write_text
-from tripletune.core.options import to_yaml
 from tripletune.models.fingerprints import model_fingerprint
 from tripletune.models.run_folders import CONFIG, is_adapter, is_run
 

@@ -315,7 +315,7 @@ def make_config(tmp_path, tiny_model, tiny_encoder, records, write_records):
     """A run on tiny models that takes a second: `make_config({"train.epochs": 2}, family="qwen2")`."""
 
     def make(overrides=None, family="llama"):
-        from tripletune.core.options import load_config
+        from tripletune.core.config import load_config
         from tripletune.train.tasks.ras import GraphConfig
 
         write_records(records[:4], "validation")
@@ -351,7 +351,7 @@ def make_extraction_config(tmp_path, tiny_llama, tiny_t5, extraction_pairs):
     """A text-to-triples run on tiny models that takes a second: `make_extraction_config({...}, seq2seq=True)`."""
 
     def make(overrides=None, seq2seq=False):
-        from tripletune.core.options import load_config
+        from tripletune.core.config import load_config
         from tripletune.train.tasks.text_to_triples import PairConfig
 
         write = _writer(tmp_path / "pairs")
@@ -401,7 +401,7 @@ def make_student_config(tmp_path, tiny_llama, make_trajectory, write_trajectorie
     """A distillation run on a tiny model that takes a second; two of its training questions are validation's."""
 
     def make(overrides=None, kind=None):
-        from tripletune.core.options import load_config
+        from tripletune.core.config import load_config
         from tripletune.train.tasks.cirag_distill import StudentConfig
 
         data = write_trajectories([make_trajectory(number) for number in range(8)])

@@ -24,9 +24,10 @@ from typing import Any, Literal
 
 from tripletune.core import libraries
 from tripletune.core.command_line import parse_command_line
+from tripletune.core.config import to_yaml
 from tripletune.core.data.records import IGNORED
 from tripletune.core.hub import make_repository
-from tripletune.core.options import ConfigError, misfits, not_one_of, to_yaml
+from tripletune.core.options import ConfigError, misfits, not_one_of
 from tripletune.core.plugins import load_from
 from tripletune.core.program import run_program
 from tripletune.core.tables import printable

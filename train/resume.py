@@ -21,8 +21,9 @@ from typing import Any
 
 import torch
 
+from tripletune.core.config import read_yaml, to_yaml
 from tripletune.core.files import LOGS, check_folder, few, flatten, read_json, write_json, write_text
-from tripletune.core.options import default_of, leaves, read_yaml, to_yaml
+from tripletune.core.options import default_of, leaves
 from tripletune.core.program import code_version, versions
 from tripletune.models.run_folders import FINAL, RESULT, check_finite, check_weights, stored_weights
 from tripletune.models.specs import with_revision

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from tripletune.core.calls import Message, UnusableReply
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
+from tripletune.core.concurrency import all_of
 from tripletune.core.files import PROMPTS, file_digest, read_prompt
 from tripletune.core.options import setting
 from tripletune.eval.report.runs import open_folder
@@ -40,7 +41,6 @@ from tripletune.eval.suites import (
 )
 from tripletune.eval.suites._run_settings import chat_model
 from tripletune.llm.backends import LLMOptions, add_chat_model, open_client
-from tripletune.llm.concurrency import all_of
 from tripletune.llm.replies import ask
 from tripletune.llm.reply_json import find_json
 from tripletune.rag.results import RESULTS, ResultRow, read_runs

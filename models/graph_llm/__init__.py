@@ -13,9 +13,10 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from tripletune.core import libraries
+from tripletune.core.config import load_config
 from tripletune.core.data.graph_settings import GraphSettings, values_of
 from tripletune.core.files import read_json
-from tripletune.core.options import ConfigError, load_config
+from tripletune.core.options import ConfigError
 from tripletune.models.attention import set_attention
 from tripletune.models.completeness import SAY_WHAT_IS_MISSING, complete, telling
 from tripletune.models.fingerprints import content_fingerprint

@@ -10,7 +10,8 @@ from typing import Literal
 import pytest
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments, parse_command_line, to_arguments
-from tripletune.core.options import ConfigError, load_config, problems, rare, set_values, setting, to_yaml
+from tripletune.core.config import load_config, to_yaml
+from tripletune.core.options import ConfigError, problems, rare, set_values, setting
 
 
 @dataclass

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tripletune.core.command_line import parse_command_line
-from tripletune.core.options import ConfigError, load_config
+from tripletune.core.config import load_config
+from tripletune.core.options import ConfigError
 from tripletune.eval.__main__ import parser
 from tripletune.recipes import _steps
 from tripletune.recipes.expert_iteration import ExpertConfig, expert_steps, run

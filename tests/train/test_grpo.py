@@ -14,8 +14,9 @@ from trl import GRPOTrainer
 
 from tests.cli import read_lines
 from tripletune.core.calls import CallError
+from tripletune.core.config import load_config
 from tripletune.core.data.triples import Triple
-from tripletune.core.options import ConfigError, load_config
+from tripletune.core.options import ConfigError
 from tripletune.core.sqlite import UnusableFile
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.suites.questions import QuestionSuite

@@ -13,8 +13,9 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from tripletune.core.config import load_config
 from tripletune.core.files import flatten
-from tripletune.core.options import ConfigError, load_config
+from tripletune.core.options import ConfigError
 from tripletune.train import train
 from tripletune.train.resume import check_same_run, newest_checkpoint, save_run_settings
 from tripletune.train.tasks.ras import GraphConfig, GraphTask

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tripletune.core.options import to_yaml
+from tripletune.core.config import to_yaml
 from tripletune.train import check_tracking, train
 
 ROOT = Path(__file__).resolve().parents[2]

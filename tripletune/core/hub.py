@@ -34,7 +34,9 @@ def cached_commit(name: str, revision: str | None, file: str) -> str | None:
     except HFValidationError:
         return None
     # The cache keeps the files of a commit in snapshots/COMMIT; what is no text means that it lacks the file.
-    return Path(path).parent.name if isinstance(path, str) else None
+    if not isinstance(path, str):
+        return None
+    return Path(path).parent.name
 
 
 def push_folder(folder: str | Path, repo: str, kind: str, files: Sequence[str]) -> str:
@@ -77,9 +79,11 @@ def _hub(repo: str) -> Iterator[Any]:
     except errors.HFValidationError as error:
         raise ValueError(f"repository {repo}: {error}") from None
     except errors.HfHubHTTPError as error:
-        more = "; run hf auth login, or set HF_TOKEN" if error.response.status_code in (401, 403) else ""
+        status = error.response.status_code
         reason = " ".join(str(error.server_message or error).split())
-        raise OSError(f"{api.endpoint} refused {repo} ({error.response.status_code}): {reason}{more}") from None
+        if status in (401, 403):
+            reason += "; run hf auth login, or set HF_TOKEN"
+        raise OSError(f"{api.endpoint} refused {repo} ({status}): {reason}") from None
     except errors.HTTPError as error:
         raise OSError(f"no connection to {api.endpoint}: {error}") from None
 

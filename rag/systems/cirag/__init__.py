@@ -23,12 +23,12 @@ from functools import partial
 from typing import Literal
 
 from tripletune.core.calls import UnusableReply
+from tripletune.core.concurrency import all_of
 from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import Step
 from tripletune.core.data.triples import FoundTriples, Triple
 from tripletune.core.options import setting
-from tripletune.llm.concurrency import all_of
 from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.refusals import is_refusal
 from tripletune.llm.reply_triples import find_triples

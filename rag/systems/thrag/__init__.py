@@ -18,9 +18,9 @@ from itertools import chain
 from typing import Literal
 
 from tripletune.core.calls import UnusableReply
+from tripletune.core.concurrency import all_of
 from tripletune.core.data.records import Step, one_line
 from tripletune.core.options import setting
-from tripletune.llm.concurrency import all_of
 from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.reply_json import find_json
 from tripletune.rag import Trace

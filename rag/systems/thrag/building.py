@@ -12,9 +12,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from tripletune.core.calls import LLMClient, Sampling, UnusableReply
+from tripletune.core.concurrency import in_workers
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import triple_of
-from tripletune.llm.concurrency import in_workers
 from tripletune.llm.question_client import PromptSet, QuestionClient
 from tripletune.llm.reply_json import json_values
 from tripletune.rag import Trace
