@@ -41,6 +41,11 @@ class Job(NamedTuple):
     pickled: Path
     target: Path
 
+    @property
+    def is_shard(self) -> bool:
+        """Whether the weights of the model are in several files, which an index names."""
+        return self.target.name not in _PICKLED.values()
+
 
 class Converted(NamedTuple):
     """What was done: number of files and of weights, and the names of files that were not copied."""
@@ -61,21 +66,26 @@ def convert_weights(spec: str, output: str | Path, overwrite: bool = False) -> C
     """Write a copy of a model folder, or of a hub id's snapshot, with safetensors in the place of pickles."""
     source = _folder(spec)
     with new_folder(output, (CONVERTED, "*"), overwrite, (source,)) as scratch:
-        folders = {folder: list(_jobs(folder, scratch / folder.relative_to(source))) for folder in _folders(source)}
-        jobs = [job for found in folders.values() for job in found]
+        jobs: list[Job] = []
+        for folder in _folders(source):
+            jobs += _jobs(folder, scratch / folder.relative_to(source))
         if not jobs:
-            has = next(source.rglob("*.safetensors"), None)
-            why = f"its weights are safetensors already ({has.name}): use it as it is" if has else "it has no weights"
-            raise ValueError(f"{spec} has no {' or '.join(_PICKLED)} to convert: {why}")
+            raise ValueError(f"{spec} has no {' or '.join(_PICKLED)} to convert: {_why_nothing(source)}")
         left_out = _copy_others(source, scratch, {job.pickled for job in jobs})
         written = dict(zip(jobs, _convert_in_new_process(jobs)))
-        for folder, found in folders.items():
-            shards = {job: written[job] for job in found if job.target.name not in _PICKLED.values()}
-            if shards:
-                _write_index(folder / _PICKLED_INDEX, shards)
+        for index in {job.pickled.with_name(_PICKLED_INDEX) for job in jobs if job.is_shard}:
+            shards = {job: file for job, file in written.items() if job.is_shard and job.pickled.parent == index.parent}
+            _write_index(index, shards)
         digests = {str(job.pickled.relative_to(source)): file_digest(job.pickled) for job in jobs}
         write_json(scratch / CONVERTED, digests)
     return Converted(len(jobs), sum(len(file.names) for file in written.values()), left_out)
+
+
+def _why_nothing(source: Path) -> str:
+    safe = next(source.rglob("*.safetensors"), None)
+    if safe is None:
+        return "it has no weights"
+    return f"its weights are safetensors already ({safe.name}): use it as it is"
 
 
 def _folder(spec: str) -> Path:
