@@ -20,7 +20,9 @@ from tripletune.core.plugins import load_from
 from tripletune.data_builders.subq.build import build
 from tripletune.data_builders.subq.options import BuildOptions, Source
 from tripletune.data_builders.world.build import WorldOptions, write_world
-from tripletune.models.loading import add_lora, best_dtype, load_causal_lm
+from tripletune.models.loading import load_causal_lm
+from tripletune.models.lora import add_lora
+from tripletune.models.specs import best_dtype
 from tripletune.train import engine_of
 
 _RECIPE = Path(__file__).resolve().parents[1] / "recipes/configs/smollm2_135m_ras_cpu.yaml"

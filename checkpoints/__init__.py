@@ -33,16 +33,8 @@ from tripletune.checkpoints.verify import (
     weight_digests,
 )
 from tripletune.core.files import check_folder, new_folder, read_json, write_json
-from tripletune.models.loading import (
-    LANGUAGE_MODEL_LAYERS,
-    PYPI,
-    changes_base,
-    check_base,
-    load_tokenizer,
-    resolve,
-    split_revision,
-    with_revision,
-)
+from tripletune.models.loading import load_tokenizer
+from tripletune.models.lora import LANGUAGE_MODEL_LAYERS, changes_base, check_base
 from tripletune.models.run_folders import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -59,6 +51,7 @@ from tripletune.models.run_folders import (
     task_of,
     trained_folder,
 )
+from tripletune.models.specs import PYPI, resolve, split_revision, with_revision
 
 if TYPE_CHECKING:
     import torch

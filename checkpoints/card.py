@@ -19,8 +19,9 @@ import yaml
 from tripletune.core.config import read_yaml
 from tripletune.core.files import flatten, read_json, read_text, write_json, write_text
 from tripletune.core.tables import Table, code_span, plain
-from tripletune.models.loading import PYPI, model_fingerprint, resolve
+from tripletune.models.fingerprints import model_fingerprint
 from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, is_adapter, public, seconds_until, task_of
+from tripletune.models.specs import PYPI, resolve
 
 CARD = "README.md"
 PROVENANCE = "provenance.json"

@@ -11,7 +11,6 @@ import pickle
 import re
 import shutil
 import zipfile
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -20,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tripletune.core.files import file_digest, new_folder, read_json, write_json
-from tripletune.models.loading import PYPI, resolve, split_revision
 from tripletune.models.run_folders import ADAPTER, INDEX, WEIGHTS
+from tripletune.models.specs import PYPI, resolve, split_revision
 
 if TYPE_CHECKING:
     import torch
@@ -42,15 +41,14 @@ class Job(NamedTuple):
     pickled: Path
     target: Path
 
+    @property
+    def is_shard(self) -> bool:
+        """Whether the weights of the model are in several files, which an index names."""
+        return self.target.name not in _PICKLED.values()
+
 
 class Converted(NamedTuple):
-    """What was done.
-
-    Attributes:
-        files: Number of converted files.
-        weights: Number of weights in them.
-        left_out: Names of the files that were not copied.
-    """
+    """What was done: number of files and of weights, and the names of files that were not copied."""
 
     files: int
     weights: int
@@ -72,26 +70,22 @@ def convert_weights(spec: str, output: str | Path, overwrite: bool = False) -> C
         for folder in _folders(source):
             jobs += _jobs(folder, scratch / folder.relative_to(source))
         if not jobs:
-            raise ValueError(f"{spec} has no {' or '.join(_PICKLED)} to convert: {_why_no_pickles(source)}")
+            raise ValueError(f"{spec} has no {' or '.join(_PICKLED)} to convert: {_why_nothing(source)}")
         left_out = _copy_others(source, scratch, {job.pickled for job in jobs})
-        written = _convert_in_new_process(jobs)
-        # The shards of a folder share an index; a file that holds a whole model needs none.
-        shards_by_folder: dict[Path, dict[Job, Written]] = defaultdict(dict)
-        for job, file in zip(jobs, written):
-            if job.target.name not in _PICKLED.values():
-                shards_by_folder[job.pickled.parent][job] = file
-        for folder, shards in shards_by_folder.items():
-            _write_index(folder / _PICKLED_INDEX, shards)
+        written = dict(zip(jobs, _convert_in_new_process(jobs)))
+        for index in {job.pickled.with_name(_PICKLED_INDEX) for job in jobs if job.is_shard}:
+            shards = {job: file for job, file in written.items() if job.is_shard and job.pickled.parent == index.parent}
+            _write_index(index, shards)
         digests = {str(job.pickled.relative_to(source)): file_digest(job.pickled) for job in jobs}
         write_json(scratch / CONVERTED, digests)
-    weights = sum(len(file.names) for file in written)
-    return Converted(len(jobs), weights, left_out)
+    return Converted(len(jobs), sum(len(file.names) for file in written.values()), left_out)
 
 
-def _why_no_pickles(source: Path) -> str:
-    for file in source.rglob("*.safetensors"):
-        return f"its weights are safetensors already ({file.name}): use it as it is"
-    return "it has no weights"
+def _why_nothing(source: Path) -> str:
+    safe = next(source.rglob("*.safetensors"), None)
+    if safe is None:
+        return "it has no weights"
+    return f"its weights are safetensors already ({safe.name}): use it as it is"
 
 
 def _folder(spec: str) -> Path:
@@ -126,22 +120,14 @@ def _jobs(folder: Path, target: Path) -> Iterator[Job]:
     # As in transformers, a whole file goes before shards, and safetensors before pickles.
     if not index.is_file() or any((folder / name).is_file() for name in ("pytorch_model.bin", WEIGHTS, INDEX)):
         return
-    for name in _shards_of(index):
+    shards = read_json(index).get("weight_map")
+    names = sorted(set(map(str, shards.values()))) if isinstance(shards, dict) else []
+    if not names or any(re.fullmatch(r"[^/\\]+\.bin", name) is None for name in names):
+        raise ValueError(f"{index}: weight_map must name .bin files there; copy the folder again")
+    for name in names:
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} has no {name}, which {index.name} names: copy the folder again")
-        stem = name.removesuffix(".bin").replace("pytorch_model", "model")
-        yield Job(folder / name, target / f"{stem}.safetensors")
-
-
-def _shards_of(index: Path) -> list[str]:
-    """The names of the files that an index of pickles names; all must be in the index's own folder."""
-    file_by_weight = read_json(index).get("weight_map")
-    if not isinstance(file_by_weight, dict):
-        file_by_weight = {}
-    names = sorted({str(name) for name in file_by_weight.values()})
-    if not names or not all(re.fullmatch(r"[^/\\]+\.bin", name) for name in names):
-        raise ValueError(f"{index}: weight_map must name .bin files there; copy the folder again")
-    return names
+        yield Job(folder / name, target / f"{name.removesuffix('.bin').replace('pytorch_model', 'model')}.safetensors")
 
 
 def _copy_others(source: Path, target: Path, pickled: set[Path]) -> list[str]:
@@ -161,7 +147,6 @@ def _copy_others(source: Path, target: Path, pickled: set[Path]) -> list[str]:
 
 
 def _convert_in_new_process(jobs: Sequence[Job]) -> list[Written]:
-    """Convert files one after the other, in a process that ends with them and gives their memory back."""
     try:
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             return list(pool.map(convert_file, *zip(*jobs)))
@@ -188,9 +173,8 @@ def convert_file(pickled: Path, target: Path) -> Written:
     save_file(weights, target, metadata={"format": "pt"})
     with safe_open(target, framework="pt") as written:
         names = sorted(written.keys())
-        is_equal = names == sorted(weights) and all(_same(weights[name], written.get_tensor(name)) for name in names)
-    if not is_equal:
-        raise ValueError(f"{target} does not hold the weights of {pickled}: check the disk, and run it again")
+        if names != sorted(weights) or not all(_same(weights[name], written.get_tensor(name)) for name in names):
+            raise ValueError(f"{target} does not hold the weights of {pickled}: check the disk, and run it again")
     return Written(names, sum(weight.nbytes for weight in weights.values()))
 
 
@@ -201,20 +185,15 @@ def _separate(loaded: Any, pickled: Path) -> dict[str, torch.Tensor]:
     entries = loaded if isinstance(loaded, Mapping) else {}
     wrong = [str(name) for name, weight in entries.items() if not isinstance(weight, torch.Tensor)]
     if wrong or not entries:
-        reason = "it holds no tensors by name"
-        if wrong:
-            reason = f"{', '.join(wrong[:3])} is no tensor"
-        raise ValueError(f"{pickled} is not the state dictionary of a model ({reason}): it can't be converted")
+        what = f"{', '.join(wrong[:3])} is no tensor" if wrong else "it holds no tensors by name"
+        raise ValueError(f"{pickled} is not the state dictionary of a model ({what}): it can't be converted")
     weights: dict[str, torch.Tensor] = {}
-    addresses: set[int] = set()
-    for name, entry in entries.items():
-        weight = entry.detach()
-        address = weight.untyped_storage().data_ptr()
-        if address in addresses:
-            # Tied weights (output layer and embeddings) are written twice, so that any loader finds both.
-            weight = weight.clone()
-        weights[name] = weight.contiguous()
-        addresses.add(address)
+    owners = set[int]()
+    for name, weight in entries.items():
+        weight, memory = weight.detach(), weight.untyped_storage().data_ptr()
+        # Tied weights (output layer and embeddings) are written twice, so that any loader finds both.
+        weights[name] = weight.clone().contiguous() if memory in owners else weight.contiguous()
+        owners.add(memory)
     return weights
 
 
@@ -224,21 +203,16 @@ def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
 
     if first.dtype != second.dtype or first.shape != second.shape:
         return False
-    first_bytes = first.contiguous().reshape(-1).view(torch.uint8)
-    second_bytes = second.contiguous().reshape(-1).view(torch.uint8)
-    return torch.equal(first_bytes, second_bytes)
+    return torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (first, second)))
 
 
 def _write_index(index: Path, written: Mapping[Job, Written]) -> None:
     """Write the index of safetensors shards; the shards must hold the weights that the index of the pickles names."""
-    file_by_weight: dict[str, str] = {}
-    total_size = 0
+    places: dict[str, str] = {}
     for job, file in written.items():
-        file_by_weight |= dict.fromkeys(file.names, job.target.name)
-        total_size += file.size
-        target = job.target.parent
-    names_of_pickles = read_json(index)["weight_map"].keys()
-    different = sorted(names_of_pickles ^ file_by_weight.keys())
-    if different:
+        places |= dict.fromkeys(file.names, job.target.name)
+    named = read_json(index)["weight_map"].keys()
+    if different := sorted(named ^ places.keys()):
         raise ValueError(f"{index} and its shards name other weights, such as {different[0]}: copy the folder again")
-    write_json(target / INDEX, {"metadata": {"total_size": total_size}, "weight_map": file_by_weight})
+    total = {"total_size": sum(file.size for file in written.values())}
+    write_json(next(iter(written)).target.parent / INDEX, {"metadata": total, "weight_map": places})

@@ -95,7 +95,8 @@ def load(folder: str | Path, plain: bool = False) -> Loaded:
     import torch
 
     from tripletune.models.graph_llm import load_graph_llm
-    from tripletune.models.loading import adapter_base, load_adapter, load_tokenizer, load_weights
+    from tripletune.models.loading import load_tokenizer, load_weights
+    from tripletune.models.lora import adapter_base, load_adapter
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     source = Path(folder) if plain else trained_folder(folder)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tripletune.core.calls import Sampling
 from tripletune.core.files import read_json
-from tripletune.models.loading import resolve, usual_dtype, with_revision
 from tripletune.models.run_folders import check_model_folder, trained_folder
+from tripletune.models.specs import resolve, usual_dtype, with_revision
 
 if TYPE_CHECKING:
     from tripletune.llm.graph_generator import LocalGenerator

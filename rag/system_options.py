@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 from tripletune.core.command_line import add_arguments, add_short_flags, from_arguments
 from tripletune.core.options import default_of, rare, setting
 from tripletune.llm.backends import LLMOptions, add_chat_model
-from tripletune.models.loading import DTYPE_HELP
+from tripletune.models.specs import DTYPE_HELP
 from tripletune.rag.search.options import SearchOptions, extracts
 from tripletune.rag.systems import SHORT, LoopOptions, System, find_system, make_options, system_names
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from tripletune.core.config import to_yaml
 from tripletune.core.files import check_folder, file_digest, files_fingerprint, read_json, write_json, write_text
-from tripletune.models.loading import model_fingerprint
+from tripletune.models.fingerprints import model_fingerprint
 from tripletune.models.run_folders import CONFIG, is_adapter, is_run
 
 # Options whose values are names, even if there is a folder with this name.

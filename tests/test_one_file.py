@@ -26,7 +26,7 @@ def first_letter(prediction, answers):
 import json
 
 from tripletune.core.data.questions import Question
-from tripletune.core.data.records import Passage
+from tripletune.core.data.passages import Passage
 
 def read_questions(location, issues=None, source="mine"):
     for line in open(location):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from tripletune.models.loading import best_dtype
+from tripletune.models.specs import best_dtype
 from tripletune.train.resume import process_count
 from tripletune.train.settings import AnyConfig
 

@@ -26,7 +26,7 @@ from tripletune.core import libraries
 from tripletune.core.data.records import IGNORED
 from tripletune.core.files import finite, lock_folder, new_folder, write_json
 from tripletune.core.options import not_one_of, require
-from tripletune.models.loading import restore_base
+from tripletune.models.lora import restore_base
 from tripletune.models.losses import target_loss
 from tripletune.models.run_folders import FINAL, check_finite, seconds_until, stored_weights
 from tripletune.train import resume

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tripletune.core.options import rare, setting
-from tripletune.models.loading import ALL_LINEAR, DTYPES, changes_base
+from tripletune.models.lora import ALL_LINEAR, changes_base
+from tripletune.models.specs import DTYPES
 
 # `blocks` is ours; the other names are transformers' kernels that need no arguments.
 ATTENTION = ("auto", "sdpa", "eager", "blocks", "flash_attention_2", "flash_attention_3", "flex_attention")
@@ -89,7 +90,7 @@ class ModelSection:
 
     def load_arguments(self) -> dict[str, Any]:
         """The arguments of `models.loading.load_weights` that are settings."""
-        from tripletune.models.loading import parse_dtype
+        from tripletune.models.specs import parse_dtype
 
         dtype = self.dtype
         if dtype == "auto" and self.tune == "all":
@@ -98,7 +99,7 @@ class ModelSection:
         return {"dtype": parse_dtype(dtype), "nf4": self.quantization == "nf4"}
 
     def lora_arguments(self) -> dict[str, Any]:
-        """The arguments of `models.loading.add_lora` that are settings."""
+        """The arguments of `models.lora.add_lora` that are settings."""
         return {
             "rank": self.lora_rank,
             "alpha": self.lora_alpha,

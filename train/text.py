@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tripletune.core.files import read_prompt
 from tripletune.core.options import nearest, rare, setting
-from tripletune.models.loading import add_lora, is_encoder_decoder, load_tokenizer, load_weights, take_over
+from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights
+from tripletune.models.lora import add_lora, take_over
 from tripletune.train.settings import DataSection, TrainSection
 from tripletune.train.sources import Examples
 from tripletune.train.tasks import TrainingTask, spread

@@ -43,8 +43,9 @@ def load_model(folder: str | Path, dtype: str = "float32") -> tuple[Any, Any]:
         dtype: Type of the weights: "float32", "bfloat16", "float16" or "auto".
     """
     from tripletune.models.graph_llm import is_graph_llm_folder, load_graph_llm
-    from tripletune.models.loading import load_tokenizer, load_weights, parse_dtype, resolve
+    from tripletune.models.loading import load_tokenizer, load_weights
     from tripletune.models.run_folders import trained_folder
+    from tripletune.models.specs import parse_dtype, resolve
 
     folder = resolve(folder)
     if Path(folder).is_dir():

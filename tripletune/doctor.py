@@ -19,7 +19,7 @@ from tripletune.core.libraries import NOT_INSTALLED, PYTHON, USES, check_use, in
 from tripletune.core.program import code_version, run_program
 from tripletune.core.tables import printable
 from tripletune.llm.backends import LLMOptions, load_backend, open_client, read_spec
-from tripletune.models.loading import usual_dtype
+from tripletune.models.specs import usual_dtype
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

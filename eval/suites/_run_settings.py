@@ -20,7 +20,8 @@ from tripletune.eval import Task
 from tripletune.eval.results import ChatModel, LocalModel, RunSettings, SamplingSettings
 from tripletune.eval.systems import QuestionOptions, chat_models
 from tripletune.llm.backends import LLMOptions
-from tripletune.models.loading import encoder_fingerprint, model_fingerprint, usual_dtype
+from tripletune.models.fingerprints import encoder_fingerprint, model_fingerprint
+from tripletune.models.specs import usual_dtype
 from tripletune.rag.extractor import TEACHER_PROMPT
 from tripletune.rag.graph_models import model_spec
 from tripletune.rag.results import RESULTS

@@ -36,7 +36,8 @@ from tripletune.eval.suites import (
     show_table,
 )
 from tripletune.eval.suites._run_settings import shard_digests
-from tripletune.models.loading import DTYPE_HELP, model_fingerprint, resolve, usual_dtype
+from tripletune.models.fingerprints import model_fingerprint
+from tripletune.models.specs import DTYPE_HELP, resolve, usual_dtype
 from tripletune.rag.systems.cirag import CiragOptions
 from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, Decision, read_decision
 from tripletune.rag.systems.cirag.shortening import shorten, shown_candidates

@@ -39,7 +39,7 @@ from tripletune.eval.suites._run_settings import shard_digests
 from tripletune.eval.triples import ROUGE, THRESHOLDS, Prediction, score_texts, summarise_extractions
 from tripletune.llm.backends import add_chat_model, backend_names
 from tripletune.llm.reply_triples import read_reply
-from tripletune.models.loading import PYPI
+from tripletune.models.specs import PYPI
 from tripletune.rag.extractor import (
     PIECE_LIMIT,
     LocalOptions,

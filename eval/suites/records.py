@@ -46,7 +46,8 @@ from tripletune.eval.suites._record_scores import (
     summarise_records,
 )
 from tripletune.eval.suites._run_settings import shard_digests, triples_settings
-from tripletune.models.loading import DTYPE_HELP, model_fingerprint, usual_dtype
+from tripletune.models.fingerprints import model_fingerprint
+from tripletune.models.specs import DTYPE_HELP, usual_dtype
 from tripletune.rag.graph_models import model_spec, open_generator
 from tripletune.rag.search.options import SearchOptions
 from tripletune.rag.systems import LoopOptions

@@ -21,7 +21,8 @@ import numpy as np
 
 from tripletune.core.calls import CallError, PromptTooLong
 from tripletune.llm.backends import URL_FORM, is_plain_url
-from tripletune.models.loading import encoder_fingerprint, input_modules, load_encoder
+from tripletune.models.encoders import input_modules, load_encoder
+from tripletune.models.fingerprints import encoder_fingerprint
 
 logger = logging.getLogger(__name__)
 _warn_once = cache(logger.warning)

@@ -10,7 +10,7 @@ from tripletune.core.calls import LLMClient
 from tripletune.core.data.words import AUTO
 from tripletune.core.options import rare, set_values, setting
 from tripletune.llm.backends import LLMOptions
-from tripletune.models.loading import PYPI
+from tripletune.models.specs import PYPI
 from tripletune.rag.search.embedding import Embedder, Similarity, open_embedder
 from tripletune.rag.search.index import PassageStore, check_index
 from tripletune.rag.search.retrievers import open_retriever

@@ -13,7 +13,8 @@ from sentence_transformers import SentenceTransformer
 from tests.cli import run
 from tripletune.checkpoints import convert as module
 from tripletune.checkpoints.convert import CONVERTED, convert_weights
-from tripletune.models.loading import load_causal_lm, load_encoder, load_weights
+from tripletune.models.encoders import load_encoder
+from tripletune.models.loading import load_causal_lm, load_weights
 
 TEXTS = ["Oslo", "Which river crosses Kelm?"]
 

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 from tests.cli import run
 from tripletune.checkpoints import export_adapter, merge_adapter
-from tripletune.models.loading import add_lora, load_tokenizer, load_weights
+from tripletune.models.loading import load_tokenizer, load_weights
+from tripletune.models.lora import add_lora
 
 PROMPT = "Write down every fact.\n"
 

@@ -15,26 +15,15 @@ from tests.conftest import GRAPH_WIDTHS
 from tripletune import load_model
 from tripletune.llm.backends import LLMOptions, read_spec
 from tripletune.llm.backends.hf import HFBackend
+from tripletune.models.encoders import load_encoder
+from tripletune.models.fingerprints import content_fingerprint, model_fingerprint
 from tripletune.models.graph_llm import add_adapter, build_graph_llm, load_graph_llm
 from tripletune.models.graph_llm.embeddings import TextEncoder, encoder_dimension
-from tripletune.models.loading import (
-    ModelSource,
-    adapter_base,
-    add_lora,
-    content_fingerprint,
-    is_encoder_decoder,
-    load_adapter,
-    load_causal_lm,
-    load_encoder,
-    load_weights,
-    model_fingerprint,
-    resolve,
-    source_of,
-    split_revision,
-    with_revision,
-)
-from tripletune.rag.answering import model_spec, open_generator
+from tripletune.models.loading import is_encoder_decoder, load_causal_lm, load_weights
+from tripletune.models.lora import adapter_base, add_lora, load_adapter
+from tripletune.models.specs import ModelSource, resolve, source_of, split_revision, with_revision
 from tripletune.rag.extractor import open_local_extractor
+from tripletune.rag.graph_models import model_spec, open_generator
 from tripletune.rag.search.embedding import open_embedder
 
 

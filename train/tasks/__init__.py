@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tripletune.core.files import file_digest, flatten
-from tripletune.models.loading import encoder_fingerprint, model_fingerprint
+from tripletune.models.fingerprints import encoder_fingerprint, model_fingerprint
 from tripletune.train.settings import PROMPT_FILES, RunConfig
 from tripletune.train.sources import Examples, Sources, has_split
 

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from tripletune.core.data.pairs import Trajectory
 from tripletune.core.files import json_line
 from tripletune.core.options import other_default, setting
-from tripletune.models.loading import content_fingerprint, pinned
+from tripletune.models.fingerprints import content_fingerprint
 from tripletune.models.run_folders import PROMPT_FILE, STUDENT
+from tripletune.models.specs import pinned
 from tripletune.train.rows.trajectories import TrajectoryEncoder
 from tripletune.train.settings import ModelSection, ReplySection, RunConfig, TrainSection
 from tripletune.train.sources import Examples, Sources, has_split

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 from tripletune.core.data.graph_settings import GraphSettings, PromptSettings, values_of
 from tripletune.core.data.records import TASKS, ModelInput, Record
 from tripletune.core.options import other_default, rare, setting
-from tripletune.models.loading import encoder_fingerprint
+from tripletune.models.fingerprints import encoder_fingerprint
 from tripletune.train.settings import DataSection, ModelSection, ReplySection, RunConfig
 from tripletune.train.sources import Examples, Sources
 from tripletune.train.tasks import TrainingTask, spread
@@ -177,7 +177,7 @@ class GraphTask(TrainingTask):
         from tripletune.core.data.rendering import load_instructions
         from tripletune.models.attention import lies_end_to_end
         from tripletune.models.graph_llm import add_adapter, build_graph_llm
-        from tripletune.models.loading import take_over
+        from tripletune.models.lora import take_over
 
         set_seed(self.config.seed)
         model = self.config.model
@@ -213,7 +213,7 @@ class GraphTask(TrainingTask):
         if not self.config.model.use_graph:
             return None
         from tripletune.models.graph_llm.embeddings import TABLE, EmbeddingTable
-        from tripletune.models.loading import best_dtype
+        from tripletune.models.specs import best_dtype
         from tripletune.train.rows.cache import cached_rows
         from tripletune.train.rows.records import graph_strings
 

@@ -32,8 +32,9 @@ from tripletune.core.data.triples import Triple, format_triples
 from tripletune.core.files import json_line
 from tripletune.core.options import other_default, setting
 from tripletune.models.control_tokens import text_ids
-from tripletune.models.loading import content_fingerprint, pinned
+from tripletune.models.fingerprints import content_fingerprint
 from tripletune.models.run_folders import EXTRACTOR, PROMPT_FILE
+from tripletune.models.specs import pinned
 from tripletune.train.settings import DataSection, RunConfig, TrainSection
 from tripletune.train.sources import Examples, Sources
 from tripletune.train.text import TextSection, TextTask, TextTrainSection, choose_examples, generate_replies
@@ -135,7 +136,7 @@ class PairTask(TextTask):
         from tripletune.models.local.chat import Repetition
 
         # Stop at repetitions, as extraction does: a small model sometimes repeats itself up to the limit.
-        enough = Repetition(self.processor).found
+        enough = Repetition(self.processor).only_repeats
         return generate_replies(model, self.processor, self.prompts(self.scored), self.config.train, enough)
 
     def metrics(self, replies: list[str]) -> dict[str, Any]:

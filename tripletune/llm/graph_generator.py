@@ -21,11 +21,12 @@ from tripletune.models.graph_llm import load_graph_llm
 from tripletune.models.graph_llm.embeddings import EmbeddingTable, LiveEmbeddings
 from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs
 from tripletune.models.graph_llm.processor import EncodedInput, GraphLLMProcessor
-from tripletune.models.loading import for_inference, parse_dtype, usual_dtype
 from tripletune.models.local import CELLS, Decoder, Draw, Request, decode
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.service import DecodingService, identity
+from tripletune.models.lora import for_inference
 from tripletune.models.losses import evaluating
+from tripletune.models.specs import parse_dtype, usual_dtype
 
 # Characters of an input whose tokenization would block the event loop for too long, and those of a typical triple.
 _LARGE = 1 << 16

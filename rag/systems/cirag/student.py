@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tripletune.llm.question_client import load_prompts
-from tripletune.models.loading import resolve
 from tripletune.models.run_folders import PROMPT_FILE
+from tripletune.models.specs import resolve
 from tripletune.rag.systems.cirag import PROMPT_NAMES
 from tripletune.rag.systems.cirag.integration import INTEGRATION_PROMPT
 

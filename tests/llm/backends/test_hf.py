@@ -11,8 +11,10 @@ from tripletune.core.calls import CallError, Sampling
 from tripletune.eval.suites._run_settings import chat_model
 from tripletune.llm.backends import LLMOptions, open_client
 from tripletune.llm.backends.hf import HFBackend
-from tripletune.models.loading import add_lora, load_causal_lm, model_fingerprint
+from tripletune.models.fingerprints import model_fingerprint
+from tripletune.models.loading import load_causal_lm
 from tripletune.models.local import Draw, Request
+from tripletune.models.lora import add_lora
 from tripletune.rag.extractor import teacher_extractor
 
 GREEDY = Sampling(max_tokens=12)

