@@ -1,5 +1,6 @@
 """`tripletune doctor` and `--version`, completion, and what other installed packages add."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,8 +10,9 @@ import pytest
 
 from tests.fakes import Client
 from tripletune import doctor
+from tripletune.core import libraries
 from tripletune.core.calls import CallError
-from tripletune.core.options import CONFIGS, load_config
+from tripletune.core.config import CONFIGS, load_config
 from tripletune.core.program import code_version
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -102,19 +104,58 @@ def rows_of(capsys, *words):
     return code, {line[9:31].strip(): (line[:8].strip(), line[32:]) for line in lines}
 
 
-def test_doctor_says_what_is_missing_and_what_to_do(monkeypatch, capsys, tmp_path):
-    wanted = ["numpy>=1", "absent>=2", "pyyaml>=999", "ray[data]>=2; extra == 'ray'", "other; sys_platform == 'none'"]
+@pytest.fixture
+def packages(monkeypatch):
+    """Requirements, and the installed and the tested versions of their libraries."""
+    wanted = ["numpy>=1", "absent>=2", "pyyaml>=999", "torch>=2,<3", "trl>=1.16,<1.17", "ray[data]>=2; extra == 'ray'",
+              "other; sys_platform == 'none'"]  # fmt: skip
+    there = {"numpy": "2.1", "pyyaml": "6.0", "torch": "2.13.0+cpu", "trl": "1.18.0", "python": "3.11"}
+    tested = {"numpy": ["2.0", "2.1"], "torch": ["2.13.0"], "trl": ["1.16.0"], "pyyaml": ["6.0"], "python": ["3.11"]}
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: wanted)
-    there = {"numpy": "2.1", "pyyaml": "6.0"}
-    monkeypatch.setattr(doctor, "versions", lambda names: {name: there.get(name, "not installed") for name in names})
+    for module in (doctor, libraries):
+        monkeypatch.setattr(module, "installed", lambda name: there.get(name, "not installed"))
+        monkeypatch.setattr(module, "tested", lambda name: tested.get(name, []))
+    monkeypatch.setattr(doctor, "USES", {})
+    return there
+
+
+def test_doctor_says_what_is_missing_and_what_to_do(packages, capsys):
     code, rows = rows_of(capsys)
     assert code == 1
-    assert rows["numpy"] == ("ok", "2.1")
-    assert rows["absent"] == ("broken", "not installed: pip install 'absent>=2'")
-    assert rows["pyyaml"] == ("broken", "6.0: pip install 'pyyaml>=999'")
-    assert rows["[ray]"] == ("missing", "ray not installed: pip install 'tripletune[ray]'")
+    assert rows["numpy"] == ("ok", "2.1 (bounds >=1; tested: 2.0, 2.1)")
+    assert rows["torch"] == ("ok", "2.13.0+cpu (bounds <3,>=2; tested: 2.13.0)")
+    assert rows["absent"] == ("broken", "not installed: pip install 'absent>=2' (bounds >=2; tested: none)")
+    assert rows["pyyaml"][0] == "warning"
+    assert rows["pyyaml"][1].startswith("6.0 is outside its bounds: pip install 'pyyaml>=999'")
+    assert rows["[ray]"] == ("missing", "pip install 'tripletune[ray]'")
+    assert rows["ray"] == ("missing", "not installed: pip install 'ray[data]>=2' (bounds >=2; tested: none)")
     assert "other" not in rows
     assert rows["cpu"][0] == rows["temporary"][0] == "ok"
+
+
+def test_doctor_says_what_is_untested_and_outside_the_bounds(packages, capsys):
+    packages |= {"numpy": "2.9", "absent": "2.0", "python": "3.14"}
+    code, rows = rows_of(capsys)
+    assert code == 0, "a new version may work"
+    assert rows["numpy"] == ("untested", "2.9 is in no test (bounds >=1; tested: 2.0, 2.1)")
+    assert rows["python"][0] == "untested"
+    said = "1.18.0 is outside its bounds: pip install 'trl<1.17,>=1.16' (bounds <1.17,>=1.16; tested: 1.16.0)"
+    assert rows["trl"] == ("warning", said)
+    assert doctor.main(["--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert {row["name"]: (row["state"], row["about"]) for row in listed} == rows
+
+
+def test_doctor_looks_for_private_names_of_an_untested_version(packages, monkeypatch, capsys):
+    gone = libraries.Private("trl.trainer.utils:no_such_helper", "helps", "no help")
+    monkeypatch.setattr(doctor, "USES", {"trainers of TRL": [gone]})
+    monkeypatch.setitem(libraries.USES, "trainers of TRL", [gone])
+    code, rows = rows_of(capsys)
+    assert code == 1
+    assert rows["trainers of TRL"][0] == "broken"
+    assert rows["trainers of TRL"][1].startswith(
+        "trl 1.18.0 has no no_such_helper, which is needed for trainers of TRL"
+    )
 
 
 @pytest.mark.parametrize(

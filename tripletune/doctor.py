@@ -3,84 +3,150 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import tripletune
 from tripletune.core.calls import Message, Sampling
 from tripletune.core.command_line import CommandParser
-from tripletune.core.program import code_version, run_program, versions
+from tripletune.core.libraries import NOT_INSTALLED, PYTHON, USES, check_use, installed, tested, untested
+from tripletune.core.program import code_version, run_program
 from tripletune.core.tables import printable
 from tripletune.llm.backends import LLMOptions, load_backend, open_client, read_spec
-from tripletune.models.loading import usual_dtype
+from tripletune.models.specs import usual_dtype
 
-# A state, the thing it is about, and what to know or do. Only some users need a MISSING thing; all need a BROKEN one.
-Row = tuple[str, str, str]
-OK, MISSING, BROKEN = "ok", "missing", "broken"
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+OK, UNTESTED, WARNING, MISSING, BROKEN = "ok", "untested", "warning", "missing", "broken"
 _LINKS = "run `git config core.symlinks true && git checkout -- tripletune`"
 
 
+class Row(NamedTuple):
+    """One line of the report.
+
+    Attributes:
+        state: "ok"; "untested" (a version that no test has seen); "warning" (a version outside the bounds); "missing",
+            which few users need; or "broken", which all users need.
+        name: The thing that the line is about.
+        about: What to know, and what to do.
+    """
+
+    state: str
+    name: str
+    about: str
+
+
 def _code() -> Iterator[Row]:
-    about = code_version()
-    yield OK, "tripletune", ", ".join([*about.values(), str(Path(tripletune.__file__).parent)])
-    yield OK, "python", f"{sys.version.split()[0]}, {sys.platform}"
+    """Look at versions and folder of this package and of Python."""
     package = Path(tripletune.__file__).parent
-    links = [path for path in package.iterdir() if path.suffix not in (".py", ".typed") and path.name != "__pycache__"]
-    if broken := sorted(path.name for path in links if not path.is_dir()):
-        yield MISSING, "links", f"{', '.join(broken)} in {package}: {_LINKS}"
+    yield Row(OK, "tripletune", ", ".join([*code_version().values(), str(package)]))
+    state = UNTESTED if untested(PYTHON) else OK
+    yield Row(state, "python", f"{sys.version.split()[0]}, {sys.platform} (tested: {', '.join(tested(PYTHON))})")
+    # Git without symlinks, as on Windows, writes a text file for each link to a folder.
+    broken = []
+    for path in sorted(package.iterdir()):
+        is_link = path.suffix not in (".py", ".typed") and path.name != "__pycache__"
+        if is_link and not path.is_dir():
+            broken.append(path.name)
+    if broken:
+        yield Row(MISSING, "links", f"{', '.join(broken)} in {package}: {_LINKS}")
 
 
 def _packages() -> Iterator[Row]:
+    """Look at the versions of required libraries, then at each extra and its libraries."""
     from packaging.requirements import Requirement
 
     try:
-        wanted = [Requirement(text) for text in metadata.requires("tripletune") or ()]
+        requirements = [Requirement(text) for text in metadata.requires("tripletune") or ()]
     except metadata.PackageNotFoundError:
-        yield MISSING, "packages", "this checkout is not installed, so its requirements are unknown: pip install -e ."
+        yield Row(
+            MISSING, "packages", "this checkout is not installed, so its requirements are unknown: pip install -e ."
+        )
         return
-    found = versions(one.name for one in wanted)
+    for requirement in requirements:
+        if requirement.marker is None or requirement.marker.evaluate():
+            yield _library(requirement, BROKEN)
+    extras = set(metadata.metadata("tripletune").get_all("Provides-Extra") or ())
+    for extra in sorted(extras - {"dev"}):
+        rows = []
+        for requirement in requirements:
+            if requirement.marker and requirement.marker.evaluate({"extra": extra}):
+                rows.append(_library(requirement, MISSING))
+        if any(row.state == MISSING for row in rows):
+            yield Row(MISSING, f"[{extra}]", f"pip install 'tripletune[{extra}]'")
+        else:
+            yield Row(OK, f"[{extra}]", f"installed: {', '.join(row.name for row in rows)}")
+        yield from rows
 
-    def fits(one: Requirement) -> bool:
-        return found[one.name][0].isdigit() and one.specifier.contains(found[one.name], prereleases=True)
 
-    for one in wanted:
-        if one.marker is None or one.marker.evaluate():
-            about = found[one.name] + ("" if fits(one) else f": pip install '{one}'")
-            yield OK if fits(one) else BROKEN, one.name, about
-    for extra in sorted({*(metadata.metadata("tripletune").get_all("Provides-Extra") or ())} - {"dev"}):
-        parts = [one for one in wanted if one.marker and one.marker.evaluate({"extra": extra})]
-        said = ", ".join(f"{one.name} {found[one.name]}" for one in parts)
-        whole = all(map(fits, parts))
-        yield OK if whole else MISSING, f"[{extra}]", said + ("" if whole else f": pip install 'tripletune[{extra}]'")
+def _library(requirement: Requirement, absent: str) -> Row:
+    """Compare the installed version of a library with its bounds and with the tested versions.
+
+    Args:
+        absent: The state of a library that is not installed.
+    """
+    name = requirement.name
+    version = installed(name)
+    facts = f"bounds {requirement.specifier or 'none'}; tested: {', '.join(tested(name)) or 'none'}"
+    cure = f"pip install '{str(requirement).partition(';')[0].strip()}'"
+    if version == NOT_INSTALLED:
+        return Row(absent, name, f"{version}: {cure} ({facts})")
+    if not requirement.specifier.contains(version, prereleases=True):
+        return Row(WARNING, name, f"{version} is outside its bounds: {cure} ({facts})")
+    if untested(name):
+        return Row(UNTESTED, name, f"{version} is in no test ({facts})")
+    return Row(OK, name, f"{version} ({facts})")
+
+
+def _private_names() -> Iterator[Row]:
+    """Look for the private names that we use in libraries whose installed version no test has seen."""
+    for use, names in USES.items():
+        new = {private.library for private in names if untested(private.library)}
+        if not new or any(installed(library) == NOT_INSTALLED for library in new):
+            continue
+        try:
+            check_use(use)
+        except ImportError as error:
+            yield Row(BROKEN, use, str(error))
 
 
 def _devices() -> Iterator[Row]:
+    """Look at torch, CPU and GPUs."""
     try:
         import torch
     except Exception as error:
-        yield BROKEN, "torch", f"{error}: install torch again (https://pytorch.org/get-started)"
+        yield Row(BROKEN, "torch", f"{error}: install torch again (https://pytorch.org/get-started)")
         return
-    yield OK, "cpu", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads of torch"
+    yield Row(OK, "cpu", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads of torch")
     for number in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(number)
-        yield OK, f"gpu {number}", f"{about.name}, {about.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
+        yield Row(OK, f"gpu {number}", f"{about.name}, {about.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}")
     if not torch.cuda.is_available():
-        yield MISSING, "gpu", f"torch {torch.__version__} finds no GPU, so everything runs on the CPU"
-    yield OK, "dtype", f"{usual_dtype()} by default"
+        yield Row(MISSING, "gpu", f"torch {torch.__version__} finds no GPU, so everything runs on the CPU")
+    yield Row(OK, "dtype", f"{usual_dtype()} by default")
 
 
 def _folders() -> Iterator[Row]:
+    """Look whether models and temporary files can be written."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     places = {"hub cache": (Path(HF_HUB_CACHE), "HF_HOME"), "temporary": (Path(tempfile.gettempdir()), "TMPDIR")}
     for name, (folder, variable) in places.items():
-        there = next(one for one in (folder, *folder.parents) if one.exists())
-        writable = os.access(there, os.W_OK)
-        yield OK if writable else BROKEN, name, f"{folder}{'' if writable else f': not writable; set {variable}'}"
+        # A missing folder is made at the first use, in the nearest one that exists.
+        nearest = folder
+        while not nearest.exists():
+            nearest = nearest.parent
+        if os.access(nearest, os.W_OK):
+            yield Row(OK, name, f"{folder}")
+        else:
+            yield Row(BROKEN, name, f"{folder}: not writable; set {variable}")
 
 
 async def _endpoint(spec: str) -> Row:
@@ -88,7 +154,7 @@ async def _endpoint(spec: str) -> Row:
     role, fields = read_spec(spec)
     options = LLMOptions(**fields, attempts=1, timeout=20.0)  # type: ignore[arg-type]
     if not load_backend(options.backend).sends:
-        return OK, "model", f"{spec} writes calls into a file, so no call was sent"
+        return Row(OK, "model", f"{spec} writes calls into a file, so no call was sent")
     messages: list[Message] = [{"role": "user", "content": "Reply with the word yes."}]
     try:
         client = open_client(options)
@@ -97,26 +163,32 @@ async def _endpoint(spec: str) -> Row:
         finally:
             await client.close()
     except Exception as error:
-        return BROKEN, "model", f"{spec}: {error}"
-    return OK, "model", f"{spec} replies {reply.text[:40]!r} in {reply.seconds:.1f} s"
+        return Row(BROKEN, "model", f"{spec}: {error}")
+    return Row(OK, "model", f"{spec} replies {reply.text[:40]!r} in {reply.seconds:.1f} s")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the report; return exit code 1 if something that all users need is broken, else 0."""
     parser = CommandParser(
         prog="tripletune doctor",
-        description="Show for each part if it is ok, missing (few users need it) or broken, and what to do.",
+        description="Show for each part if it is ok, untested, outside its bounds (a warning), missing (few users need "
+        "it) or broken, and what to do.",
         example="tripletune doctor --llm openai:gpt-4o-mini",
     )
     parser.add_argument("--llm", metavar="MODEL", help="chat model to test with one short call: BACKEND:MODEL[@URL]")
+    parser.add_argument("--json", action="store_true", help="print the lines as JSON, for a bug report")
     args = parser.parse_args(argv)
 
     def program() -> int:
-        rows = [*_code(), *_packages(), *_devices(), *_folders()]
-        rows += [asyncio.run(_endpoint(args.llm))] if args.llm else []
-        for state, name, about in rows:
-            print(printable(f"{state:8} {name:22} {about}"))
-        return int(any(state == BROKEN for state, *_ in rows))
+        rows = [*_code(), *_packages(), *_private_names(), *_devices(), *_folders()]
+        if args.llm:
+            rows.append(asyncio.run(_endpoint(args.llm)))
+        if args.json:
+            print(json.dumps([row._asdict() for row in rows], indent=1))
+        else:
+            for row in rows:
+                print(printable(f"{row.state:8} {row.name:22} {row.about}"))
+        return int(any(row.state == BROKEN for row in rows))
 
     return run_program(program)
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tripletune.core.calls import LLMClient, Sampling, UnusableReply
+from tripletune.core.concurrency import all_of
 from tripletune.core.data.answers import YES_NO, normalize_answer
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.words import words
@@ -20,7 +21,6 @@ from tripletune.data_builders.questions.facts import Draft
 from tripletune.data_builders.questions.names import contains_name, spoken
 from tripletune.data_builders.subq.checks import read_subquery
 from tripletune.data_builders.subq.teacher import document_text
-from tripletune.llm.concurrency import all_of
 from tripletune.llm.question_client import PromptSet, load_prompts
 from tripletune.llm.refusals import is_refusal
 from tripletune.llm.replies import ask

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch_geometric.data import Batch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_outputs import CausalLMOutput
+from transformers.utils import ModelOutput
 
 from tripletune.core.data.graph_settings import GraphSettings
 from tripletune.core.data.records import IGNORED
@@ -28,7 +29,13 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
     """Configuration of a `GraphLLM`.
 
     Attributes:
-        base_weights: Fingerprint of the base model; see `models.loading.check_base`. `encoder_weights`: of the encoder.
+        text_config: Configuration of the language model.
+        base_model: Spec of the base model, without its revision.
+        base_revision: Commit of the base model on the hub; None for folders and packages.
+        base_weights: Fingerprint of the base model; see `models.lora.check_base`.
+        encoder_weights: Fingerprint of the text encoder; "" without a graph.
+        text_embedding_width: Width D of the vectors of node and edge texts.
+        graph_token_id: The placeholder's token id; None without a graph.
         graph_token_norm: Norm to which the graph token is scaled after the projector's offset is removed, since that
             offset hides the differences between graphs; None leaves the token unchanged (paper).
     """
@@ -56,8 +63,13 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
 class Projector(nn.Sequential):
     """Map (B, H) to (B, W) by two linear layers with a sigmoid between them (authors' code; table 8)."""
 
+    up: nn.Linear
+    sigmoid: nn.Sigmoid
+    out: nn.Linear
+
     def __init__(self, in_width: int, width: int, out_width: int, bias: bool = True) -> None:
-        up, out = nn.Linear(in_width, width), nn.Linear(width, out_width, bias=bias)
+        up = nn.Linear(in_width, width)
+        out = nn.Linear(width, out_width, bias=bias)
         super().__init__(OrderedDict(up=up, sigmoid=nn.Sigmoid(), out=out))
 
 
@@ -114,8 +126,10 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         if config.use_graph:
             self.graph_encoder = GraphEncoder(config, config.text_embedding_width)
             widths = config.graph_hidden_width, config.projector_width, config.text_config.hidden_size
-            norm = config.graph_token_norm
-            self.projector = Projector(*widths) if norm is None else NormalisedProjector(*widths, norm)
+            if config.graph_token_norm is None:
+                self.projector = Projector(*widths)
+            else:
+                self.projector = NormalisedProjector(*widths, config.graph_token_norm)
         if hasattr(language_model, "generation_config"):
             self.generation_config = language_model.generation_config
         self.post_init()
@@ -158,18 +172,19 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-        past_key_values: Any = None,
         inputs_embeds: torch.Tensor | None = None,
         graphs: Batch | None = None,
         graph_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         label_weights: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        cache: Any = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         full_logits: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> ModelOutput:
         """Run the model.
 
         Args:
@@ -181,13 +196,16 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             graph_embeds: (placeholders, W) graph tokens, if they are already computed.
             labels: (B, T), -100 where nothing is learned; this method shifts them.
             label_weights: (B, T), weights of the label tokens in the mean; by default 1.
+            past_key_values: Keys and values of earlier tokens, for versions of transformers before 5.24.
+            cache: The same for transformers 5.24 and later.
             logits_to_keep: As in transformers, for generation.
             full_logits: With labels, also compute logits where nothing is learned (for tests and analysis).
             num_items_in_batch: Number of label tokens, or the sum of their weights, in the whole optimiser step.
 
         Returns:
-            The loss, which is the mean cross-entropy of label tokens, or the sum divided by `num_items_in_batch`; the
-            logits, (B, T, V), or (label tokens, V) with labels and without `full_logits`; the cache.
+            Without labels, the language model's own output, with logits (B, T, V) and cache. With labels, the loss,
+            which is the mean cross-entropy of label tokens, or the sum divided by `num_items_in_batch`; and the logits,
+            (label tokens, V), or (B, T, V) with `full_logits`.
         """
         if inputs_embeds is None:
             if graphs is not None and self.config.use_graph:
@@ -199,33 +217,67 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             "inputs_embeds": inputs_embeds,
             "attention_mask": attention_mask,
             "position_ids": position_ids,
-            "past_key_values": past_key_values,
             **kwargs,
         }
+        # The language model accepts only the name of its version of transformers.
+        if past_key_values is not None:
+            inputs["past_key_values"] = past_key_values
+        if cache is not None:
+            inputs["cache"] = cache
         if labels is None:
-            output = self.language_model(**inputs, use_cache=use_cache, logits_to_keep=logits_to_keep)
-            return CausalLMOutputWithPast(None, output.logits, output.past_key_values)
+            output: ModelOutput = self.language_model(**inputs, use_cache=use_cache, logits_to_keep=logits_to_keep)
+            return output
+        return self._learn(inputs, labels, label_weights, num_items_in_batch, full_logits)
+
+    def _learn(
+        self,
+        inputs: dict[str, Any],
+        labels: torch.Tensor,
+        label_weights: torch.Tensor | None,
+        num_items_in_batch: torch.Tensor | int | None,
+        full_logits: bool,
+    ) -> CausalLMOutput:
+        """Loss and logits; `inputs` are the arguments of the language model, the others those of `forward`."""
+        # The token at position t + 1 is learned from the logits at position t.
         keep = labels[:, 1:] != IGNORED
         targets = labels[:, 1:][keep]
         weights = None if label_weights is None else label_weights[:, 1:][keep]
         if full_logits or not self.labels_only:
             whole = self.language_model(**inputs, use_cache=False).logits
-            loss = label_loss(whole[:, :-1][keep], targets, weights, num_items_in_batch)
-            return CausalLMOutputWithPast(loss, whole if full_logits else whole[:, :-1][keep])
-        if self.end_to_end and attention_mask is None:
-            # Tokens after the last label of a row, such as padding, are not computed.
-            needed = keep.flip(1).cumsum(1).flip(1) > 0
-            places = torch.arange(needed.shape[1], device=needed.device).expand_as(needed)
-            inputs |= {"inputs_embeds": inputs_embeds[:, :-1][needed][None], "attention_mask": needed[None, None]}
-            inputs["position_ids"], keep = places[needed][None], keep[needed][None]
+            at_labels = whole[:, :-1][keep]
+            loss = label_loss(at_labels, targets, weights, num_items_in_batch)
+            return CausalLMOutput(loss, whole if full_logits else at_labels)
+        if self.end_to_end and inputs["attention_mask"] is None:
+            keep = self._lay_end_to_end(inputs, keep)
         logits = label_logits(self.language_model, keep, **inputs)
-        return CausalLMOutputWithPast(label_loss(logits, targets, weights, num_items_in_batch), logits)
+        return CausalLMOutput(label_loss(logits, targets, weights, num_items_in_batch), logits)
+
+    @staticmethod
+    def _lay_end_to_end(inputs: dict[str, Any], keep: torch.Tensor) -> torch.Tensor:
+        """Change inputs with B rows so that one row holds them all, without what comes after a row's last label.
+
+        Args:
+            inputs: Arguments of the language model, changed in place; see `models.attention` for the mask.
+            keep: (B, T - 1), true at label positions.
+
+        Returns:
+            `keep` for the one row, (1, needed tokens).
+        """
+        embeds = inputs["inputs_embeds"]
+        # Tokens after the last label of a row, such as padding, are not computed.
+        needed = keep.flip(1).cumsum(1).flip(1) > 0
+        places = torch.arange(needed.shape[1], device=needed.device).expand_as(needed)
+        inputs["inputs_embeds"] = embeds[:, :-1][needed][None]
+        inputs["attention_mask"] = needed[None, None]
+        inputs["position_ids"] = places[needed][None]
+        return keep[needed][None]
 
     def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
-        """Pass the graph token on the first step, and on later steps only without a cache."""
-        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
-        if kwargs.get("past_key_values") is not None and not kwargs.get("is_first_iteration"):
-            inputs.pop("graph_embeds", None)
+        """Pass the graph token with the placeholders, which steps that read only the newest token lack."""
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        tokens = inputs["input_ids"]
+        if "graph_embeds" in inputs and tokens is not None and not bool((tokens == self.config.graph_token_id).any()):
+            del inputs["graph_embeds"]
         return inputs
 
     @torch.no_grad()

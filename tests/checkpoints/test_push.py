@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
+from huggingface_hub import utils
+from packaging.version import Version
 
 from tests.cli import run
 from tripletune.checkpoints import __main__ as program
@@ -70,6 +72,12 @@ def hub(monkeypatch):
         monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "__init__", _init(found.url))
     monkeypatch.setattr("huggingface_hub.repocard.constants.ENDPOINT", found.url, raising=False)
+    if Version(huggingface_hub.__version__) < Version("2.2"):
+        # It asks huggingface.co whether a card is valid, whatever the endpoint.
+        def validate(card, repo_type):
+            utils.hf_raise_for_status(utils.get_session().post(f"{found.url}/api/validate-yaml", json={}))
+
+        monkeypatch.setattr(huggingface_hub.ModelCard, "validate", validate)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     yield found
     server.shutdown()

@@ -29,7 +29,9 @@ def test_the_command_writes_the_packages_score_of_the_models_states(command, tmp
     assert (said[0] != said[1]).any()
 
 
-def test_without_the_package_one_line_says_how_to_get_it(command, error_of, monkeypatch):
+def test_without_the_package_one_line_says_how_to_get_it_and_its_licence(command, error_of, monkeypatch):
     monkeypatch.setitem(sys.modules, "mauve", None)
     assert main(command) == 2
-    assert "pip install 'tripletune[mauve]'" in error_of()
+    error = error_of()
+    assert "pip install 'tripletune[mauve]'" in error
+    assert "GPL-3" in error

@@ -165,7 +165,9 @@ class MockServer:
         key = body_key(body)
         attempt = self.count("request")[key]
         self.events.append(Event("request", key))
-        self.authorizations.add(request.headers.get("Authorization") or request.headers.get("X-Api-Key") or "")
+        # Anthropic's package sent X-Api-Key, and sends a bearer token since.
+        sent = request.headers.get("Authorization") or request.headers.get("X-Api-Key") or ""
+        self.authorizations.add(sent.removeprefix("Bearer "))
         self.bodies.append(body)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)

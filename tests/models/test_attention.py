@@ -57,9 +57,11 @@ def test_autocast_computes_in_its_type():
     torch.testing.assert_close(found.float(), sdpa_attention_forward(Layer(), *inputs, None)[0], atol=3e-2, rtol=3e-2)
 
 
-def test_what_is_not_plain_self_attention_goes_to_torch(make_graph_llm):
+def test_what_is_not_plain_self_attention_goes_to_torch(make_graph_llm, monkeypatch):
     query, key = torch.randn(1, 6, 1, 8), torch.randn(1, 2, 5, 8)
     expected = sdpa_attention_forward(Layer(), query, key, key, None)[0]
     assert block_attention(Layer(), query, key, key, None)[0].equal(expected)
+    model = make_graph_llm("llama")[0].language_model
+    monkeypatch.setattr(type(model), "_supports_attention_backend", False)
     with pytest.raises(ValueError, match="brings its own attention; set model"):
-        set_attention(make_graph_llm("gptj")[0].language_model, "blocks")
+        set_attention(model, "blocks")

@@ -11,10 +11,10 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from tripletune.core import libraries
 from tripletune.core.tables import printable
 
 T = TypeVar("T")
@@ -32,10 +32,10 @@ EXTRAS = {
     "argcomplete": "completion",
     "bitsandbytes": "qlora",
     "charset_normalizer": "documents",
+    "gguf": "gguf",
     "mammoth": "documents",
     "markdown_it": "documents",
     "matplotlib": "plots",
-    "mauve": "mauve",
     "openai": "teachers",
     "prometheus_client": "serve",
     "pypdfium2": "documents",
@@ -73,8 +73,8 @@ def run_program(
     if not verbose:
         # These warn of future changes in libraries, such as old names in transformers that PEFT still uses.
         warnings.filterwarnings("ignore", category=FutureWarning)
-    # Drop transformers' warning about missing weights, since `models.loading.complete` raises an error for them. (A
-    # higher level of this logger would make transformers check plans of tensor parallelism.)
+    # Drop transformers' warning about missing weights, since `models.completeness.complete` raises an error for them.
+    # (A higher level of this logger would make transformers check plans of tensor parallelism.)
     logging.getLogger("transformers.modeling_utils").addFilter(lambda record: record.levelno >= logging.ERROR)
     try:
         code = program() or 0
@@ -160,13 +160,7 @@ class _Lines:
 
 def versions(names: Iterable[str]) -> dict[str, str]:
     """The versions of packages by name; "not installed" for a missing package."""
-    installed: dict[str, str] = {}
-    for name in names:
-        try:
-            installed[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            installed[name] = "not installed"
-    return installed
+    return {name: libraries.installed(name) for name in names}
 
 
 @cache

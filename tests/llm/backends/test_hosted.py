@@ -81,7 +81,7 @@ def test_a_chat_completion():
             **{"seed": 7, "top_k": 3},
             "response_format": {"type": "json_schema", "json_schema": schema},
         }
-        assert server.authorizations == {f"Bearer {KEY}"}
+        assert server.authorizations == {KEY}
         ask(OpenAIBackend, server)
         assert set(server.bodies[1]) == {"model", "messages", "temperature", "top_p", "max_tokens"}
 
@@ -96,7 +96,7 @@ def test_a_message():
             **{"model": "m", "messages": CHAT[1:], "max_tokens": 9},
             "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
         }
-        assert server.authorizations == {f"Bearer {KEY}"}
+        assert server.authorizations == {KEY}
 
 
 def test_shapes_of_a_message():
@@ -254,7 +254,7 @@ def test_keys_and_addresses_from_the_environment(kind, monkeypatch):
 
         asyncio.run(go({kind.key_variable: KEY}))
         asyncio.run(go({}))
-        assert server.authorizations == {f"Bearer {KEY}", "Bearer none"}
+        assert server.authorizations == {KEY, "none"}
     for url in ("localhost:8000", "http://", "http://u:secret@h/v1", "http://h:port/v1", "http://["):
         monkeypatch.setenv(kind.url_variable, url)
         with pytest.raises(ValueError, match=f"{kind.url_variable} must look like") as error:
@@ -269,7 +269,7 @@ def test_the_providers_key_does_not_go_to_another_server():
 
     with MockServer() as server:
         asyncio.run(main(server.url))
-        assert server.authorizations == {"Bearer none"}
+        assert server.authorizations == {"none"}
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_a_key_reaches_no_file_no_log_line_and_no_error(kind, reply, tmp_path, c
 
     with answering(reply) as server:
         asyncio.run(main(url_of(kind, server)))
-        assert server.authorizations == {f"Bearer {KEY}"}
+        assert server.authorizations == {KEY}
     shown.extend(file.read_bytes().decode("latin-1") for file in tmp_path.iterdir())
     shown.extend([caplog.text, *capfd.readouterr()])
     assert not [text for text in shown if "0123456789" in text]

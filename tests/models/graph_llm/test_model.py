@@ -96,6 +96,16 @@ def test_a_base_model_without_attention_is_refused(make_graph_llm):
         make_graph_llm("mamba")
 
 
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_the_language_model_gets_the_cache_by_its_own_name(name, make_graph_llm, monkeypatch):
+    """The name depends on the version of transformers, and an export runs in any version."""
+    model, _ = make_graph_llm()
+    given, before = {}, object()
+    monkeypatch.setattr(model.language_model, "forward", lambda **inputs: given.update(inputs) or "output")
+    assert model(input_ids=torch.tensor([[5, 6]]), **{name: before}) == "output"
+    assert {key: given[key] for key in ("cache", "past_key_values") if key in given} == {name: before}
+
+
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "gpt2", "gptj"])
 def test_padding_on_the_right_needs_no_mask(family, make_graph_llm, make_batch, records):
     model, processor = make_graph_llm(family)

@@ -3,12 +3,20 @@ import random
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, GPTNeoConfig, GPTNeoForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    MiniMaxConfig,
+    xLSTMConfig,
+)
 
 from tests.fakes import on_forward, shapes_read
+from tripletune.core import libraries
 from tripletune.core.calls import SetupError
 from tripletune.models.local import Draw, GenerateBatch, Request, decode
-from tripletune.models.local.continuous_batch import ContinuousBatch, fits
+from tripletune.models.local.continuous_batch import ContinuousBatch, fits, has_attention
 
 END, PAD = 2, 3
 both = pytest.mark.parametrize("kind", [ContinuousBatch, GenerateBatch])
@@ -73,6 +81,39 @@ def test_replies_are_those_of_one_at_a_time_generation(tiny_model, family):
     wanted = one_at_a_time(model, given, 20, ends)
     assert len({len(reply) for reply in wanted}) > 2, "replies of several lengths, so that rows come and go"
     assert replies(model, given, 20, ends, rows=4) == wanted
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_a_model_takes_its_cache_by_the_name_of_its_library(name, llama, monkeypatch):
+    installed = libraries.cache_argument()
+
+    class OtherVersion(type(llama)):
+        def forward(self, *arguments, logits_to_keep=0, position_ids=None, **inputs):
+            assert {"cache", "past_key_values"} & set(inputs) == {name}
+            inputs[installed] = inputs.pop(name)
+            return super().forward(*arguments, logits_to_keep=logits_to_keep, position_ids=position_ids, **inputs)
+
+    other, given = copy.copy(llama), prompts(6)
+    wanted = one_at_a_time(llama, given, 10, {END})
+    other.__class__ = OtherVersion
+    monkeypatch.setattr(libraries, "cache_argument", lambda: name)
+    assert has_attention(other)
+    assert replies(other, given, 10, {END}, rows=3) == wanted
+
+
+@pytest.mark.parametrize(
+    ("family", "found"), [("llama", True), ("gemma3", True), ("lfm2", True), ("gptj", True), ("mamba", False)]
+)
+def test_attention_is_found_by_what_a_model_keeps(family, found, tiny_model):
+    assert has_attention(load(tiny_model(family))) == found
+
+
+def test_models_with_a_cache_of_their_own_have_no_attention_that_we_can_use():
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 32}
+    minimax = MiniMaxConfig(num_hidden_layers=1, num_local_experts=2, num_key_value_heads=2, head_dim=8, **sizes)
+    xlstm = xLSTMConfig(vocab_size=64, hidden_size=32, embedding_dim=32, num_heads=4, num_hidden_layers=1)
+    for config in (minimax, xlstm):
+        assert not has_attention(AutoModelForCausalLM.from_config(config).eval())
 
 
 @pytest.fixture(scope="module")

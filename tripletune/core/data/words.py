@@ -16,6 +16,7 @@ from typing import Any
 
 import regex
 
+from tripletune.core import libraries
 from tripletune.core.options import not_one_of
 
 AUTO = "auto"
@@ -63,7 +64,6 @@ def analyzer(language: str) -> Callable[[str], list[str]]:
     `language` is a name in Snowball or stop-words, or a code; a detected language may have no rules.
     """
     import Stemmer
-    from bm25s.stopwords import STOPWORDS_EN
     from stop_words import StopWordError, get_stop_words
 
     stem: Callable[[str], str] | None = None
@@ -74,7 +74,7 @@ def analyzer(language: str) -> Callable[[str], list[str]]:
             stem = Stemmer.Stemmer(language).stemWord
     stop_words: list[str] = []
     if language in _ENGLISH:
-        stop_words = list(STOPWORDS_EN)
+        stop_words = list(libraries.take("bm25s.stopwords:STOPWORDS_EN"))
     else:
         with suppress(StopWordError):
             for entry in get_stop_words(language):
@@ -105,6 +105,7 @@ def detect(text: str) -> str:
 
 @cache
 def _identifier() -> Any:
-    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+    from py3langid.langid import LanguageIdentifier
 
-    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    libraries.check_use("language detection")
+    return LanguageIdentifier.from_model_file(libraries.take("py3langid.langid:MODEL_FILE"), norm_probs=True)
