@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from operator import attrgetter
+from typing import NamedTuple
 
 from tripletune.core.calls import LLMClient
 from tripletune.core.data.questions import Question
@@ -55,13 +55,15 @@ def _run(parsed: argparse.Namespace) -> None:
         return _show(sources, options, parsed.price)
     ledger = parsed.teacher_ledger or options.ledger
     check_new(options.output, [ledger])
-    build(
-        sources,
-        options,
-        partial(open_client, llm) if llm is not None else None,
-        llm.sampling(1) if llm is not None else None,
-        partial(open_base_model, options, ledger) if options.direct_answer_model else None,
-    )
+    open_teacher = None
+    sampling = None
+    if llm is not None:
+        open_teacher = partial(open_client, llm)
+        sampling = llm.sampling(1)
+    open_direct = None
+    if options.direct_answer_model:
+        open_direct = partial(open_base_model, options, ledger)
+    build(sources, options, open_teacher, sampling, open_direct)
 
 
 def open_base_model(options: BuildOptions, ledger: str) -> LLMClient:
@@ -75,7 +77,8 @@ def open_base_model(options: BuildOptions, ledger: str) -> LLMClient:
 
 
 def _show(sources: list[Source], options: BuildOptions, price: str | None) -> None:
-    counted, count = "as characters / 4 (no --tokenizer)", None
+    counted = "as characters / 4 (no --tokenizer)"
+    count = None
     if options.tokenizer:
         count = token_counter(options.tokenizer)
         counted = f"as the tokenizer of {options.tokenizer} splits the first {SAMPLE} prompts"
@@ -99,39 +102,65 @@ def estimate(
     """Return the number of questions to label, and by role the maximum calls, input tokens and output tokens."""
     system = load_subq_prompts(options.prompts).texts
     stages: dict[str, list[float]] = {role: [0, 0, 0] for role in (FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE)}
-    number, sample = 0, list[str]()
-    with SeenTable() as seen:
-        for source in filter(attrgetter("needs_teacher"), sources):
-            for question in usable_questions(source, options, seen, Counter()):
-                number += bool(question.supporting)
-                for role, text, reply in _prompts(question, options):
-                    prompt = system[role.replace(".", "_")] + text
-                    sample += [prompt] if len(sample) < SAMPLE else []
-                    for place, more in enumerate((1, len(prompt), reply)):
-                        stages[role][place] += more
+    number = 0
+    sample: list[str] = []
+    for question in _questions_to_label(sources, options):
+        number += 1
+        for call in _calls(question, options):
+            prompt = system[call.role.replace(".", "_")] + call.text
+            if len(sample) < SAMPLE:
+                sample.append(prompt)
+            numbers = stages[call.role]
+            numbers[0] += 1
+            numbers[1] += len(prompt)
+            numbers[2] += call.reply_characters
     per_character = 0.25
     if count_tokens is not None and sample:
         per_character = sum(map(count_tokens, sample)) / sum(map(len, sample))
-    return number, {
-        role: [n, read * per_character, written * per_character] for role, (n, read, written) in stages.items()
-    }
+    for numbers in stages.values():
+        numbers[1] *= per_character
+        numbers[2] *= per_character
+    return number, stages
 
 
-def _prompts(question: Question, options: BuildOptions) -> Iterator[tuple[str, str, float]]:
-    """Role, user turn and reply length in characters of each call."""
-    if not question.supporting:
-        return
-    yield FILTER_ROLE, filter_text(question, shown_documents(question, options.show_documents)), _FILTER_CHARACTERS
+def _questions_to_label(sources: list[Source], options: BuildOptions) -> Iterator[Question]:
+    """The questions that the teacher LLM labels; one without supporting documents needs no call."""
+    with SeenTable() as seen:
+        for source in sources:
+            if not source.needs_teacher:
+                continue
+            for question in usable_questions(source, options, seen, Counter()):
+                if question.supporting:
+                    yield question
+
+
+class _Call(NamedTuple):
+    """A call that a build would make.
+
+    Attributes:
+        text: The user's turn.
+        reply_characters: Expected length of the reply.
+    """
+
+    role: str
+    text: str
+    reply_characters: float
+
+
+def _calls(question: Question, options: BuildOptions) -> Iterator[_Call]:
+    """The calls of a question, if the teacher keeps all supporting documents."""
+    shown = shown_documents(question, options.show_documents)
+    yield _Call(FILTER_ROLE, filter_text(question, shown), _FILTER_CHARACTERS)
     earlier: list[str] = []
     for document in question.supporting:
         passage = question.passages[document]
         # The sub-query of a single document is asked for only if it is a label.
         if len(question.supporting) > 1 or options.first_subquery == "generated":
-            yield QUERY_ROLE, query_text(question, passage, earlier), _SUBQUERY_CHARACTERS
+            yield _Call(QUERY_ROLE, query_text(question, passage, earlier), _SUBQUERY_CHARACTERS)
             earlier.append("q" * _SUBQUERY_CHARACTERS)
         if options.triples_from == "teacher":
             text = f"Document: {document_text(passage)}"
-            yield TRIPLES_ROLE, text, _TRIPLES_PER_CHARACTER * len(text)
+            yield _Call(TRIPLES_ROLE, text, _TRIPLES_PER_CHARACTER * len(text))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from tripletune.core.calls import UnusableReply
 from tripletune.core.data.answers import YES_NO, mentions, normalize_answer
@@ -35,8 +36,16 @@ _QUESTION = 'write one JSON object {"question": "the sub-query"} and nothing els
 _TRIPLES = 'write one JSON object {"triples": [["subject", "predicate", "object"], ...]} and nothing else'
 # Keys that may stand for "documents" and "question", unlike "rejected" or "answer".
 _DOCUMENT_KEYS = ("documents", "document", "docs", "doc", "numbers", "kept", "keep")
-_SUB = [f"sub{mark}{noun}" for mark in ("", "_", "-") for noun in ("query", "question")]
-_QUESTION_KEYS = ("question", "query", *_SUB)
+_QUESTION_KEYS = (
+    "question",
+    "query",
+    "subquery",
+    "subquestion",
+    "sub_query",
+    "sub_question",
+    "sub-query",
+    "sub-question",
+)
 _TRUTH = {"true": True, "yes": True, "false": False, "no": False}
 # For example "1, 3" and "[1] [3]".
 _NUMBERS = re.compile(r"\[*[0-9]{1,4}(?:[\s,\[\]]+[0-9]{1,4})*\]*\.?")
@@ -50,57 +59,96 @@ _LABEL = re.compile(
 _QUOTES = ('""', "''", "“”", "**", "``")
 
 
-def read_documents(text: str, shown: int, recovered: Counter[str] | None = None) -> tuple[list[int], bool]:
+class FilterReply(NamedTuple):
+    """What the document filter replied.
+
+    Attributes:
+        numbers: The kept documents in reasoning order, counted from 1.
+        answerable: Whether they answer the question.
+    """
+
+    numbers: list[int]
+    answerable: bool
+
+
+def read_documents(text: str, shown: int, recovered: Counter[str] | None = None) -> FilterReply:
     """Read the document filter's reply: `{"documents": [2, 1], "answerable": true}`, or "2, 1".
 
     Args:
+        shown: Number of documents that the filter was shown.
         recovered: Counts readable replies in another form; meaningless after an error.
     """
     forms = Counter[str]() if recovered is None else recovered
     plain = without_thoughts(text).strip()
     if plain == "[]" or (_NUMBERS.fullmatch(plain) and plain.count("[") == plain.count("]")):
-        value = {"documents": re.findall("[0-9]+", plain)}
+        reply = {"documents": re.findall("[0-9]+", plain)}
     else:
-        value = find_json(text, dict, advice=_DOCUMENTS, notes=forms)
-    listed = _only(value, _DOCUMENT_KEYS, forms)
+        reply = find_json(text, dict, advice=_DOCUMENTS, notes=forms)
+    listed = _value_of(reply, _DOCUMENT_KEYS, forms)
     if not isinstance(listed, list):
         raise UnusableReply(DropReason.UNREADABLE_REPLY, f"The reply names no list of documents; {_DOCUMENTS}.")
-    kept = [int(match[1]) if (match := _NUMBER.fullmatch(str(item))) else item for item in listed]
-    answerable = value.get("answerable", True)
+    answerable = reply.get("answerable", True)
     if isinstance(answerable, str):
-        answerable, forms[TEXT_VALUES] = _TRUTH.get(answerable.strip().casefold()), 1
-    if not all(type(number) is int for number in kept) or not isinstance(answerable, bool):
-        raise UnusableReply(DropReason.UNREADABLE_REPLY, f"Documents must be whole numbers; {_DOCUMENTS}.")
-    if wrong := sorted({number for number in kept if not 1 <= number <= shown}):
-        found = ", ".join(map(str, wrong))
+        answerable = _TRUTH.get(answerable.strip().casefold())
+        forms[TEXT_VALUES] = 1
+    if not isinstance(answerable, bool):
+        raise _not_whole_numbers()
+    numbers = [_document_number(item) for item in listed]
+    missing = sorted({number for number in numbers if not 1 <= number <= shown})
+    if missing:
+        named = ", ".join(map(str, missing))
         raise UnusableReply(
-            DropReason.WRONG_DOCUMENTS, f"There is no document {found}: they are numbered from 1 to {shown}."
+            DropReason.WRONG_DOCUMENTS, f"There is no document {named}: they are numbered from 1 to {shown}."
         )
-    if len(set(kept)) < len(kept):
+    if len(set(numbers)) < len(numbers):
         raise UnusableReply(DropReason.WRONG_DOCUMENTS, "A document is named twice; name each at most once.")
-    return kept, answerable
+    return FilterReply(numbers, answerable)
 
 
-def _only(reply: dict[str, Any], keys: Sequence[str], forms: Counter[str]) -> Any:
+def _document_number(item: Any) -> int:
+    """The number of a document, from JSON: 2, "2" or "[2]"."""
+    # A negative number is a number, but that of no document, so the advice differs.
+    if type(item) is int:
+        return item
+    match = _NUMBER.fullmatch(str(item))
+    if match is None:
+        raise _not_whole_numbers()
+    return int(match[1])
+
+
+def _not_whole_numbers() -> UnusableReply:
+    return UnusableReply(DropReason.UNREADABLE_REPLY, f"Documents must be whole numbers; {_DOCUMENTS}.")
+
+
+def _value_of(reply: dict[str, Any], keys: Sequence[str], forms: Counter[str]) -> Any:
     """The value of the first of `keys`, or else of the reply's only key among the others; None without either."""
     if keys[0] in reply:
         return reply[keys[0]]
-    found = [value for key, value in reply.items() if str(key).casefold() in keys]
     forms[OTHER_KEYS] = 1
-    return found[0] if len(found) == 1 else None
+    values = [value for key, value in reply.items() if str(key).casefold() in keys]
+    if len(values) == 1:
+        return values[0]
+    return None
 
 
 def check_answer_kept(question: Question, shown: Sequence[int], kept: Sequence[int]) -> None:
     """Check that a supporting document with a gold answer was kept; if none has one (yes, no, …), any of them."""
     supporting = [document for document in shown if document in question.supporting]
-    names = [answer for answer in question.answers if normalize_answer(answer) not in YES_NO]
-    holders = [one for one in supporting if any(mentions(question.passages[one].content, name) for name in names)]
-    needed = holders or supporting
+    with_answer = [document for document in supporting if _holds_answer(question, document)]
+    needed = with_answer or supporting
     if not set(needed) & set(kept):
-        numbers = " or ".join(str(list(shown).index(document) + 1) for document in needed)
+        # As the teacher sees them, counted from 1.
+        numbers = " or ".join(str(number) for number, document in enumerate(shown, 1) if document in needed)
         raise UnusableReply(
             DropReason.ANSWER_NOT_KEPT, f"The answer can't be found without document {numbers}; keep it too."
         )
+
+
+def _holds_answer(question: Question, document: int) -> bool:
+    """Whether a document contains a gold answer; "yes" and "no" in a text are no answers."""
+    content = question.passages[document].content
+    names = [answer for answer in question.answers if normalize_answer(answer) not in YES_NO]
+    return any(mentions(content, name) for name in names)
 
 
 def read_subquery(text: str, title: str = "", recovered: Counter[str] | None = None) -> str:
@@ -108,14 +156,16 @@ def read_subquery(text: str, title: str = "", recovered: Counter[str] | None = N
     forms = Counter[str]() if recovered is None else recovered
     value: Any = _without_quotes(without_thoughts(text))
     if "{" in value:
-        value = _only(find_json(text, dict, advice=_QUESTION, notes=forms), _QUESTION_KEYS, forms)
+        value = _value_of(find_json(text, dict, advice=_QUESTION, notes=forms), _QUESTION_KEYS, forms)
     if not isinstance(value, str) or not value.strip():
         raise UnusableReply(DropReason.UNREADABLE_REPLY, f"The reply holds no question; {_QUESTION}.")
     subquery = " ".join(_without_label(value).split())
     if subquery != " ".join(value.split()):
         forms[LABEL] = 1
-    outside = subquery.replace(title, "") if "?" in title else subquery
-    if not subquery.endswith("?") or outside.count("?") > 1:
+    outside_title = subquery
+    if "?" in title:
+        outside_title = subquery.replace(title, "")
+    if not subquery.endswith("?") or outside_title.count("?") > 1:
         raise UnusableReply(
             DropReason.NOT_ONE_QUESTION, "Ask exactly one question: one sentence with one question mark, at its end."
         )
@@ -125,11 +175,16 @@ def read_subquery(text: str, title: str = "", recovered: Counter[str] | None = N
 def _without_label(text: str) -> str:
     """A sub-query without a number, bullet, "Sub-query:" or quotation marks around it."""
     bare = text.strip()
-    rest = bare[len(match[0]) :] if (match := _LABEL.match(bare)) else bare
-    return _without_quotes(rest) or bare
+    unlabelled = bare
+    label = _LABEL.match(bare)
+    if label is not None:
+        unlabelled = bare[label.end() :]
+    # A label alone may be the question, as far as this function knows.
+    return _without_quotes(unlabelled) or bare
 
 
 def _without_quotes(text: str) -> str:
+    """A text without pairs of quotation marks or Markdown marks around the whole of it."""
     text = text.strip()
     while len(text) > 2 and text[0] + text[-1] in _QUOTES:
         text = text[1:-1].strip()
@@ -138,7 +193,8 @@ def _without_quotes(text: str) -> str:
 
 def check_subquery(subquery: str, question: Question, earlier: Sequence[str]) -> None:
     """Check that a sub-query is not a copy and does not name the answer."""
-    if normalize_answer(subquery) in {normalize_answer(other) for other in (question.question, *earlier)}:
+    asked_before = {normalize_answer(asked) for asked in (question.question, *earlier)}
+    if normalize_answer(subquery) in asked_before:
         raise UnusableReply(
             DropReason.COPIED_QUESTION,
             "This repeats the main question or an earlier sub-query; ask for what this document adds.",
@@ -151,19 +207,19 @@ def check_subquery(subquery: str, question: Question, earlier: Sequence[str]) ->
 
 
 def read_triples(text: str) -> tuple[tuple[Triple, ...], int]:
-    """The triples in a reply, and the number of malformed ones; see `llm.replies.find_triples`."""
-    found = find_triples(text, _TRIPLES)
-    if found.cut_off:
+    """The triples in a reply, and the number of malformed ones; see `llm.reply_triples.find_triples`."""
+    reply = find_triples(text, _TRIPLES)
+    if reply.cut_off:
         raise UnusableReply(
             DropReason.UNREADABLE_REPLY, f"In the reply: the JSON in it is cut off or malformed; {_TRIPLES}."
         )
-    if not found.triples:
+    if not reply.triples:
         raise UnusableReply(
             DropReason.NO_TRIPLES,
             "There is no complete triple in the reply; list at least one fact of the document as "
             '["subject", "predicate", "object"], three non-empty strings.',
         )
-    return found.triples, found.malformed
+    return reply.triples, reply.malformed
 
 
 def missing_facts(question: Question, records: Sequence[Record]) -> list[tuple[DropReason, str]]:
@@ -176,18 +232,26 @@ def missing_facts(question: Question, records: Sequence[Record]) -> list[tuple[D
 
     Each reason is returned at most once, with the first missing name.
     """
-    names, answers = names_to_find(question), question.answers
-    free = "comparison" in question.type or normalize_answer(answers[0]) in YES_NO
-    free = free or any(mentions(question.question, answer) for answer in answers)
-    found: dict[DropReason, str] = {}
+    names = names_to_find(question)
+    needs_answer = _answer_comes_from_facts(question)
+    first_missing: dict[DropReason, str] = {}
     for record in records:
-        facts = [triple for step in record.steps for triple in step.triples]
-        if not free and record.action is Action.SUFFICIENT and not facts_name(facts, answers):
-            found.setdefault(DropReason.ANSWER_NOT_IN_FACTS, answers[0])
-        read = " ".join([question.question, *(part for triple in facts for part in triple.as_list())])
-        words = {*normalize_answer(read).split(), *PREPOSITIONS}
+        facts: list[Triple] = []
+        for step in record.steps:
+            facts += step.triples
+        if needs_answer and record.action is Action.SUFFICIENT and not facts_name(facts, question.answers):
+            first_missing.setdefault(DropReason.ANSWER_NOT_IN_FACTS, question.answers[0])
+        known_text = " ".join([question.question, *chain.from_iterable(triple.as_list() for triple in facts)])
+        known_words = {*normalize_answer(known_text).split(), *PREPOSITIONS}
         for name in names:
-            new = mentions(record.subquery, name) and not mentions(read, name)
-            if new and not words.issuperset(normalize_answer(name).split()):
-                found.setdefault(DropReason.NAME_NOT_IN_FACTS, name)
-    return list(found.items())
+            is_new = mentions(record.subquery, name) and not mentions(known_text, name)
+            if is_new and not known_words.issuperset(normalize_answer(name).split()):
+                first_missing.setdefault(DropReason.NAME_NOT_IN_FACTS, name)
+    return list(first_missing.items())
+
+
+def _answer_comes_from_facts(question: Question) -> bool:
+    """Whether only facts can name the gold answer: it is not yes or no, and the question does not offer it."""
+    if "comparison" in question.type or normalize_answer(question.answers[0]) in YES_NO:
+        return False
+    return not any(mentions(question.question, answer) for answer in question.answers)

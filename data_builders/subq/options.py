@@ -53,17 +53,15 @@ class Source:
     @classmethod
     def parse(cls, text: str) -> Source:
         """Read the command-line form; without `NAME=`, the source is named after its reader."""
-        head, _, rest = text.partition(":")
+        head, _, files = text.partition(":")
         name, equals, reader = head.partition("=")
-        cuts = [match.start() for match in _SEPARATOR.finditer(rest)]
-        parts = [[rest], *([rest[:cut], rest[cut + 1 :]] for cut in cuts)]
-        # A local path may contain a colon.
-        there = next((one for one in parts if Path(one[0]).exists()), None)
-        if not rest or not all(there or parts[-1]) or not name or (equals and not reader):
+        location, annotations = _location_and_annotations(files)
+        is_named = name and (reader or not equals)
+        if not is_named or not location or annotations == "":
             raise ValueError(
                 f"source {text!r}: write it as READER:FILE[:ANNOTATIONS] or NAME=READER:FILE[:ANNOTATIONS]"
             )
-        return cls(name, reader or name, *(there or parts[-1]))
+        return cls(name, reader or name, location, annotations)
 
     @property
     def text(self) -> str:
@@ -82,6 +80,19 @@ class Source:
         # Of two passes, only the second counts issues.
         passes = iter((Counter[str](), issues))
         return linked(lambda: islice(read(self.location, next(passes), self.name), count), corpus)
+
+
+def _location_and_annotations(files: str) -> tuple[str, str | None]:
+    """Split LOCATION[:ANNOTATIONS] at the colon that leaves an existing file as location, or else at the last colon.
+
+    The location of a benchmark on the hub is no file, and a local path may contain a colon.
+    """
+    location, annotations = files, None
+    for separator in _SEPARATOR.finditer(files):
+        if Path(location).exists():
+            break
+        location, annotations = files[: separator.start()], files[separator.end() :]
+    return location, annotations
 
 
 def check_names(sources: Sequence[Source]) -> None:
@@ -152,21 +163,23 @@ class BuildOptions(FolderOptions):
 
     def check(self) -> list[str]:
         """Problems besides choices and ranges."""
-        found = []
+        problems = []
         if self.distractors and not self.triple_file:
-            found.append(f"distractors: {self.distractors} need the triples of unrelated passages: set --triple-file")
+            problems.append(
+                f"distractors: {self.distractors} need the triples of unrelated passages: set --triple-file"
+            )
         if self.triple_file and not (self.distractors or self.failed_searches or self.retriever):
-            found.append("triple_file: without effect without --distractors, --failed-searches or --retriever")
+            problems.append("triple_file: without effect without --distractors, --failed-searches or --retriever")
         if self.retriever and not self.triple_file:
-            found.append("retriever: needs the triples of the corpus: set --triple-file")
+            problems.append("retriever: needs the triples of the corpus: set --triple-file")
         if self.retriever and self.distractors:
-            found.append("distractors: --retriever brings its own: set --top-k")
+            problems.append("distractors: --retriever brings its own: set --top-k")
         if self.filtered_answers and not (self.direct_answer_model or self.direct_answers):
-            found.append("filtered_answers: without effect, since no question is tested: name --direct-answer-model")
-        found += split_name_problems(self.split_name)
+            problems.append("filtered_answers: without effect, since no question is tested: name --direct-answer-model")
+        problems += split_name_problems(self.split_name)
         if self.direct_answer_model and self.direct_answers:
-            found.append("direct_answer_model and direct_answers: name the model or a file of its answers, not both")
-        return found
+            problems.append("direct_answer_model and direct_answers: name the model or a file of its answers, not both")
+        return problems
 
     @property
     def ledger(self) -> str:
@@ -179,14 +192,18 @@ class BuildOptions(FolderOptions):
 
     def most_questions(self, reader: str) -> int | None:
         """Maximum questions of a source; parts of the mix have their own count."""
-        wanted = [self.limit, {"asqa": self.asqa_count, "arc_easy": self.arc_easy_count}.get(reader)]
-        return min(filter(None, wanted), default=None)
+        counts = {"asqa": self.asqa_count, "arc_easy": self.arc_easy_count}
+        limits = [limit for limit in (self.limit, counts.get(reader)) if limit is not None]
+        return min(limits, default=None)
 
     def inputs(self, sources: list[Source]) -> list[str]:
         """All input files of these sources."""
-        named = {place for source in sources for place in (source.location, source.annotations)}
-        triples = None if self.triples_from == "teacher" else self.triples_from
-        return sorted(filter(None, named | {self.triple_file, self.direct_answers, self.corpus, triples}))
+        paths = {self.triple_file, self.direct_answers, self.corpus}
+        for source in sources:
+            paths |= {source.location, source.annotations}
+        if self.triples_from != "teacher":
+            paths.add(self.triples_from)
+        return sorted(path for path in paths if path)
 
 
 def usable_questions(
@@ -228,14 +245,15 @@ def subq_parser() -> CommandParser:
     add("--price", metavar="IN,OUT", help="dollars per million tokens read and written, for --dry-run")
     for title, names in _GROUPS.items():
         add_arguments(parser.add_argument_group(title), BuildOptions, only=names)
-    rest = [item.name for item in fields(LLMOptions) if item.name not in ("backend", "model")]
-    add_arguments(parser.add_argument_group("how the teacher is called"), LLMOptions, "teacher", only=rest)
+    calling = [option.name for option in fields(LLMOptions) if option.name not in ("backend", "model")]
+    add_arguments(parser.add_argument_group("how the teacher is called"), LLMOptions, "teacher", only=calling)
     return parser
 
 
 def read_command(parsed: argparse.Namespace) -> tuple[list[Source], BuildOptions, LLMOptions | None]:
     """Sources and options of a command line of `subq_parser`; `LLMOptions` is None without a teacher LLM."""
-    sources, options = [Source.parse(text) for text in parsed.source], from_arguments(BuildOptions, parsed)
+    sources = [Source.parse(text) for text in parsed.source]
+    options = from_arguments(BuildOptions, parsed)
     if parsed.teacher == ANNOTATIONS:
         _refuse_idle(parsed)
         return sources, options, None
@@ -254,8 +272,13 @@ def _refuse_idle(parsed: argparse.Namespace) -> None:
     names = [name for name in vars(parsed) if name in _LLM_ALONE or name.startswith("teacher_")]
     if parsed.direct_answer_model:
         names.remove("teacher_ledger")
+    # Some options have no flag of their own.
     by_set = {dest: f"--set {name}" for name, (dest, _) in parsed.settable.items()}
-    idle = [by_set.get(name, f"--{name.replace('_', '-')}") for name in names if getattr(parsed, name) != default(name)]
+    idle = []
+    for name in names:
+        if getattr(parsed, name) != default(name):
+            flag = f"--{name.replace('_', '-')}"
+            idle.append(by_set.get(name, flag))
     if idle:
         raise ValueError(
             f"{', '.join(idle)}: without effect, since --teacher {parsed.teacher} uses no model; name a backend, for "

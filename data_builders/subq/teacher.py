@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tripletune.core.calls import LLMClient, Message, RepliesPending, Sampling, UnusableReply
 from tripletune.core.data.fields import checked
@@ -45,25 +45,32 @@ load_subq_prompts = partial(load_prompts, PROMPT_NAMES, room="data")
 FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, DIRECT_ROLE = "subq.filter", "subq.query", "subq.triples", "subq.direct"
 # Maximum tokens of a reply. A paragraph of HotpotQA has 13 triples on average, each of about 25 tokens as JSON.
 MAX_TOKENS = {FILTER_ROLE: 128, QUERY_ROLE: 192, TRIPLES_ROLE: 1536}
-_TEXT, _TRIPLE = {"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 3, "maxItems": 3}
+_TEXT = {"type": "string"}
+_TRIPLE = {"type": "array", "items": _TEXT, "minItems": 3, "maxItems": 3}
+# The fields of a reply as a JSON schema, by stage.
 _FIELDS: dict[str, dict[str, Any]] = {
     FILTER_ROLE: {"documents": {"type": "array", "items": {"type": "integer"}}, "answerable": {"type": "boolean"}},
     QUERY_ROLE: {"question": _TEXT},
     TRIPLES_ROLE: {"triples": {"type": "array", "items": _TRIPLE}},
 }
 T = TypeVar("T")
-_REASONS = {reason.value: reason for reason in DropReason}
 
 
 class LLMTeacher(Teacher):
     """A teacher behind an LLM client; the module's docstring describes its calls.
 
     Args:
+        prompts: The system prompts; None takes ours.
         triples_from: Triples that were extracted before (RAS, section F.2); None asks the teacher.
         shown: Passages for the filter: the supporting ones, as in figure 7, or all, which take five times the tokens.
+        first_subquery: See `options.BuildOptions`.
         sampling: Temperature, top_p and seed of the calls; the length of replies is `MAX_TOKENS`.
+        json_schema: Whether each call sends the JSON schema of its reply.
 
-    `writer.BuildFacts` explains the counters; `calls` includes calls answered from the ledger, but no repair turns.
+    Attributes:
+        calls: Number of calls by role, also those answered from the ledger, without repair turns.
+        refused, repairs, recovered: Numbers of replies by role (and form or reason), as `writer.BuildFacts` explains.
+        malformed: Number of malformed triples in accepted replies.
     """
 
     collects_failures = False
@@ -78,14 +85,21 @@ class LLMTeacher(Teacher):
         sampling: Sampling | None = None,
         json_schema: bool = False,
     ) -> None:
-        self.name, self.malformed = client.model, 0
-        self.calls, self.refused, self.repairs, self.recovered = (Counter[str]() for _ in range(4))
-        self._client, self._prompts, self._triples_from = client, prompts or load_subq_prompts(), triples_from
-        self._shown, self._first_subquery = shown, first_subquery
-        self._sampling = {
-            role: replace(sampling or Sampling(), max_tokens=most, schema=reply_schema(role) if json_schema else None)
-            for role, most in MAX_TOKENS.items()
-        }
+        self.name = client.model
+        self.malformed = 0
+        self.calls = Counter[str]()
+        self.refused = Counter[str]()
+        self.repairs = Counter[str]()
+        self.recovered = Counter[str]()
+        self._client = client
+        self._prompts = prompts or load_subq_prompts()
+        self._triples_from = triples_from
+        self._shown = shown
+        self._first_subquery = first_subquery
+        self._sampling: dict[str, Sampling] = {}
+        for role, max_tokens in MAX_TOKENS.items():
+            schema = reply_schema(role) if json_schema else None
+            self._sampling[role] = replace(sampling or Sampling(), max_tokens=max_tokens, schema=schema)
 
     async def annotate(self, question: Question) -> list[Annotation]:
         """See `Teacher`; several errors raise one that ends the build, else a pending reply, else the first error."""
@@ -95,27 +109,28 @@ class LLMTeacher(Teacher):
         results: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
         errors = [result for result in results if isinstance(result, BaseException)]
         if errors:
-            raise min(errors, key=lambda e: (isinstance(e, UnlabelledQuestion), isinstance(e, RepliesPending)))
+            raise min(errors, key=_severity)
         subqueries, *triples = results
-        return [Annotation(*one) for one in zip(documents, subqueries, triples)]
+        return list(map(Annotation, documents, subqueries, triples))
 
     async def helpful_documents(self, question: Question) -> list[int]:
         """Indices into `question.passages`, in the order of reading (section C.1 gives none)."""
         shown = shown_documents(question, self._shown)
 
-        def parse(text: str, recovered: Counter[str]) -> tuple[list[int], bool, str]:
-            numbers, answerable = read_documents(text, len(shown), recovered)
-            kept = [shown[number - 1] for number in numbers]
+        def parse(text: str, recovered: Counter[str]) -> _Kept:
+            reply = read_documents(text, len(shown), recovered)
+            kept = [shown[number - 1] for number in reply.numbers]
             # "Nothing helps" and "not answerable" are judgements, not mistakes, so they are not sent back.
-            if kept and answerable:
+            if kept and reply.answerable:
                 check_answer_kept(question, shown, kept)
-            return kept, answerable, text
+            return _Kept(kept, reply.answerable, text)
 
-        kept, answerable, text = await self._ask(FILTER_ROLE, filter_text(question, shown), parse, question)
-        if not kept or not answerable:
-            judgement = DropReason.NOT_ANSWERABLE if kept else DropReason.NO_HELPFUL
-            raise UnlabelledQuestion(judgement, "", FILTER_ROLE, text)
-        return kept
+        kept = await self._ask(FILTER_ROLE, filter_text(question, shown), parse, question)
+        if not kept.documents:
+            raise UnlabelledQuestion(DropReason.NO_HELPFUL, "", FILTER_ROLE, kept.reply)
+        if not kept.answerable:
+            raise UnlabelledQuestion(DropReason.NOT_ANSWERABLE, "", FILTER_ROLE, kept.reply)
+        return kept.documents
 
     async def subqueries(self, question: Question, documents: list[int]) -> list[str]:
         """One sub-query per kept document (section C.2); each call shows the earlier sub-queries."""
@@ -145,29 +160,66 @@ class LLMTeacher(Teacher):
         return list(triples)
 
     async def _ask(self, role: str, text: str, parse: Callable[[str, Counter[str]], T], question: Question) -> T:
-        """Return the parsed reply to a user turn; bad replies are counted, and the first is sent back."""
+        """Return the parsed reply to a user turn; bad replies are counted, and the first is sent back.
+
+        Args:
+            parse: Reads a reply; counts in its second argument what it recovered.
+        """
         rejected = Counter[str]()
+        recovered = Counter[str]()
+
+        def parse_alone(reply: str) -> T:
+            # Only the accepted reply counts, not the one that was sent back.
+            recovered.clear()
+            return parse(reply, recovered)
+
         self.calls[role] += 1
         try:
-            value, recovered = await ask(
+            value = await ask(
                 self._client,
                 self._prompts.chat(role.replace(".", "_"), text),
-                lambda reply: (parse(reply, notes := Counter[str]()), notes),
+                parse_alone,
                 role=role,
                 sampling=self._sampling[role],
                 question_id=question.id,
                 repaired=rejected,
             )
-            self.repairs.update([role] if rejected else [])
         except UnusableReply as error:
             rejected[error.reason] += 1
-            reason = _REASONS.get(error.reason, DropReason.UNREADABLE_REPLY)
-            raise UnlabelledQuestion(reason, error.explanation, role, error.reply) from None
+            raise UnlabelledQuestion(_drop_reason(error.reason), error.explanation, role, error.reply) from None
         finally:
-            for name, n in rejected.items():
-                self.refused[f"{role}: {_REASONS.get(name, DropReason.UNREADABLE_REPLY)}"] += n
-        self.recovered.update({f"{role}: {form}": n for form, n in recovered.items()})
+            # Also when a call fails: the reply that was sent back stays rejected.
+            for reason, count in rejected.items():
+                self.refused[f"{role}: {_drop_reason(reason)}"] += count
+        if rejected:
+            self.repairs[role] += 1
+        for form, count in recovered.items():
+            self.recovered[f"{role}: {form}"] += count
         return value
+
+
+class _Kept(NamedTuple):
+    """What the document filter keeps, as indices into `question.passages`, and the reply that says so."""
+
+    documents: list[int]
+    answerable: bool
+    reply: str
+
+
+def _severity(error: BaseException) -> int:
+    """The place of an error among several: the one that ends the build comes first, the question's own last."""
+    if isinstance(error, UnlabelledQuestion):
+        return 2
+    if isinstance(error, RepliesPending):
+        return 1
+    return 0
+
+
+def _drop_reason(reason: str) -> DropReason:
+    """The `DropReason` with this text; readers of JSON have reasons of their own, which mean an unreadable reply."""
+    if reason in list(DropReason):
+        return DropReason(reason)
+    return DropReason.UNREADABLE_REPLY
 
 
 def reply_schema(role: str) -> str:
@@ -179,20 +231,24 @@ def reply_schema(role: str) -> str:
 
 def shown_documents(question: Question, shown: Shown) -> list[int]:
     """Indices of the filter's passages in row order, since the order of the facts often shows the reasoning order."""
-    return sorted(question.supporting) if shown == "supporting" else list(range(len(question.passages)))
+    if shown == "supporting":
+        return sorted(question.supporting)
+    return list(range(len(question.passages)))
 
 
 def filter_text(question: Question, shown: Sequence[int]) -> str:
     """The user's turn of the document filter: question and numbered documents."""
     documents = [f"[{number}] {document_text(question.passages[index])}" for number, index in enumerate(shown, 1)]
-    return "\n\n".join([f"Question: {' '.join(question.question.split())}", "Documents:\n" + "\n\n".join(documents)])
+    numbered = "\n\n".join(documents)
+    return f"Question: {' '.join(question.question.split())}\n\nDocuments:\n{numbered}"
 
 
 def query_text(question: Question, passage: Passage, earlier: Sequence[str]) -> str:
     """The user's turn of a sub-query: main question, document, earlier sub-queries."""
     parts = [f"Main question: {' '.join(question.question.split())}", f"Document: {document_text(passage)}"]
     if earlier:
-        parts.append("\n".join(["Earlier sub-queries:", *(f"- {subquery}" for subquery in earlier)]))
+        listed = [f"- {subquery}" for subquery in earlier]
+        parts.append("\n".join(["Earlier sub-queries:", *listed]))
     return "\n\n".join(parts)
 
 
@@ -205,15 +261,15 @@ class BaseModelAnswers:
     """The direct-answer test (RAS, Algorithm 1, lines 3-4): a base model answers without any document, greedily."""
 
     def __init__(self, client: LLMClient, max_new_tokens: int = 16) -> None:
-        self._client, self._sampling = client, Sampling(max_tokens=max_new_tokens)
+        self._client = client
+        self._sampling = Sampling(max_tokens=max_new_tokens)
         self._prompt = (PROMPT_FOLDER / "direct_answer.md").read_text(encoding="utf-8").rstrip()
 
     async def answer(self, question: Question) -> str:
         """The first line of the reply, after which a base model continues with another question."""
         text = self._prompt.replace("{question}", " ".join(question.question.split()))
         turn: Message = {"role": "user", "content": text}
-        how: Any = {"role": DIRECT_ROLE, "sampling": self._sampling, "question_id": question.id}
-        completion = await self._client.chat([turn], **how)
+        completion = await self._client.chat([turn], role=DIRECT_ROLE, sampling=self._sampling, question_id=question.id)
         return completion.text.strip().split("\n", 1)[0].strip()
 
 
@@ -221,7 +277,8 @@ class StoredAnswers:
     """Answers of the direct-answer test from JSON lines `{"question_id", "answer"}`."""
 
     def __init__(self, path: str | Path) -> None:
-        self._path, self._answers = path, dict[str, str]()
+        self._path = path
+        self._answers: dict[str, str] = {}
         for where, row in read_jsonl(path):
             answer = checked(row, where, {"answer": str})["answer"]
             self._answers.setdefault(required_name(row, where, "question_id"), answer)
